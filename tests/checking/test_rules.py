@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from attnbench.checking import agreement
-from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
@@ -84,9 +83,9 @@ def trial(module, **axes):
     sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     workload = Workload(**(sizes | axes))
     made = Implementation(build=module, source="a test")
-    return agreement.Candidate(
-        made, reference_for_probe(workload, "normal", 0), reference_for_probe(workload, "needles", 0)
-    )
+    references = agreement.RuleReferences.ask(workload, 0, lambda: None)
+    assert references is not None
+    return agreement.Candidate(made, references)
 
 
 def broken(module, **axes):

@@ -7,9 +7,9 @@ forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from torch import Tensor
 from attnbench.checking import conduct, dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.checking.probes import PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.reference import (
     FormError,
     Reference,
@@ -42,6 +42,9 @@ RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
 BRIEF = ("normal",)
 """Probes of a brief check."""
+OUTPUTS_APART, SUM_BACKWARD = "outputs apart", "gradient of a sum"
+KEPT = "a second call gives the answer to the inputs of an earlier call"
+CONTIGUOUS = "contiguous"
 
 
 RulesAt = dict[str, tuple[RuleResult, ...]]
@@ -52,14 +55,43 @@ RulesAt = dict[str, tuple[RuleResult, ...]]
 class References:
     """The references of every probe at one workload: all that its check needs, whatever the candidate.
 
-    They are without dropout, which is checked apart when all else is right.
+    They are without dropout, which is checked apart when all else is right. With `is_brief` no rules are tried.
     """
 
     workload: Workload
     seed: int
     by_probe: dict[str, Reference]
-    for_rules: dict[str, Reference] | None  # None: no rules are tried
+    is_brief: bool
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
+
+    @property
+    def short(self) -> Workload:
+        """The workload at which rules are tried."""
+        plain = msgspec.structs.replace(self.workload, dropout=0.0)
+        return _for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
+
+    @cached_property
+    def for_rules(self) -> "RuleReferences | None":
+        """The references of the rules, made at first use: workloads share their short lengths."""
+        return RuleReferences.ask(self.short, self.seed, self.on_step)
+
+
+class RuleReferences(NamedTuple):
+    """The right answers that rules compare with."""
+
+    normal: Reference
+    other: Reference  # on inputs of another kind
+    near: Reference  # on the normal inputs with a few numbers changed; the output's gradient is 1 everywhere
+
+    @classmethod
+    def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
+        """Ask the oracle; None where the right answers are constant."""
+        on_step()
+        try:
+            normal, other = (reference_for_probe(workload, probe, seed, on_step) for probe in ("normal", "needles"))
+            return cls(normal, other, Reference(workload, draw_near(workload, seed), seed, grad_value=1.0))
+        except VacuousError:
+            return None
 
 
 def ask_oracle(
@@ -81,24 +113,15 @@ def ask_oracle(
             reason = str(error)
     if not by_probe:
         raise ValueError(reason)
-    for_rules = None
-    if not is_brief:
-        on_step()
-        short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
-        for_rules = _references_for_rules(short, seed, on_step)
-    return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
+    return References(workload=workload, seed=seed, by_probe=by_probe, is_brief=is_brief, on_step=on_step)
 
 
-def _references_for_rules(workload: Workload, seed: int, on_step: Callable[[], object]) -> dict[str, Reference]:
+def _for_rules(workload: Workload) -> Workload:
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
-    forward = msgspec.structs.replace(
+    return msgspec.structs.replace(
         workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
     )
-    try:
-        return {probe: reference_for_probe(forward, probe, seed, on_step) for probe in ("normal", "needles")}
-    except VacuousError:
-        return {}
 
 
 def check(references: References, implementation: Implementation, earlier: Sequence[Agreement] = ()) -> Agreement:
@@ -132,11 +155,12 @@ def compare(references: References, implementation: Implementation, known: Rules
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
     workloads, which may share their short length; what they give here is added.
     """
-    results, by_probe = [], dict(references.by_probe)
+    results, by_probe, earlier = [], dict(references.by_probe), dict[str, Tensor]()
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
-            observation = ask(implementation, reference)
+            observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
+            earlier[probe] = observation.output
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -146,7 +170,7 @@ def compare(references: References, implementation: Implementation, known: Rules
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     rule_results: tuple[RuleResult, ...] = ()
-    if references.for_rules is not None:
+    if not references.is_brief:
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
@@ -155,6 +179,13 @@ def compare(references: References, implementation: Implementation, known: Rules
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
     return Compared(agreement, by_probe)
+
+
+def _require_fresh(reference: Reference, earlier: Mapping[str, Tensor], output: Tensor) -> None:
+    """Raise ConductError where an output is an earlier one, and wrong: its graph, too, is that of the earlier call."""
+    is_kept = any(torch.equal(output, each) for each in earlier.values())
+    if is_kept and not output_error(output, reference)[0].agrees:
+        raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 
 def _storage_notes(references: References) -> Iterator[RuleResult]:
@@ -168,17 +199,21 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
-    for short in (references.for_rules, None):
-        by_probe = short or _references_for_rules(references.workload, references.seed, references.on_step)
-        if by_probe:
-            at = by_probe["normal"].workload.id
-            if at not in known:
-                try:
-                    candidate = Candidate(implementation, *by_probe.values())
-                except Exception:  # noqa: BLE001, S112 - it does not take this length
-                    continue
-                known[at] = try_rules(candidate, references.on_step)
-            return known[at]
+    whole = _for_rules(references.workload)
+    for workload in dict.fromkeys((references.short, whole)):
+        if workload.id in known:
+            return known[workload.id]
+        is_short = workload == references.short
+        by_name = (
+            references.for_rules if is_short else RuleReferences.ask(workload, references.seed, references.on_step)
+        )
+        if by_name is not None:
+            try:
+                candidate = Candidate(implementation, by_name)
+            except Exception:  # noqa: BLE001, S112 - it does not take this length
+                continue
+            known[workload.id] = try_rules(candidate, references.on_step)
+            return known[workload.id]
     return ()
 
 
@@ -190,7 +225,7 @@ def try_unaligned(references: References, implementation: Implementation) -> Rul
     if not references.for_rules:  # at such a workload no rule can say anything
         return RuleResult(rule=UNALIGNED, holds=True, is_noted=True)
     try:
-        candidate = Candidate(implementation, *references.for_rules.values())
+        candidate = Candidate(implementation, references.for_rules)
         found = layouts(candidate, alignment_bytes=1)
     except Exception as error:  # noqa: BLE001 - to refuse is the best that an implementation can do
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -229,9 +264,11 @@ def verify(case: Case, reference: Reference) -> str:
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(self, implementation: Implementation, normal: Reference, other: Reference) -> None:
+    def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
         """Call the implementation on the normal inputs; what it raises passes through."""
-        self.implementation, self.normal, self.other = implementation, normal, other
+        self.implementation = implementation
+        self.normal, self.other, self.near = references
+        normal = self.normal
         self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
         self.first = self.conduct  # of the call on the normal inputs
@@ -244,16 +281,19 @@ class Candidate:
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
-    def case(self) -> Case:
-        """A case on fresh copies of the normal inputs."""
-        return build(self.normal.workload, self.implementation, self.normal.inputs.map(lambda tensor: tensor.clone()))
+    def case(self, reference: Reference | None = None) -> Case:
+        """A case on fresh copies of the inputs of a reference: of the normal ones where none is named."""
+        inputs = (reference or self.normal).inputs
+        return build(self.normal.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
 
     def call(self, **changed: Tensor) -> Tensor:
         """The output on the normal inputs, some of them replaced."""
         case = self.case()
         if self.normal.workload.layout == "value_in_key" and "key" in changed:
             changed["value"] = changed["key"][..., : self.normal.workload.value_dim]
-        case.tensors.update(changed)
+        # Without gradients the call would run in another mode than the one that it is compared with.
+        needs_grad = self.normal.workload.direction != "inference"
+        case.tensors.update({name: tensor.detach().requires_grad_(needs_grad) for name, tensor in changed.items()})
         with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
             output = case.output()
         require_form(self.normal.workload, output)
@@ -272,6 +312,41 @@ class Candidate:
         return rows[~sees], rows[sees]
 
 
+def without_gradients(candidate: Candidate) -> str:
+    """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
+    outputs: list[Tensor] = []
+    for reference in (candidate.normal, candidate.near):
+        with torch.no_grad():
+            outputs.append(candidate.case(reference).output())
+        if not output_error(outputs[-1], reference)[0].agrees:
+            if torch.equal(outputs[0], outputs[-1]) and len(outputs) > 1:
+                return KEPT
+            apart = _apart(outputs[-1], candidate.output)
+            return f"the same call without gradients (torch.no_grad) gives another answer: off by {apart:.3g}"
+    return ""
+
+
+def sum_backward(candidate: Candidate) -> str:
+    """The gradient that `out.sum().backward()` hands in, one number expanded with stride 0, is read right."""
+    if candidate.near.grad_output is None:
+        return ""
+    ones = torch.ones((), dtype=candidate.output.dtype, device=candidate.output.device).expand_as(candidate.output)
+    wrong: dict[bool, list[str]] = {}
+    for is_expanded in (True, False):
+        case = candidate.case(candidate.near)
+        with case.grad_mode():
+            output = case.output()
+        given = ones if is_expanded else ones.contiguous()
+        wrong[is_expanded] = _wrong(gradients(case, output, candidate.near, given), candidate.near)
+        if not wrong[True]:
+            return ""
+    if wrong[False]:
+        return f"where the output's gradient is 1 everywhere, the {', '.join(wrong[False])} is wrong"
+    return (
+        f"after out.sum().backward(), whose gradient is expanded with stride 0, the {', '.join(wrong[True])} is wrong"
+    )
+
+
 def outputs_apart(candidate: Candidate) -> str:
     """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
     case = candidate.case()
@@ -288,7 +363,7 @@ def outputs_apart(candidate: Candidate) -> str:
         return ""
     rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
     if error("output", rows, candidate.normal).agrees:
-        return "a second call gives the answer to the inputs of an earlier call"
+        return KEPT
     anew = observe(candidate.implementation, candidate.other)["output"]
     if not error("output", anew, candidate.other).agrees:
         return ""
@@ -343,17 +418,32 @@ def draws_nothing(candidate: Candidate) -> str:
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
 
-    They are aligned to so many bytes, or as the device wants it.
+    All lie in the same way, or each in another. They are aligned to this number of bytes, or as the device
+    wants it.
     """
     alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
-    for name, change in LAYOUTS.items():
-        changed = {key: change(tensor, alignment_bytes) for key, tensor in candidate.tokens.items()}
+    ways = [dict.fromkeys(candidate.tokens, name) for name in LAYOUTS]
+    turns = [*LAYOUTS, CONTIGUOUS]
+    ways += [
+        {token: turns[(place + turn) % len(turns)] for place, token in enumerate(candidate.tokens)}
+        for turn in range(len(turns) if len(candidate.tokens) > 1 else 0)
+    ]
+    for way in ways:
+        changed = {
+            token: LAYOUTS[name](candidate.tokens[token], alignment_bytes)
+            for token, name in way.items()
+            if name != CONTIGUOUS
+        }
         apart = _apart(candidate.call(**changed), candidate.output)
         if not apart <= candidate.tolerance:
-            return (
-                f"inputs that are {name} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
-            )
+            is_one = len(set(way.values())) == 1
+            which = f"inputs that are {next(iter(way.values()))}" if is_one else _in_words(way)
+            return f"{which} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
     return ""
+
+
+def _in_words(way: Mapping[str, str]) -> str:
+    return f"inputs of different layouts ({', '.join(f'{token} {name}' for token, name in way.items())})"
 
 
 def expanded(candidate: Candidate) -> str:
@@ -453,16 +543,18 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "spread out in memory": _gapped,
 }
 DECIDING: dict[str, Callable[[Candidate], str]] = {
+    "without gradients": without_gradients,
     conduct.INPUTS: inputs_kept,
     conduct.MASK: mask_kept,
     conduct.SEED: seed_kept,
-    "outputs apart": outputs_apart,
+    OUTPUTS_APART: outputs_apart,
     "backward passes apart": backwards_apart,
+    SUM_BACKWARD: sum_backward,
     "layouts": layouts,
     "expanded": expanded,
     "hidden keys": hidden_keys,
 }
-MAY_REFUSE = {"layouts", "expanded"}
+MAY_REFUSE = {"layouts", "expanded", SUM_BACKWARD}
 """An error about a layout is no wrong answer: it is noted."""
 NOTED: dict[str, Callable[[Candidate], str]] = {
     "visible NaN": visible_nan,

@@ -21,13 +21,16 @@ TILE_LENS = (16, 64, 128)
 """Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
 LARGEST_LOGIT = 1e4
 HUGE_LOGITS = {
-    "attention": {"float64": 1e6, "float32": 5e4, "bfloat16": 5e4},
-    "module": {"float64": 1e6, "float32": 3e4},
+    "attention": {"float64": 1e6, "float32": 8e4, "bfloat16": 8e4},
+    "module": {"float64": 1e6, "float32": 6e4},
 }
-"""An honest form may be off by a few roundings of a score: at 1e6 these are half a weight in float32."""
+"""Honest forms are off by a few roundings of a score: at 1e6 these are half a weight in float32. The best visible score
+of half of the rows is below -4e4, so that any number from there up hides nothing when it stands for minus infinity."""
+SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.0}
+"""Exponentials of such scores overflow float32, or vanish; bfloat16 has no digits for the spread of larger ones."""
 LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
-POINTED = 0.4
+POINTED, POINTED_OF_HUGE = 0.4, 0.2
 """The share of the largest logit by which a query's own key exceeds the others."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
 """In half precision less: a rounding of a projected query or key would decide between keys."""
@@ -36,6 +39,16 @@ TOKENS = ("query", "key", "value", "x", "context")
 
 class VacuousError(ValueError):
     """A probe cannot show anything at this workload."""
+
+
+def draw_near(workload: Workload, seed: int) -> Inputs:
+    """The normal inputs with other numbers in the middle row of each tensor of tokens: the corners are the same."""
+    inputs, fresh = draw_normal(workload, seed), draw_normal(workload, seed + 1)
+    tensors = {name: inputs.tensors[name].clone() for name in TOKENS if name in inputs.tensors}
+    for name, tensor in tensors.items():
+        middle = tensor.shape[-2] // 2
+        tensor[..., middle, :] = fresh.tensors[name][..., middle, :]
+    return replace(inputs, tensors=inputs.tensors | tensors)
 
 
 def draw_needles(workload: Workload, seed: int) -> Inputs:
@@ -142,10 +155,40 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
         return _shifted(draw_large(workload, seed), size, workload.score_scale, generator(workload.seed, 6, seed))
     if workload.head_dim == 1:
         raise VacuousError("keys of one number cannot all have large scores")
-    return _pointed(workload, seed, size)
+    return _pointed(workload, seed, size, POINTED_OF_HUGE)
 
 
-def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
+def draw_shifted(workload: Workload, seed: int) -> Inputs:
+    """Normal scores, of which all those of a query are moved far down, or far up, alike: no weight is nearly 1.
+
+    The right weights do not change. An exponential without the row's maximum, a finite start of that maximum, a clamp
+    and scores that are computed again with fewer digits all change them.
+
+    Raises:
+        VacuousError: queries and keys of one number cannot hold both the shift and the rest.
+    """
+    inputs, size = draw_normal(workload, seed), SHIFTS[workload.dtype]
+    draws = generator(workload.seed, 9, seed)
+    if workload.scope == "module":
+        if workload.embed_dim == 1:
+            raise VacuousError("tokens of one number cannot say how far their scores are moved")
+        return _shifted(inputs, size, workload.score_scale, draws)
+    if workload.head_dim == 1:
+        raise VacuousError("keys of one number cannot all have large scores")
+    if workload.dtype == "float16":
+        size = min(size, LARGEST_PRODUCT * workload.score_scale)
+    root = math.sqrt(workload.head_dim)
+    query, key = inputs.tensors["query"].clone(), inputs.tensors["key"].clone()
+    key[..., 0] = root
+    query[..., 0] = size / (root * workload.score_scale) * _signs(query.shape[:-1], draws)
+    return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
+
+
+def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:
+    return torch.randint(2, shape, generator=draws) * 2.0 - 1
+
+
+def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED) -> Inputs:
     """Normal inputs with queries that point at keys that they see, at scores of that size: see `draw_large`."""
     inputs, root = draw_normal(workload, seed), math.sqrt(workload.head_dim)
     of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
@@ -161,8 +204,8 @@ def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
     visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
     targets = visible[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
-    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * of_one)
-    query[..., 0] = (1 - POINTED) * of_one * root * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
+    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (share * of_one)
+    query[..., 0] = (1 - share) * of_one * root * _signs(query.shape[:-1], draws)
     return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
 
 
@@ -173,8 +216,7 @@ def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> In
     the projections reads each.
     """
     x, source = inputs.tensors["x"].clone(), "context" if "context" in inputs.tensors else "x"
-    signs = torch.randint(2, x.shape[:-1], generator=draws) * 2.0 - 1
-    x[..., 0] = signs
+    x[..., 0] = _signs(x.shape[:-1], draws)
     tensors = inputs.tensors | {"x": x}
     keys = tensors[source].clone() if source == "context" else x
     keys[..., 1] = 1.0
@@ -209,6 +251,7 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "needles": draw_needles,
     "large": draw_large,
     "huge": draw_huge,
+    "shifted": draw_shifted,
     "equal": draw_equal,
 }
 """Every kind of input that the check tries, by name."""

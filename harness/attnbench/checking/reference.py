@@ -270,7 +270,8 @@ def answers(
     leaves = dict(watched.tensors)
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
-        leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is 0 but for rounding
+        if "sinks" not in watched.tensors and workload.mask_rule.is_additive:
+            leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is only rounding
     made = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )
@@ -349,8 +350,12 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
     return ask(implementation, reference).compared
 
 
-def ask(implementation: Implementation, reference: Reference) -> Observation:
+def ask(
+    implementation: Implementation, reference: Reference, *, on_output: Callable[[Tensor], object] = lambda _: None
+) -> Observation:
     """What a candidate answers to a reference's inputs, of which it gets copies.
+
+    `on_output` is called with the output before gradients are asked for.
 
     Raises:
         FormError: the output has another type, shape or dtype than it must.
@@ -364,6 +369,7 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
         output = case.output()
     seen.require_faultless()
     require_form(workload, output)
+    on_output(output.detach())
     rows = reference.rows.to(output.device)
     observed = {"output": output.detach().index_select(output.dim() - 2, rows)}
     if reference.grad_output is not None:
@@ -374,10 +380,10 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     return Observation(output=output.detach(), compared=observed)
 
 
-def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
+def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None) -> dict[str, Tensor]:
     """The gradient of each input and, for modules with `pack`, of each canonical weight, by name.
 
-    The candidate gets a copy of the output's gradient, which others will be given after it.
+    The candidate gets `grad_output`, or a copy of the reference's, which others will be given after it.
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
 
     Raises:
@@ -386,7 +392,7 @@ def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Ten
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     assert reference.grad_output is not None
-    leaves, given = case.leaves, reference.grad_output.clone()
+    leaves, given = case.leaves, reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         made = torch.autograd.grad(output, list(leaves.values()), given, allow_unused=True, materialize_grads=True)
     seen.require_faultless()
