@@ -44,11 +44,10 @@ BRIEF = ("normal",)
 """Probes of a brief check."""
 OUTPUTS_APART, SUM_BACKWARD = "outputs apart", "gradient of a sum"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
-CONTIGUOUS = "contiguous"
 
 
 RulesAt = dict[str, tuple[RuleResult, ...]]
-"""What the rules gave for one implementation, by the workload at which they were tried."""
+"""What the rules gave for one implementation, by the workload, or the kind of workloads, at which they were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,22 +197,27 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
-    """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
+    """The rules at the short length or, for a candidate that does not support it, at the workload's own.
+
+    Rules that are only noted are tried once for workloads of a kind.
+    """
     whole = _for_rules(references.workload)
     for workload in dict.fromkeys((references.short, whole)):
-        if workload.id in known:
-            return known[workload.id]
-        is_short = workload == references.short
-        by_name = (
-            references.for_rules if is_short else RuleReferences.ask(workload, references.seed, references.on_step)
-        )
-        if by_name is not None:
+        kind = f"{workload.scope} {workload.direction} {workload.mask_rule.hides}"
+        if workload.id not in known:
+            seed, on_step = references.seed, references.on_step
+            is_short = workload == references.short
+            right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
+            if right is None:
+                continue
             try:
-                candidate = Candidate(implementation, by_name)
+                candidate = Candidate(implementation, right)
             except Exception:  # noqa: BLE001, S112 - it does not take this length
                 continue
-            known[workload.id] = try_rules(candidate, references.on_step)
-            return known[workload.id]
+            known[workload.id] = try_rules(candidate, DECIDING, on_step)
+            if kind not in known:
+                known[kind] = try_rules(candidate, NOTED, on_step)
+        return known[workload.id] + known[kind]
     return ()
 
 
@@ -418,32 +422,31 @@ def draws_nothing(candidate: Candidate) -> str:
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
 
-    All lie in the same way, or each in another. They are aligned to this number of bytes, or as the device
+    Each lies in another way than the next. They are aligned to this number of bytes, or as the device
     wants it.
     """
     alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
-    ways = [dict.fromkeys(candidate.tokens, name) for name in LAYOUTS]
-    turns = [*LAYOUTS, CONTIGUOUS]
-    ways += [
-        {token: turns[(place + turn) % len(turns)] for place, token in enumerate(candidate.tokens)}
-        for turn in range(len(turns) if len(candidate.tokens) > 1 else 0)
+    names = list(LAYOUTS)
+    alike = [dict.fromkeys(candidate.tokens, name) for name in names]
+    mixed = [
+        {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
+        for turn in range(len(names))
     ]
-    for way in ways:
-        changed = {
-            token: LAYOUTS[name](candidate.tokens[token], alignment_bytes)
-            for token, name in way.items()
-            if name != CONTIGUOUS
-        }
-        apart = _apart(candidate.call(**changed), candidate.output)
-        if not apart <= candidate.tolerance:
-            is_one = len(set(way.values())) == 1
-            which = f"inputs that are {next(iter(way.values()))}" if is_one else _in_words(way)
-            return f"{which} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
+
+    def how_far(way: Mapping[str, str]) -> float:
+        changed = {token: LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()}
+        return _apart(candidate.call(**changed), candidate.output)
+
+    if all(how_far(way) <= candidate.tolerance for way in mixed):
+        return ""
+    for way in [*alike, *mixed]:  # the simplest that shows it
+        if not (apart := how_far(way)) <= candidate.tolerance:
+            one = next(iter(way.values()))
+            words = one if way in alike else ", ".join(f"{name} ({token})" for token, name in way.items())
+            return (
+                f"inputs that are {words} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
+            )
     return ""
-
-
-def _in_words(way: Mapping[str, str]) -> str:
-    return f"inputs of different layouts ({', '.join(f'{token} {name}' for token, name in way.items())})"
 
 
 def expanded(candidate: Candidate) -> str:
@@ -542,7 +545,8 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "at an offset": _offset,
     "spread out in memory": _gapped,
 }
-DECIDING: dict[str, Callable[[Candidate], str]] = {
+Rule = Callable[[Candidate], str]
+DECIDING: dict[str, Rule] = {
     "without gradients": without_gradients,
     conduct.INPUTS: inputs_kept,
     conduct.MASK: mask_kept,
@@ -556,7 +560,7 @@ DECIDING: dict[str, Callable[[Candidate], str]] = {
 }
 MAY_REFUSE = {"layouts", "expanded", SUM_BACKWARD}
 """An error about a layout is no wrong answer: it is noted."""
-NOTED: dict[str, Callable[[Candidate], str]] = {
+NOTED: dict[str, Rule] = {
     "visible NaN": visible_nan,
     "hidden NaN": hidden_nan,
     REPEATABLE: repeatable,
@@ -564,10 +568,12 @@ NOTED: dict[str, Callable[[Candidate], str]] = {
 }
 
 
-def try_rules(candidate: Candidate, on_step: Callable[[], object] = lambda: None) -> tuple[RuleResult, ...]:
-    """Try every rule; what the candidate raises breaks a rule. `on_step` is called before each."""
+def try_rules(
+    candidate: Candidate, rules: Mapping[str, Rule], on_step: Callable[[], object] = lambda: None
+) -> tuple[RuleResult, ...]:
+    """Try some rules; what the candidate raises breaks a rule. `on_step` is called before each."""
     results = []
-    for name, rule in (DECIDING | NOTED).items():
+    for name, rule in rules.items():
         on_step()
         is_noted = name in NOTED
         try:
