@@ -102,8 +102,8 @@ def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     """The same values in the workload's layout; where they lie so already, the tensors themselves.
 
-    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is one,
-    the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of head 0,
+    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
+    one, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of head 0,
     expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
     `value_in_key`: a value is the first V numbers of its key, in the same memory.
     """
