@@ -10,7 +10,8 @@ import torch
 from attnbench.checking import agreement
 from attnbench.checking.case import Inputs
 from attnbench.checking.mistakes import ALL, Mistake, catalogue
-from attnbench.checking.reference import PROBES, Reference, VacuousError, answers, largest
+from attnbench.checking.probes import PROBES, VacuousError
+from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.detection.planted import implementation

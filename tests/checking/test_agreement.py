@@ -12,18 +12,8 @@ import torch
 from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator, quantised
-from attnbench.checking.reference import (
-    PROBES,
-    SCREENED,
-    ask,
-    draw_equal,
-    draw_large,
-    draw_needles,
-    errors,
-    needle_targets,
-    output_error,
-    reference_for_probe,
-)
+from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
+from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
@@ -340,7 +330,7 @@ def test_an_answer_that_is_one_call_late_is_said_to_be():
             return super().attend(*before, mask)
 
     found = verdict(Late, direction="inference", mask="none", scope="attention")
-    assert "A second call gives the answer to the inputs of an earlier call (rule: outputs apart)" in found.diagnosis
+    assert "answer to the inputs of an earlier call (rule: outputs apart)" in found.diagnosis
     assert found.mistakes == ("stale_output_buffer",)
 
 

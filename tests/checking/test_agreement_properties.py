@@ -13,18 +13,8 @@ from attnbench.checking import oracle
 from attnbench.checking.agreement import LAYOUTS, References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, generator, reason_against
 from attnbench.checking.mistakes import ALL, Mistake, catalogue
-from attnbench.checking.reference import (
-    PROBES,
-    TILE_LENS,
-    VacuousError,
-    answers,
-    draw_large,
-    draw_needles,
-    largest,
-    needle_targets,
-    reference_for_probe,
-    scales_of,
-)
+from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
+from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload

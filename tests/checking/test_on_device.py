@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.checking import oracle
 from attnbench.checking.agreement import References, ask_oracle
 from attnbench.checking.case import Inputs, draw_normal, draw_weights
-from attnbench.checking.reference import PROBES, reference_for_probe, seen_edges, untouched
+from attnbench.checking.probes import PROBES, seen_edges
+from attnbench.checking.reference import reference_for_probe, untouched
 from attnbench.devices.cpu import Cpu
 from attnbench.workloads.workload import Workload
 from tests import elsewhere

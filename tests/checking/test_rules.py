@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from attnbench.checking import agreement
-from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
+
+RULES = agreement.DECIDING | agreement.NOTED
 
 
 class Honest(Attention):
@@ -84,13 +85,13 @@ def trial(module, **axes):
     sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     workload = Workload(**(sizes | axes))
     made = Implementation(build=module, source="a test")
-    return agreement.Candidate(
-        made, reference_for_probe(workload, "normal", 0), reference_for_probe(workload, "needles", 0)
-    )
+    references = agreement.RuleReferences.ask(workload, 0, lambda: None)
+    assert references is not None
+    return agreement.Candidate(made, references)
 
 
 def broken(module, **axes):
-    return {result.rule for result in agreement.try_rules(trial(module, **axes)) if not result.holds}
+    return {result.rule for result in agreement.try_rules(trial(module, **axes), RULES) if not result.holds}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -120,7 +121,7 @@ def test_each_rule_finds_who_breaks_it(module, rule):
 
 
 def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in agreement.try_rules(trial(Honest))}
+    found = {result.rule: result for result in agreement.try_rules(trial(Honest), RULES)}
     assert not found["hidden NaN"].holds
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found
@@ -129,14 +130,14 @@ def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
 
 
 def test_to_refuse_a_layout_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in agreement.try_rules(trial(NeedsContiguous))}
+    found = {result.rule: result for result in agreement.try_rules(trial(NeedsContiguous), RULES)}
     assert "view" in found["layouts"].found
     assert found["layouts"].is_noted
-    found = {result.rule: result for result in agreement.try_rules(trial(ReadsFromTheStart))}
+    found = {result.rule: result for result in agreement.try_rules(trial(ReadsFromTheStart), RULES)}
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
 
 
 def test_each_rule_is_a_step():
     steps = []
-    assert len(agreement.try_rules(trial(Honest), lambda: steps.append(1))) == len(steps)
+    assert len(agreement.try_rules(trial(Honest), RULES, lambda: steps.append(1))) == len(steps)

@@ -7,9 +7,9 @@ forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,12 +19,10 @@ from torch import Tensor
 from attnbench.checking import conduct, dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
+from attnbench.checking.probes import PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.reference import (
-    PROBES,
-    TOKENS,
     FormError,
     Reference,
-    VacuousError,
     ask,
     error,
     errors,
@@ -35,7 +33,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, ProbeResult, RuleResult
+from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, ProbeResult, RuleResult, TensorError
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -44,24 +42,55 @@ RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
 BRIEF = ("normal",)
 """Probes of a brief check."""
+OUTPUTS_APART, SUM_BACKWARD = "outputs apart", "gradient of a sum"
+KEPT = "a second call gives the answer to the inputs of an earlier call"
 
 
 RulesAt = dict[str, tuple[RuleResult, ...]]
-"""What the rules gave for one implementation, by the workload at which they were tried."""
+"""What the rules gave for one implementation, by the workload, or the kind of workloads, at which they were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class References:
     """The references of every probe at one workload: all that its check needs, whatever the candidate.
 
-    They are without dropout, which is checked apart when all else is right.
+    They are without dropout, which is checked apart when all else is right. With `is_brief` no rules are tried.
     """
 
     workload: Workload
     seed: int
     by_probe: dict[str, Reference]
-    for_rules: dict[str, Reference] | None  # None: no rules are tried
+    is_brief: bool
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
+
+    @property
+    def short(self) -> Workload:
+        """The workload at which rules are tried."""
+        plain = msgspec.structs.replace(self.workload, dropout=0.0)
+        return _for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
+
+    @cached_property
+    def for_rules(self) -> "RuleReferences | None":
+        """The references of the rules, made at first use: workloads share their short lengths."""
+        return RuleReferences.ask(self.short, self.seed, self.on_step)
+
+
+class RuleReferences(NamedTuple):
+    """The right answers that rules compare with."""
+
+    normal: Reference
+    other: Reference  # on inputs of another kind
+    near: Reference  # on the normal inputs with a few numbers changed; the output's gradient is 1 everywhere
+
+    @classmethod
+    def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
+        """Ask the oracle; None where the right answers are constant."""
+        on_step()
+        try:
+            normal, other = (reference_for_probe(workload, probe, seed, on_step) for probe in ("normal", "needles"))
+            return cls(normal, other, Reference(workload, draw_near(workload, seed), seed, grad_value=1.0))
+        except VacuousError:
+            return None
 
 
 def ask_oracle(
@@ -83,24 +112,15 @@ def ask_oracle(
             reason = str(error)
     if not by_probe:
         raise ValueError(reason)
-    for_rules = None
-    if not is_brief:
-        on_step()
-        short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
-        for_rules = _references_for_rules(short, seed, on_step)
-    return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
+    return References(workload=workload, seed=seed, by_probe=by_probe, is_brief=is_brief, on_step=on_step)
 
 
-def _references_for_rules(workload: Workload, seed: int, on_step: Callable[[], object]) -> dict[str, Reference]:
+def _for_rules(workload: Workload) -> Workload:
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
-    forward = msgspec.structs.replace(
+    return msgspec.structs.replace(
         workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
     )
-    try:
-        return {probe: reference_for_probe(forward, probe, seed, on_step) for probe in ("normal", "needles")}
-    except VacuousError:
-        return {}
 
 
 def check(references: References, implementation: Implementation, earlier: Sequence[Agreement] = ()) -> Agreement:
@@ -134,11 +154,12 @@ def compare(references: References, implementation: Implementation, known: Rules
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
     workloads, which may share their short length; what they give here is added.
     """
-    results, by_probe = [], dict(references.by_probe)
+    results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
-            observation = ask(implementation, reference)
+            observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
+            earlier.append((reference, observation.output))
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -148,7 +169,7 @@ def compare(references: References, implementation: Implementation, known: Rules
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     rule_results: tuple[RuleResult, ...] = ()
-    if references.for_rules is not None:
+    if not references.is_brief:
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
@@ -157,6 +178,20 @@ def compare(references: References, implementation: Implementation, known: Rules
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
     return Compared(agreement, by_probe)
+
+
+def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
+    """Raise ConductError where an output is that of an earlier call, to which another answer is right.
+
+    Its graph is that of the earlier call, too, so that its gradients would be those, or an error. Two outputs of one
+    constant, such as 0, are another mistake.
+    """
+    if (output == output.flatten()[0]).all():
+        return
+    for before, earlier_output in earlier:
+        has_same_answer = error("output", before.expected["output"], reference).agrees
+        if torch.equal(output, earlier_output) and not has_same_answer:
+            raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 
 def _storage_notes(references: References) -> Iterator[RuleResult]:
@@ -169,18 +204,27 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
-    """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
-    for short in (references.for_rules, None):
-        by_probe = short or _references_for_rules(references.workload, references.seed, references.on_step)
-        if by_probe:
-            at = by_probe["normal"].workload.id
-            if at not in known:
-                try:
-                    candidate = Candidate(implementation, *by_probe.values())
-                except Exception:  # noqa: BLE001, S112 - it does not take this length
-                    continue
-                known[at] = try_rules(candidate, references.on_step)
-            return known[at]
+    """The rules at the short length or, for a candidate that does not support it, at the workload's own.
+
+    Rules that are only noted are tried once for workloads of a kind.
+    """
+    whole = _for_rules(references.workload)
+    for workload in dict.fromkeys((references.short, whole)):
+        kind = f"{workload.scope} {workload.direction} {workload.mask_rule.hides}"
+        if workload.id not in known:
+            seed, on_step = references.seed, references.on_step
+            is_short = workload == references.short
+            right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
+            if right is None:
+                continue
+            try:
+                candidate = Candidate(implementation, right)
+            except Exception:  # noqa: BLE001, S112 - it does not take this length
+                continue
+            known[workload.id] = try_rules(candidate, DECIDING, on_step)
+            if kind not in known:
+                known[kind] = try_rules(candidate, NOTED, on_step)
+        return known[workload.id] + known[kind]
     return ()
 
 
@@ -192,7 +236,7 @@ def try_unaligned(references: References, implementation: Implementation) -> Rul
     if not references.for_rules:  # at such a workload no rule can say anything
         return RuleResult(rule=UNALIGNED, holds=True, is_noted=True)
     try:
-        candidate = Candidate(implementation, *references.for_rules.values())
+        candidate = Candidate(implementation, references.for_rules)
         found = layouts(candidate, alignment_bytes=1)
     except Exception as error:  # noqa: BLE001 - to refuse is the best that an implementation can do
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -231,9 +275,11 @@ def verify(case: Case, reference: Reference) -> str:
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(self, implementation: Implementation, normal: Reference, other: Reference) -> None:
+    def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
         """Call the implementation on the normal inputs; what it raises passes through."""
-        self.implementation, self.normal, self.other = implementation, normal, other
+        self.implementation = implementation
+        self.normal, self.other, self.near = references
+        normal = self.normal
         self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
         self.first = self.conduct  # of the call on the normal inputs
@@ -246,16 +292,19 @@ class Candidate:
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
-    def case(self) -> Case:
-        """A case on fresh copies of the normal inputs."""
-        return build(self.normal.workload, self.implementation, self.normal.inputs.map(lambda tensor: tensor.clone()))
+    def case(self, reference: Reference | None = None) -> Case:
+        """A case on fresh copies of the inputs of a reference: of the normal ones where none is named."""
+        inputs = (reference or self.normal).inputs
+        return build(self.normal.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
 
     def call(self, **changed: Tensor) -> Tensor:
         """The output on the normal inputs, some of them replaced."""
         case = self.case()
         if self.normal.workload.layout == "value_in_key" and "key" in changed:
             changed["value"] = changed["key"][..., : self.normal.workload.value_dim]
-        case.tensors.update(changed)
+        # Without gradients the call would run in another mode than the one that it is compared with.
+        needs_grad = self.normal.workload.direction != "inference"
+        case.tensors.update({name: tensor.detach().requires_grad_(needs_grad) for name, tensor in changed.items()})
         with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
             output = case.output()
         require_form(self.normal.workload, output)
@@ -274,6 +323,57 @@ class Candidate:
         return rows[~sees], rows[sees]
 
 
+def right_when_short(candidate: Candidate) -> str:
+    """The answer is right at the short length, before anything else is said of it there."""
+    found = output_error(candidate.output, candidate.normal)[0]
+    if found.agrees:
+        return ""
+    workload = candidate.normal.workload
+    return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len} its output is wrong{_off_by(found)}"
+
+
+def without_gradients(candidate: Candidate) -> str:
+    """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
+    if right_when_short(candidate):
+        return ""
+    outputs: list[Tensor] = []
+    for reference in (candidate.normal, candidate.near):
+        with torch.no_grad():
+            outputs.append(candidate.case(reference).output())
+        found = output_error(outputs[-1], reference)[0]
+        if not found.agrees:
+            is_kept = len(outputs) > 1 and torch.equal(*outputs)
+            return KEPT if is_kept else f"without gradients (torch.no_grad) its output is wrong{_off_by(found)}"
+    return ""
+
+
+def _off_by(found: TensorError) -> str:
+    return (
+        ": it is not finite" if found.error is None else f": off by {found.error:.3g} (tolerance {found.allowed:.3g})"
+    )
+
+
+def sum_backward(candidate: Candidate) -> str:
+    """The gradient that `out.sum().backward()` hands in, one number expanded with stride 0, is read right."""
+    if candidate.near.grad_output is None:
+        return ""
+    ones = torch.ones((), dtype=candidate.output.dtype, device=candidate.output.device).expand_as(candidate.output)
+    wrong: dict[bool, list[str]] = {}
+    for is_expanded in (True, False):
+        case = candidate.case(candidate.near)
+        with case.grad_mode():
+            output = case.output()
+        given = ones if is_expanded else ones.contiguous()
+        wrong[is_expanded] = _wrong(gradients(case, output, candidate.near, given), candidate.near)
+        if not wrong[True]:
+            return ""
+    if wrong[False]:
+        return f"where the output's gradient is 1 everywhere, the {', '.join(wrong[False])} is wrong"
+    return (
+        f"after out.sum().backward(), whose gradient is expanded with stride 0, the {', '.join(wrong[True])} is wrong"
+    )
+
+
 def outputs_apart(candidate: Candidate) -> str:
     """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
     case = candidate.case()
@@ -290,7 +390,7 @@ def outputs_apart(candidate: Candidate) -> str:
         return ""
     rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
     if error("output", rows, candidate.normal).agrees:
-        return "a second call gives the answer to the inputs of an earlier call"
+        return KEPT
     anew = observe(candidate.implementation, candidate.other)["output"]
     if not error("output", anew, candidate.other).agrees:
         return ""
@@ -345,15 +445,29 @@ def draws_nothing(candidate: Candidate) -> str:
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
 
-    They are aligned to so many bytes, or as the device wants it.
+    Each lies in another way than the next. They are aligned to this number of bytes, or as the device
+    wants it.
     """
     alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
-    for name, change in LAYOUTS.items():
-        changed = {key: change(tensor, alignment_bytes) for key, tensor in candidate.tokens.items()}
-        apart = _apart(candidate.call(**changed), candidate.output)
-        if not apart <= candidate.tolerance:
+    names = list(LAYOUTS)
+    alike = [dict.fromkeys(candidate.tokens, name) for name in names]
+    mixed = [
+        {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
+        for turn in range(len(names))
+    ]
+
+    def how_far(way: Mapping[str, str]) -> float:
+        changed = {token: LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()}
+        return _apart(candidate.call(**changed), candidate.output)
+
+    if all(how_far(way) <= candidate.tolerance for way in mixed):
+        return ""
+    for way in [*alike, *mixed]:  # the simplest that shows it
+        if not (apart := how_far(way)) <= candidate.tolerance:
+            one = next(iter(way.values()))
+            words = one if way in alike else ", ".join(f"{name} ({token})" for token, name in way.items())
             return (
-                f"inputs that are {name} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
+                f"inputs that are {words} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
             )
     return ""
 
@@ -454,19 +568,23 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "at an offset": _offset,
     "spread out in memory": _gapped,
 }
-DECIDING: dict[str, Callable[[Candidate], str]] = {
+Rule = Callable[[Candidate], str]
+DECIDING: dict[str, Rule] = {
+    "right when short": right_when_short,
+    "without gradients": without_gradients,
     conduct.INPUTS: inputs_kept,
     conduct.MASK: mask_kept,
     conduct.SEED: seed_kept,
-    "outputs apart": outputs_apart,
+    OUTPUTS_APART: outputs_apart,
     "backward passes apart": backwards_apart,
+    SUM_BACKWARD: sum_backward,
     "layouts": layouts,
     "expanded": expanded,
     "hidden keys": hidden_keys,
 }
-MAY_REFUSE = {"layouts", "expanded"}
+MAY_REFUSE = {"layouts", "expanded", SUM_BACKWARD}
 """An error about a layout is no wrong answer: it is noted."""
-NOTED: dict[str, Callable[[Candidate], str]] = {
+NOTED: dict[str, Rule] = {
     "visible NaN": visible_nan,
     "hidden NaN": hidden_nan,
     REPEATABLE: repeatable,
@@ -474,10 +592,12 @@ NOTED: dict[str, Callable[[Candidate], str]] = {
 }
 
 
-def try_rules(candidate: Candidate, on_step: Callable[[], object] = lambda: None) -> tuple[RuleResult, ...]:
-    """Try every rule; what the candidate raises breaks a rule. `on_step` is called before each."""
+def try_rules(
+    candidate: Candidate, rules: Mapping[str, Rule], on_step: Callable[[], object] = lambda: None
+) -> tuple[RuleResult, ...]:
+    """Try some rules; what the candidate raises breaks a rule. `on_step` is called before each."""
     results = []
-    for name, rule in (DECIDING | NOTED).items():
+    for name, rule in rules.items():
         on_step()
         is_noted = name in NOTED
         try:

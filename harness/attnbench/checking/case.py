@@ -102,14 +102,18 @@ def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     """The same values in the workload's layout; where they lie so already, the tensors themselves.
 
-    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
-    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
+    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
+    one, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of head 0,
+    expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
     `value_in_key`: a value is the first V numbers of its key, in the same memory.
     """
     tensors = dict(inputs.tensors)
     match workload.layout:
         case "transposed":
             tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2) for name in QKV}
+        case "mixed":
+            tensors |= {"query": tensors["query"].transpose(1, 2).contiguous().transpose(1, 2)}
+            tensors |= {"value": tensors["value"].permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)}
         case "value_in_key":
             tensors |= {"value": tensors["key"][..., : workload.value_dim]}
         case "expanded":

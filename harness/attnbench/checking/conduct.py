@@ -1,11 +1,12 @@
 """What a call may not do besides answering: write into what it was given or into the mask, or set the random seed.
 
 `watched` wraps one call of a candidate, forward or backward, in the process where the candidate runs, and reports in
-words what the call changed. It needs nothing of the check, so that a process without the check can use it, too.
+words what the call changed. It needs nothing of the check, so that a process without the check can use it, too. Before
+the call it poisons free memory, so that an answer read from memory that was never written is wrong.
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +21,12 @@ from attnbench.devices import device, names
 
 INPUTS, MASK, SEED, DRAWS = "inputs kept", "mask kept", "seed kept", "draws nothing"
 """The rules about conduct; all but DRAWS decide."""
+NAN_BYTE = 255
+"""Numbers made of such bytes alone are NaN in every dtype."""
+POISON_BYTES = 2**20
+"""Larger blocks are not poisoned: the system hands them out fresh, filled with zeros."""
+POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
+"""Blocks of each size; glibc keeps up to 7 free ones of each small size for each thread."""
 
 
 class ConductError(ValueError):
@@ -61,17 +68,45 @@ def note(found: Mapping[str, str]) -> None:
         watch.notes.update(found)
 
 
+def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
+    """Fill free memory with NaN where a call on these inputs will get memory for its scores, sums and output.
+
+    Allocators hand out first what was freed last. Each call has a fair chance that a block it asks for was poisoned.
+    """
+    tensors = list(inputs)
+    if not tensors:
+        return
+    itemsize = tensors[0].itemsize
+    sizes = {tensor.numel() * tensor.itemsize for tensor in tensors}
+    if mask is not None:
+        batch, queries, keys = mask.sizes
+        rows = batch * (mask.num_heads or 1) * queries
+        sizes |= {rows * itemsize, rows * keys * itemsize}
+    blocks = []  # held until all are filled, so that none is filled twice
+    for size in sorted((size for size in sizes if size <= POISON_BYTES), reverse=True):
+        for _ in range(POISON_COPIES if size > CACHED_BYTES else CACHED_COPIES):
+            blocks.append(torch.full((size,), NAN_BYTE, dtype=torch.uint8, device=tensors[0].device))  # noqa: PERF401
+
+
 @contextmanager
-def watched(given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call") -> Iterator[Conduct]:
+def watched(
+    given: Mapping[str, Tensor],
+    mask: BoundMask | None = None,
+    *,
+    name: str = "call",
+    inputs: Collection[Tensor] = (),
+) -> Iterator[Conduct]:
     """Watch one call: `given` are the tensors that it must leave alone, `mask` the mask, `name` what to call it.
 
-    A seed that the call has set is undone, and a mask that it has changed is restored. What it raises passes through.
+    Free memory is poisoned in the sizes of `inputs`, or of `given`. A seed that the call has set is undone, and a mask
+    that it has changed is restored. What it raises passes through.
     """
     conduct = Conduct()
     if mask is not None:
         mask.restore()  # what was changed before is not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds, draws = _seeds(), _states()
+    poison(inputs or given.values(), mask)
     within = _WATCH.set(conduct)
     try:
         yield conduct

@@ -1,7 +1,4 @@
-"""Probes, the right answer to each, how far an honest answer may be from it, and how far a candidate's is.
-
-A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. The input
-matters more than the tolerance (docs/method.md).
+"""The right answer to each probe, how far an honest answer may be from it, and how far a candidate's is.
 
 The rule: the largest error of a tensor may be twice the largest error that the plain textbook forms make at the
 workload's dtype, with the inputs as they are and moved by a rounding, plus one rounding band of the reference. One
@@ -13,13 +10,13 @@ waved through.
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from attnbench.checking import conduct, oracle
 from attnbench.checking.case import (
@@ -28,35 +25,20 @@ from attnbench.checking.case import (
     Inputs,
     build,
     copied,
-    draw_normal,
     generator,
     held,
     laid_out,
     output_shape,
     place,
 )
-from attnbench.contract import Implementation, Weights, repeat_heads
+from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.contract import Implementation, Weights
 from attnbench.devices import device
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
-TILE_LENS = (16, 64, 128)
-"""Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
-LARGEST_LOGIT = 1e4
-HUGE_LOGITS = {
-    "attention": {"float64": 1e6, "float32": 5e4, "bfloat16": 5e4},
-    "module": {"float64": 1e6, "float32": 3e4},
-}
-"""An honest form may be off by a few roundings of a score: at 1e6 these are half a weight in float32."""
-LARGEST_PRODUCT = 3e4
-"""Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
-POINTED = 0.4
-"""The share of the largest logit by which a query's own key exceeds the others."""
-LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
-"""In half precision less: a rounding of a projected query or key would decide between keys."""
 SCREENED = "needles"
 """The probe on which every row of a long output is looked at: no row is the mean of many values, and so nearly 0."""
-TOKENS = ("query", "key", "value", "x", "context")
 NUM_SUSPECTS = 8
 """So many rows, those furthest from an honest evaluation, are put to the oracle as well as those that were chosen."""
 LENIENCY_OF_LARGE = 4.0
@@ -67,192 +49,12 @@ BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
 
 
-class VacuousError(ValueError):
-    """A probe cannot show anything at this workload."""
-
-
 class FormError(ValueError):
     """A tensor has another type, layout, shape or dtype than it must; the message says which."""
 
 
 class UncheckableError(Exception):
     """The candidate offers no way to compare something that is to be timed; the message says what."""
-
-
-def draw_needles(workload: Workload, seed: int) -> Inputs:
-    """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
-
-    An average of many values hides a missing key; a query whose whole weight lies on that key does not. Each value row
-    spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
-    they are the normal ones, three times as large.
-    """
-    inputs = draw_normal(workload, seed)
-    if workload.scope == "module":
-        return _times(inputs, 3.0)
-    draws = generator(workload.seed, 3, seed)
-    targets = needle_targets(workload, draws)  # (T,)
-    aligned = repeat_heads(inputs.tensors["key"], workload.num_heads)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
-    query = 2.0 * aligned + 0.1 * inputs.tensors["query"]
-    return replace(inputs, tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)})
-
-
-def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The key that each query points at (T,), of a kind drawn for each: places, tile edges, edges of what it sees."""
-    query_len, key_len = workload.seq_len, workload.kv_len
-    own = torch.arange(query_len)
-    edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
-    firsts, lasts = (each[0] for each in seen_edges(workload))  # in batch row 0
-    random = torch.randint(key_len, (query_len,), generator=draws)
-    choices = torch.stack(
-        [
-            own,
-            own - 1,
-            own + 1,
-            own + key_len - query_len,
-            torch.zeros_like(own),
-            torch.full_like(own, key_len - 1),
-            edges[own % len(edges)],
-            (own // TILE_LENS[1] + 1) * TILE_LENS[1],
-            random,
-            (random * (own + 1)) // query_len,
-            *(firsts, firsts - 1, lasts, lasts + 1),
-        ]
-    )
-    turn = torch.randint(len(choices), (query_len,), generator=draws)
-    return choices.clamp(0, key_len - 1).gather(0, turn[None])[0]
-
-
-def seen_edges(workload: Workload) -> tuple[Tensor, Tensor]:
-    """The first and the last key that each query sees, (B, T) both; where it sees none, the first and the last of all.
-
-    Of most masks they are known without a look at every pair of query and key.
-    """
-    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
-    row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
-    span = rule.span(row, query, rule.table(*sizes), workload.kv_len - workload.seq_len)
-    if span is None:
-        blocks = [oracle.row_mask(workload, rows).seen[:, 0] for rows in torch.from_numpy(query).split(1024)]
-        firsts = torch.cat([seen.int().argmax(dim=-1) for seen in blocks], dim=1)
-        lasts = torch.cat([seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1) for seen in blocks], dim=1)
-        return firsts, lasts
-    end = workload.kv_len - 1
-    first, last = (default if each is None else each for each, default in zip(span, (0, end), strict=True))
-    first, last = np.broadcast_arrays(np.maximum(first, 0), np.minimum(last, end), np.zeros(sizes[:2], dtype=int))[:2]
-    sees_some = first <= last
-    return torch.from_numpy(np.where(sees_some, first, 0)), torch.from_numpy(np.where(sees_some, last, end))
-
-
-def marked(value: Tensor, draws: Generator) -> Tensor:
-    """Values of the same shape (B, G, S, V): row (b, g, s) spells its number in binary, as signs; then random signs."""
-    batch, groups, key_len, width = value.shape
-    number = torch.arange(batch * groups * key_len).view(batch, groups, key_len, 1)
-    num_digits = min(width, max(1, int(number.max()).bit_length()))
-    digits = number.bitwise_right_shift(torch.arange(num_digits)) % 2  # (B,G,S,digits)
-    rest = torch.randint(2, (batch, groups, key_len, width - num_digits), generator=draws)
-    return torch.cat([digits, rest], dim=-1).to(value.dtype) * 2 - 1
-
-
-def draw_large(workload: Workload, seed: int) -> Inputs:
-    """Scores of up to 10 000 in size, of either sign: exponentials that overflow, maxima that are far below 0.
-
-    Query i points at a key that it sees, with part of that size; the rest is added to all its scores, or taken from
-    them. So an honest answer is sure of its key, however coarse its dtype. Where products of query and key must fit
-    into float16, scores are smaller.
-    """
-    if workload.scope == "module" or workload.head_dim == 1:
-        return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
-    is_narrow = workload.dtype == "float16"
-    most = LARGEST_PRODUCT * workload.score_scale
-    return _pointed(workload, seed, min(LARGEST_LOGIT, most) if is_narrow else LARGEST_LOGIT)
-
-
-def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Scores that are larger still, beyond what some clamp them to: as large as leaves digits that separate keys.
-
-    In scope `module` every query's scores are moved alike, up or down. Only outputs are compared: the gradients of an
-    honest form have lost their digits.
-
-    Raises:
-        VacuousError: the dtype has no such scores.
-    """
-    if not (size := HUGE_LOGITS[workload.scope].get(workload.dtype, 0.0)):
-        raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
-    if workload.scope == "module":
-        if workload.embed_dim == 1:
-            raise VacuousError("tokens of one number cannot say how far their scores are moved")
-        return _shifted(draw_large(workload, seed), size, workload.score_scale, generator(workload.seed, 6, seed))
-    if workload.head_dim == 1:
-        raise VacuousError("keys of one number cannot all have large scores")
-    return _pointed(workload, seed, size)
-
-
-def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
-    """Normal inputs with queries that point at keys that they see, at scores of that size: see `draw_large`."""
-    inputs, root = draw_normal(workload, seed), math.sqrt(workload.head_dim)
-    of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
-    draws = generator(workload.seed, 5, seed)
-    key = inputs.tensors["key"].clone()
-    key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
-    key[..., 0] = root
-    needles = needle_targets(workload, draws).numpy()
-    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
-    row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
-    is_seen = rule.sees(row, place, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
-    # A query that does not see its own target has the last key that it sees.
-    visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
-    targets = visible[:, None, :, None]  # (B,1,T,1)
-    spread = repeat_heads(key, workload.num_heads)
-    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * of_one)
-    query[..., 0] = (1 - POINTED) * of_one * root * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
-    return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
-
-
-def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> Inputs:
-    """The inputs of scope `module` with every score of a query `shift` higher, or lower, in random turn.
-
-    The first number of a query's token says which; the second of a key's token is the same for all. One more column of
-    the projections reads each.
-    """
-    x, source = inputs.tensors["x"].clone(), "context" if "context" in inputs.tensors else "x"
-    signs = torch.randint(2, x.shape[:-1], generator=draws) * 2.0 - 1
-    x[..., 0] = signs
-    tensors = inputs.tensors | {"x": x}
-    keys = tensors[source].clone() if source == "context" else x
-    keys[..., 1] = 1.0
-    weights = inputs.weights.map(torch.clone)
-    head_dim = weights.query.shape[1]
-    each = math.sqrt(shift / (head_dim * scale))  # K of these squared, scaled, are the shift
-    weights.query[:, :, :2] = torch.tensor([each, 0.0])
-    weights.key[:, :, :2] = torch.tensor([0.0, each])
-    return Inputs(tensors=tensors | {source: keys}, weights=weights)
-
-
-def draw_equal(workload: Workload, seed: int) -> Inputs:
-    """All queries alike and all keys alike: every visible key has the same weight, and a key too many shows.
-
-    Raises:
-        VacuousError: in scope `module`, where values would be alike as well.
-    """
-    if workload.scope == "module":
-        raise VacuousError("where all tokens are alike, so are all values")
-    inputs = draw_normal(workload, seed)
-    query, key = (inputs.tensors[name][:, :, :1].expand_as(inputs.tensors[name]) for name in ("query", "key"))
-    return replace(inputs, tensors=inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()})
-
-
-def _times(inputs: Inputs, factor: float) -> Inputs:
-    times = {name: factor * tensor for name, tensor in inputs.tensors.items() if name in TOKENS}
-    return replace(inputs, tensors=inputs.tensors | times)
-
-
-PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
-    "normal": draw_normal,
-    "needles": draw_needles,
-    "large": draw_large,
-    "huge": draw_huge,
-    "equal": draw_equal,
-}
-"""Every kind of input that the check tries, by name."""
 
 
 class Reference:
@@ -468,7 +270,8 @@ def answers(
     leaves = dict(watched.tensors)
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
-        leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is 0 but for rounding
+        if "sinks" not in watched.tensors and workload.mask_rule.is_additive:
+            leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is only rounding
     made = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )
@@ -547,8 +350,12 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
     return ask(implementation, reference).compared
 
 
-def ask(implementation: Implementation, reference: Reference) -> Observation:
+def ask(
+    implementation: Implementation, reference: Reference, *, on_output: Callable[[Tensor], object] = lambda _: None
+) -> Observation:
     """What a candidate answers to a reference's inputs, of which it gets copies.
+
+    `on_output` is called with the output before gradients are asked for.
 
     Raises:
         FormError: the output has another type, shape or dtype than it must.
@@ -562,6 +369,7 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
         output = case.output()
     seen.require_faultless()
     require_form(workload, output)
+    on_output(output.detach())
     rows = reference.rows.to(output.device)
     observed = {"output": output.detach().index_select(output.dim() - 2, rows)}
     if reference.grad_output is not None:
@@ -572,10 +380,10 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     return Observation(output=output.detach(), compared=observed)
 
 
-def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
+def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None) -> dict[str, Tensor]:
     """The gradient of each input and, for modules with `pack`, of each canonical weight, by name.
 
-    The candidate gets a copy of the output's gradient, which others will be given after it.
+    The candidate gets `grad_output`, or a copy of the reference's, which others will be given after it.
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
 
     Raises:
@@ -584,7 +392,7 @@ def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Ten
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     assert reference.grad_output is not None
-    leaves, given = case.leaves, reference.grad_output.clone()
+    leaves, given = case.leaves, reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         made = torch.autograd.grad(output, list(leaves.values()), given, allow_unused=True, materialize_grads=True)
     seen.require_faultless()

@@ -16,7 +16,8 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out
 from attnbench.checking.diagnosis import describe
-from attnbench.checking.reference import FormError, Reference, VacuousError, error, output_error, require_form
+from attnbench.checking.probes import VacuousError
+from attnbench.checking.reference import FormError, Reference, error, output_error, require_form
 from attnbench.storage.records import Agreement, ProbeResult
 from attnbench.workloads.workload import Workload
 

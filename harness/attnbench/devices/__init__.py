@@ -218,8 +218,9 @@ def processor() -> str:
     return model[1].strip() if model else platform.processor() or platform.machine()
 
 
+@cache
 def names() -> tuple[str, ...]:
-    """The devices that there are files for, sorted; none is imported."""
+    """The devices that there are files for, sorted; none is imported. Every watched call asks for them twice."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     return tuple(file.stem for file in files if re.search(r"^DEVICE\b", file.read_text(encoding="utf-8"), re.MULTILINE))
 

@@ -374,7 +374,8 @@ class Candidates:
             )
         mask = self._masks[key]
         mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
-        with conduct.watched({}, mask) as seen, torch.set_grad_enabled(bool(request.needs)):
+        inputs = given.values()
+        with conduct.watched({}, mask, inputs=inputs) as seen, torch.set_grad_enabled(bool(request.needs)):
             if "query" in given:
                 attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
                 output = attend(given["query"], given["key"], given["value"], mask)
@@ -396,7 +397,8 @@ class Candidates:
         module, weights = self._modules[called.module]
         place = request.tensors[GRADIENT]
         grad_output = exchange.receive(place, called.output.device)
-        with conduct.watched({}, called.mask, name="backward pass") as seen:
+        inputs = [grad_output, *called.leaves.values()]
+        with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
             made = torch.autograd.grad(
                 called.output, list(called.leaves.values()), grad_output, retain_graph=True, allow_unused=True
             )

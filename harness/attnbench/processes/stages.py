@@ -225,7 +225,7 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     asked = plan.asked
     workloads = spread(asked) if len(asked) > MANY else asked
     if stops_when_wrong:
-        workloads = sorted(workloads, key=_telling)
+        workloads = _most_informative_first(workloads)
     wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
     close = []
@@ -288,9 +288,24 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
     return True
 
 
-def _telling(workload: Workload) -> tuple[bool, int]:
-    """Cheap workloads first, but last those so short that most mistakes change nothing there."""
-    return workload.kv_len < FEWEST_KEYS, workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
+def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
+    """Each next workload has most values of axes that none before it has; of several the cheapest.
+
+    Those with the fewest keys come last: most mistakes change nothing there.
+    """
+    tried: set[tuple[str, object]] = set()
+    rest, ordered = list(workloads), list[Workload]()
+
+    def rank(workload: Workload) -> tuple[bool, int, int]:
+        new = len(set(workload.axes().items()) - tried)
+        scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
+        return workload.kv_len < FEWEST_KEYS, -new, scores * workload.head_dim
+
+    while rest:
+        ordered.append(min(rest, key=rank))
+        rest.remove(ordered[-1])
+        tried |= set(ordered[-1].axes().items())
+    return ordered
 
 
 def observe_cells(

@@ -497,9 +497,9 @@ class Document(Mask):
 
 LOW_31 = 2**31 - 1
 PERCENT = 100
-STEPS = 128
-"""An additive bias has one of so many values, STEP apart: few enough bits to be the same number in every dtype."""
-STEP = 1 / 16
+LARGEST_BIAS = 4.0
+BIAS_BITS = 24
+"""An additive bias fills the digits of float32: one that is rounded to fewer bits on its way gives another answer."""
 
 
 def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
@@ -553,7 +553,8 @@ class Additive(Mask):
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
         """The number that was drawn there; `per_head` is the head's index."""
-        return (drawn(per_head, query, key, sum(self.arguments)) % STEPS - STEPS // 2) * STEP
+        half = 2 ** (BIAS_BITS - 1)
+        return (drawn(per_head, query, key, sum(self.arguments)) % (2 * half) - half) * (LARGEST_BIAS / half)
 
 
 STEEPEST = 8.0

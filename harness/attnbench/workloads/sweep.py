@@ -10,12 +10,17 @@ from typing import Any, Literal
 import msgspec
 
 from attnbench.plugins import unknown
+from attnbench.workloads.covering import cover
 from attnbench.workloads.workload import CHOICES, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
 AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
 MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
+COVER = "cover"
+PAIRS = "pairs"
+Values = dict[str, list[Any]]
+"""Axes, or names of tables of axes, with their values."""
 SMALLEST_EFFECT = 0.02
 """Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
 
@@ -23,7 +28,10 @@ SMALLEST_EFFECT = 0.02
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list.
 
-    A grid's own `leave_out` names implementations that take part there only where they are named.
+    Axes whose values belong together are a list of tables under any other name, as in
+    `lengths = [{ seq_len = 1, kv_len = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole
+    product: a few of its combinations, in which any two values occur together. A grid's own `leave_out` names
+    implementations that take part there only where they are named.
     """
 
     summary: str
@@ -116,7 +124,7 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
         ValueError: an axis that does not exist, a value or combination that is not allowed or that the sweep does not
             have, or nothing to do.
     """
-    named = {axis for grid in sweep.grid for axis in grid} - {"device", LEAVE_OUT}
+    named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     made = _products([values for _, values in _grids(sweep, settings, devices)])
     for axis in (axis for axis in settings if axis in named):
         values = _values({axis: settings[axis]}, devices)[axis]
@@ -149,12 +157,48 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
 
 def _grids(
     sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]
-) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
-    """Each grid and the values of its axes, with those of the settings that no grid names."""
-    bare = [{axis: value for axis, value in grid.items() if axis != LEAVE_OUT} for grid in sweep.grid]
-    named = {axis for grid in bare for axis in grid} - {"device"}
+) -> list[tuple[dict[str, Any], Values]]:
+    """Each grid and the values of its axes, with those of the settings that no grid names.
+
+    A grid that is covered by pairs has one axis for all that it names: its combinations.
+    """
+    bare = [{axis: value for axis, value in grid.items() if axis not in {LEAVE_OUT, COVER}} for grid in sweep.grid]
+    named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     more = {axis: values for axis, values in settings.items() if axis not in named}
-    return [(grid, _values(own | more, devices)) for grid, own in zip(sweep.grid, bare, strict=True)]
+    grids = []
+    for grid, axes in zip(sweep.grid, bare, strict=True):
+        if grid.get(COVER, PAIRS) != PAIRS:
+            raise ValueError(f'{COVER} = {grid[COVER]} is not allowed: give "{PAIRS}", or leave it out')
+        if COVER in grid:
+            covered = {axis: value for axis, value in axes.items() if axis != "device"}
+            device = {axis: value for axis, value in axes.items() if axis == "device"}
+            axes = device | {COVER: cover(_values(covered, devices), _is_kept)}  # noqa: PLW2901
+        grids.append((grid, _values(axes | more, devices)))
+    return grids
+
+
+def _axes_of(grid: Mapping[str, Any]) -> set[str]:
+    """The axes that a grid names, those in its tables among them."""
+    tables = [table for values in grid.values() if isinstance(values, list) for table in values]
+    inner = {axis for table in tables if isinstance(table, dict) for axis in table}
+    return {axis for axis in grid if axis in AXES} | inner
+
+
+def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
+    """The combination with the axes of its tables in place of these."""
+    flat: dict[str, Any] = {}
+    for axis, value in combination.items():
+        flat |= _flat(value) if isinstance(value, dict) else {axis: value}
+    return flat
+
+
+def _is_kept(combination: Mapping[str, Any]) -> bool:
+    """Whether there is such a workload: one that needs no other value for any of these axes."""
+    try:
+        workload = make(_flat(combination))
+    except ValueError:
+        return False
+    return all(getattr(workload, axis) == value for axis, value in _flat(combination).items())
 
 
 def _names_in(grid: Mapping[str, Any]) -> list[str]:
@@ -172,7 +216,7 @@ def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - a
         return False
 
 
-def _products(grids: list[dict[str, list[Any]]]) -> tuple[Workload, ...]:
+def _products(grids: list[Values]) -> tuple[Workload, ...]:
     """The workloads of all grids, each once.
 
     Raises:
@@ -187,20 +231,24 @@ def _products(grids: list[dict[str, list[Any]]]) -> tuple[Workload, ...]:
     made: dict[str, Workload] = {}
     for values in grids:
         for combination in itertools.product(*values.values()):
-            workload = make(dict(zip(values, combination, strict=True)))
+            workload = make(_flat(dict(zip(values, combination, strict=True))))
             made.setdefault(workload.id, workload)
     if not made:
         raise ValueError("the sweep has no workloads: give it at least one [[grid]] with values")
     return tuple(made.values())
 
 
-def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> dict[str, list[Any]]:
+def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
     """Each axis of a grid with its values, each once."""
-    _check_axes(grid)
+    _check_axes(axis for axis, values in grid.items() if not _is_tables(values))
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
     if "device" in values:
         values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
     return {axis: list({str(value): value for value in given}.values()) for axis, given in values.items()}
+
+
+def _is_tables(values: Any) -> bool:  # noqa: ANN401 - as a TOML file has it
+    return isinstance(values, list) and bool(values) and all(isinstance(value, dict) for value in values)
 
 
 def _check_axes(axes: Iterable[str]) -> None:

@@ -55,7 +55,7 @@ EVERYTHING = (EVERY, EVERY)
 FARTHEST = 9.0
 """Larger differences are not shown as percents."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
-"""The probes of a whole check (checking/reference.py); a workload on which one says nothing tries fewer."""
+"""The probes of a whole check (checking/probes.py); a workload on which one says nothing tries fewer."""
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:

@@ -348,7 +348,7 @@ class Worker:
         assert request.prepared is not None
         self.heartbeat.beat()
         is_known = self.references is not None and self.references.workload.id == request.workload.id
-        if self.references is None or not is_known or (self.references.for_rules is None) != request.is_brief:
+        if self.references is None or not is_known or self.references.is_brief != request.is_brief:
             self.references = None  # so that its memory is free
             self.references = agreement.ask_oracle(
                 request.workload, request.seed, on_step=self.heartbeat.beat, is_brief=request.is_brief

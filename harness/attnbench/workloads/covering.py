@@ -1,0 +1,64 @@
+"""A pairwise design: few combinations of values, in which any two values of different axes occur together.
+
+Most faults need one value or two: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The greedy method is that of
+D. M. Cohen et al., https://doi.org/10.1109/32.605761, with the first of the best candidates in place of a random one.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Row = dict[str, int]
+"""The place of the chosen value of each axis, by axis."""
+Item = tuple[str, int]
+
+
+def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
+    """Every pair of values in a row, which may be partial."""
+    return itertools.combinations(sorted(row.items()), 2)
+
+
+def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Combinations of at least two axes that hold every possible pair of values at least once.
+
+    `is_possible` is asked about a value of some axes, those with a single value among them, and about whole
+    combinations. A pair that no combination can hold is left out.
+    """
+    constant = {axis: 0 for axis, values in axes.items() if len(values) == 1}
+    order = sorted(axes, key=lambda axis: (-len(axes[axis]), axis))
+    missing = {  # a set in order
+        pair: None
+        for one, other in itertools.combinations(order, 2)
+        for places in itertools.product(range(len(axes[one])), range(len(axes[other])))
+        for pair in pairs({one: places[0], other: places[1]})
+    }
+    uses: Counter[Item] = Counter()
+    rows: list[Row] = []
+
+    def valued(row: Row) -> dict[str, Any]:
+        return {axis: axes[axis][place] for axis, place in row.items()}
+
+    def num_missing(row: Row) -> int:
+        return sum(pair in missing for pair in pairs(row))
+
+    def completed(row: Row) -> Row | None:
+        """The row with a value of each other axis: those that add most missing pairs, of these the least used."""
+        if not is_possible(valued(row)):
+            return None
+        if len(row) == len(axes):
+            return row
+        axis = next(axis for axis in order if axis not in row)
+        options = [row | {axis: place} for place in range(len(axes[axis]))]
+        options.sort(key=lambda option: (-num_missing(option), uses[axis, option[axis]]))
+        return next((whole for option in options if (whole := completed(option)) is not None), None)
+
+    while missing:
+        start = dict(next(iter(missing)))
+        row = completed(constant | start)
+        for pair in pairs(start if row is None else row):
+            missing.pop(pair, None)
+        if row is not None:
+            rows.append(row)
+            uses.update(row.items())
+    return [valued(row) for row in rows]
