@@ -64,7 +64,7 @@ def draw_weights(workload: Workload) -> Weights:
     for name, shape in Weights.shapes(workload, width).items():
         fan_in = shape[1] if name == "out" else width
         tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-    return Weights(**tensors).biased(workload.bias)  # drawn all the same, so that the others keep their values
+    return Weights(**tensors).biased(workload.biased)  # drawn all the same, so that the others keep their values
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:

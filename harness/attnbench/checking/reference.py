@@ -446,6 +446,12 @@ def reference_for_probe(
     """The reference for one of PROBES; it raises as Reference does."""
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
+    if workload.rotary != "none" and workload.scope == "attention":  # what the probe is about comes after the rotation
+        places = torch.arange(workload.seq_len)
+        turned = {
+            name: oracle.rotated(drawn.tensors[name], places, workload, is_inverse=True) for name in ("query", "key")
+        }
+        drawn = replace(drawn, tensors=drawn.tensors | turned)
     return Reference(
         workload,
         drawn,
@@ -607,12 +613,14 @@ def canonical_gradients(
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     with torch.enable_grad():
-        watched = weights.map(lambda tensor: tensor.detach().clone().requires_grad_())
+        watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
         packed = module.pack(watched) | module.pack_out(watched)  # type: ignore[operator]
         if unnamed := set(given) - set(packed):
             raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
         canonical = watched.tensors()
-        reached = {name: gradient for name, gradient in given.items() if gradient is not None}
+        reached = {
+            name: gradient for name, gradient in given.items() if gradient is not None and packed[name].requires_grad
+        }  # a parameter that is a constant comes from no weight
         ways = [packed[name] for name in reached]
         back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
     return {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}

@@ -120,7 +120,7 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
         except ValueError as error:
             problems[named] = str(error)
             continue
-        for spec in found:
+        for spec in plugins.labelled(found):
             try:
                 plugins.check_specs([spec])
                 specs.append(spec)

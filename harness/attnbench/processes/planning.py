@@ -97,11 +97,13 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
-    without = {*chosen.leave_out, *(() if has_ranks else plugins.distributing())}
+    without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
     without |= set() if policy.default_path() else {policy.ITSELF}
     usual = [name for name in plugins.implementation_names() if name not in without]
-    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
-    if with_baseline and selection.baseline not in map(plugins.name_of, specs):
+    named = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
+    specs = plugins.labelled(named)
+    baseline = plugins.name_of(dict(zip(named, specs, strict=True)).get(selection.baseline, selection.baseline))
+    if with_baseline and baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
     plugins.check_specs(specs)
     alone = tuple(
@@ -118,7 +120,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact and not is_traced else file.stem,
         workloads=workloads,
         implementations=tuple(specs),
-        baseline=plugins.name_of(selection.baseline),
+        baseline=baseline,
         metrics=metrics,
         budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
         call_limit_s=call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
