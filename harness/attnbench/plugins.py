@@ -211,6 +211,18 @@ def held(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def declares(spec: str) -> bool:
+    """Whether the spec's file imports attnbench, so that it may say more than its functions' signatures."""
+    path, _ = split(variant(spec)[0])
+    try:
+        nodes = list(ast.walk(_parsed(path))) if path is not None else []
+    except ValueError:  # the check of specs says why
+        return False
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] == "attnbench" for name in names)
+
+
 HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
 
 

@@ -29,6 +29,7 @@ from attnbench.checking.reference import (
     error,
     errors,
     gradients,
+    lacks_backward,
     observe,
     output_error,
     reference_for_probe,
@@ -134,11 +135,12 @@ def compare(references: References, implementation: Implementation, known: Rules
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
     workloads, which may share their short length; what they give here is added.
     """
-    results, by_probe = [], dict(references.by_probe)
+    results, by_probe, has_backward = [], dict(references.by_probe), True
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference)
+            has_backward &= observation.has_backward
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -151,6 +153,10 @@ def compare(references: References, implementation: Implementation, known: Rules
     if references.for_rules is not None:
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
+    if not has_backward:
+        rule_results += (
+            RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
+        )
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
@@ -483,7 +489,8 @@ def try_rules(candidate: Candidate, on_step: Callable[[], object] = lambda: None
         try:
             broken = rule(candidate)
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises
-            broken = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            is_noted = name in NOTED or name in MAY_REFUSE
+            is_refused = type(error).__name__ == NotImplementedError.__name__
+            broken = "" if lacks_backward(error) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            is_noted = name in NOTED or name in MAY_REFUSE or is_refused
         results.append(RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_noted))
     return tuple(results)

@@ -128,6 +128,7 @@ class Worker:
         self.heartbeat, self.consult = heartbeat, consult
         self.candidates = Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
+        self.unloadable: dict[str, attempts.LoadError] = {}
         self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
@@ -243,9 +244,14 @@ class Worker:
         )
 
     def _load(self, spec: str) -> Implementation:
+        if spec in self.unloadable:
+            raise self.unloadable[spec]
         self._account(is_making=False)  # what was changed before is not the import's doing
         try:
             return implementation(spec)
+        except Exception as error:
+            self.unloadable[spec] = attempts.LoadError(spec, error)
+            raise self.unloadable[spec] from error
         finally:
             self._account(is_making=True)
 
