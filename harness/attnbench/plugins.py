@@ -10,7 +10,7 @@ import importlib.util
 import re
 import symtable
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,36 @@ IMPLEMENTATIONS = "implementations"
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
 """What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
-KEYWORDS = ("mask", "is_causal", "bias", "scale", "sinks", "num_kv_heads", "dropout")
-"""What a plain function may be given by name, after query, key and value (contract/functions.py)."""
+KEYWORDS = (
+    "mask",
+    "is_causal",
+    "is_causal_bottom_right",
+    "key_padding_mask",
+    "bias",
+    "scale",
+    "sinks",
+    "num_kv_heads",
+    "dropout",
+)
+"""The arguments that a plain function may be passed by name, after query, key and value (contract/functions.py)."""
+ALIASES = {
+    "attn_mask": "mask",
+    "attention_mask": "mask",
+    "causal": "is_causal",
+    "attn_bias": "bias",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "scaling": "scale",
+    "s_aux": "sinks",
+    "sink": "sinks",
+    "learnable_sink": "sinks",
+    "enable_gqa": "num_kv_heads",
+    "dropout_p": "dropout",
+}
+"""Other packages' names for KEYWORDS."""
+DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
+"""Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
+SDPA = "scaled_dot_product_attention"
 LONGEST_NAME = 100
 _LABELLED = re.compile(r"([^=/]+)=(.+)")
 """`LABEL=SPEC`: takes part under another name than its own."""
@@ -74,15 +102,6 @@ def implementation_names() -> list[str]:
     """Every implementation that can be named: those in the folder, then those of installed packages."""
     own = stems(PACKAGE)
     return own + sorted(set(installed()) - set(own))
-
-
-def distributing() -> list[str]:
-    """Implementations in the folder that compute with several ranks, as their files say; none is imported.
-
-    Where there is one rank alone they take part only if they are named.
-    """
-    line = re.compile(r"^    distributes=True,$", re.MULTILINE)
-    return [file.stem for file in sorted(_files(PACKAGE)) if line.search(file.read_text(encoding="utf-8"))]
 
 
 def name_of(spec: str) -> str:
@@ -147,20 +166,43 @@ def check_specs(specs: Iterable[str]) -> None:
         is_own = path is not None and name_of(base) in known and not _LABELLED.fullmatch(spec)
         clash = owners.get(name, name if is_own else spec)
         if clash != spec:
-            raise ValueError(f"{spec} and {clash} would share the name {name}: rename one of them")
+            raise ValueError(
+                f"{spec} and {clash} would share the name {name}: give another, as in OTHER={spec.split('=')[-1]}"
+            )
         owners[name] = spec
 
 
-def held(path: Path) -> list[str]:
-    """What a file holds that looks like an implementation, in its order, without running it.
+def labelled(specs: Iterable[str]) -> list[str]:
+    """The specs, those of files with the file's stem before their name where another has the same name.
 
-    Public functions whose first three parameters begin with q, k and v; classes with `attend` or `from_weights`; and
-    values made by `adapt` or `Implementation`.
+    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`, and so do two files' `attention`.
+    """
+    specs = list(dict.fromkeys(specs))
+    names, known = [name_of(spec) for spec in specs], set(implementation_names())
+    found: list[str] = []
+    for spec, name in zip(specs, names, strict=True):
+        path, attribute = split(variant(spec)[0])
+        is_shared = names.count(name) > 1 or name_of(variant(spec)[0]) in known
+        if path is not None and is_shared and not _LABELLED.fullmatch(spec) and attribute != "IMPLEMENTATION":
+            found.append(f"{path.stem}.{name}={spec}")
+        else:
+            found.append(spec)
+    return found
+
+
+def held(path: Path) -> list[str]:
+    """The implementations in a file, in its order, without running it.
+
+    They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
+    classes with `attend`, `from_weights` or such a `forward`, and modules made of these; and values of `adapt`,
+    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are not among them.
 
     Raises:
         ValueError: the file cannot be read, or holds none.
     """
-    found = [name for node in _parsed(path).body for name in _held_by(node) if not name.startswith("_")]
+    body = _parsed(path).body
+    attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
+    found = [name for node in body for name in _names_of(node, attending) if not name.startswith("_")]
     if not found:
         raise ValueError(
             f"{path} holds nothing that looks like an implementation: a function of query, key and value, a class with "
@@ -169,22 +211,66 @@ def held(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _held_by(node: ast.stmt) -> list[str]:
+def declares(spec: str) -> bool:
+    """Whether the spec's file imports attnbench, so that it may say more than its functions' signatures."""
+    path, _ = split(variant(spec)[0])
+    try:
+        nodes = list(ast.walk(_parsed(path))) if path is not None else []
+    except ValueError:  # the check of specs says why
+        return False
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] == "attnbench" for name in names)
+
+
+HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
+
+
+def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Whether a function or class takes query, key and value, or is made from weights."""
+    if isinstance(node, ast.ClassDef):
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        has_own = bool({"attend", "from_weights"} & set(methods))
+        return has_own or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
+    return _heads(node.args)[:3] in HEADS
+
+
+def _heads(arguments: ast.arguments) -> list[str]:
+    """The names of the first four parameters by position."""
+    return [each.arg.lower() for each in (*arguments.posonlyargs, *arguments.args)[:4]]
+
+
+def _names_of(node: ast.stmt, attending: Collection[str]) -> list[str]:
+    """The names that a statement binds to implementations."""
     match node:
-        case ast.FunctionDef(args=ast.arguments(posonlyargs=first, args=rest)):
-            letters = [each.arg[0] for each in (*first, *rest)[:3]]
-            return [node.name] if letters == ["q", "k", "v"] else []
-        case ast.ClassDef(body=body):
-            methods = {each.name for each in body if isinstance(each, ast.FunctionDef)}
-            return [node.name] if methods & {"attend", "from_weights"} else []
-        case ast.Assign(targets=targets, value=ast.Call(func=ast.Name(id=maker) | ast.Attribute(attr=maker))):
-            names = [each.id for each in targets if isinstance(each, ast.Name)]
-            return names if maker in {"adapt", "Implementation"} else []
-    return []
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name] if name in attending else []
+        case ast.Assign(targets=targets, value=value):
+            pass
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            targets = [target]
+        case _:
+            return []
+    is_made = any(_makes(each, attending) for each in ast.walk(value))
+    names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    return names if is_made else []
+
+
+def _makes(node: ast.AST, attending: Collection[str]) -> bool:
+    """Whether an expression calls `adapt` or `Implementation`, makes one of the file's modules, or binds a function."""
+    match node:
+        case ast.Call(func=ast.Name(id="adapt" | "Implementation") | ast.Attribute(attr="adapt" | "Implementation")):
+            return True
+        case ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[bound, *_]):
+            name = bound.id if isinstance(bound, ast.Name) else bound.attr if isinstance(bound, ast.Attribute) else ""
+            return name == SDPA or name in attending
+        case ast.Call(func=ast.Name(id=name)):
+            return name in attending and name[:1].isupper()
+    return False
 
 
 def given(spec: str) -> str:
-    """What the function in a file, or the class by its `attend`, is given, in words; "" for any other spec.
+    """The arguments of the function in a file, or of a class's `attend`, in words; "" for any other spec.
 
     It is read from the source, without running it.
     """
@@ -195,23 +281,23 @@ def given(spec: str) -> str:
         body = []
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == attribute:
-            return _given_to(node)
+            return _passed_to(node)
         if isinstance(node, ast.ClassDef) and node.name == attribute:
             methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
             is_bound = any(ast.unparse(base).endswith("Attention") for base in node.bases)  # it is given a BoundMask
             is_bound = is_bound or "from_weights" in methods
-            return _given_to(methods["attend"]) if "attend" in methods and not is_bound else ""
+            return _passed_to(methods["attend"]) if "attend" in methods and not is_bound else ""
     return ""
 
 
-def _given_to(node: ast.FunctionDef) -> str:
-    names = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
-    names |= {"mask"} if node.args.kwarg else set()
-    return given_words([name for name in KEYWORDS if name in names])
+def _passed_to(node: ast.FunctionDef) -> str:
+    names = {ALIASES.get(each.arg, each.arg): each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+    names |= {"mask": names.get("mask", "mask")} if node.args.kwarg else {}
+    return passed_words(names[keyword] for keyword in KEYWORDS if keyword in names)
 
 
-def given_words(keywords: Iterable[str]) -> str:
-    """What a function is given that takes these of KEYWORDS."""
+def passed_words(keywords: Iterable[str]) -> str:
+    """The arguments of a function that is passed these by name."""
     return ", ".join(("query", "key", "value", *keywords))
 
 

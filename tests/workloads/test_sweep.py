@@ -156,7 +156,7 @@ def test_fastest_takes_part_unnamed_where_there_is_a_policy(tmp_path, monkeypatc
 def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text('summary = "mine"\n[[grid]]\nseq_len = 4\n')
-    everybody = set(plugins.implementation_names()) - set(plugins.distributing())
+    everybody = set(plugins.implementation_names()) - set(plugins.DISTRIBUTING)
     assert set(plan(Selection(sweep="quick")).implementations) == everybody - {"flex", "fastest"}
     assert set(plan(Selection(sweep="quick", implementations=["flex"])).implementations) == {"flex", "sdpa"}
     assert set(plan(Selection(sweep=str(mine))).implementations) == everybody - {"fastest"}

@@ -27,6 +27,7 @@ from attnbench.checking.reference import (
     error,
     errors,
     gradients,
+    lacks_backward,
     observe,
     output_error,
     reference_for_probe,
@@ -155,11 +156,13 @@ def compare(references: References, implementation: Implementation, known: Rules
     workloads, which may share their short length; what they give here is added.
     """
     results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
+    has_backward = True
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
             earlier.append((reference, observation.output))
+            has_backward &= observation.has_backward
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -172,6 +175,10 @@ def compare(references: References, implementation: Implementation, known: Rules
     if not references.is_brief:
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
+    if not has_backward:
+        rule_results += (
+            RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
+        )
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
@@ -603,7 +610,8 @@ def try_rules(
         try:
             broken = rule(candidate)
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises
-            broken = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            is_noted = name in NOTED or name in MAY_REFUSE
+            is_refused = type(error).__name__ == NotImplementedError.__name__
+            broken = "" if lacks_backward(error) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            is_noted = name in NOTED or name in MAY_REFUSE or is_refused
         results.append(RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_noted))
     return tuple(results)

@@ -5,10 +5,10 @@ Inputs and weights are drawn in float64 on the CPU from the workload's seed: the
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ GIVEN = (*QKV, "x", "context")
 LARGEST_FLOAT8 = 448.0
 SPARE_PAGES, UNUSED = 2, 100.0
 """Pages that are nobody's, and what they hold."""
+REENTRANT = "CheckpointFunctionBackward"
+"""The node of torch.utils.checkpoint with use_reentrant=True."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -48,6 +50,50 @@ class Inputs:
         return Inputs(tensors=tensors, weights=self.weights.map(change))
 
 
+class NoBackwardError(RuntimeError):
+    """An output has no graph, so that no gradient can be asked of it."""
+
+    def __init__(self) -> None:
+        """Say what to do."""
+        super().__init__("it has no backward pass: add --set direction=inference")
+
+
+def pull_back(
+    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, keeps_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """The gradient of each leaf from that of the output; None where a leaf has no part in it.
+
+    Reentrant checkpointing refuses `torch.autograd.grad`: its gradients are those that `backward` leaves in the leaves.
+
+    Raises:
+        NoBackwardError: the output has no graph.
+    """
+    if not output.requires_grad:
+        raise NoBackwardError
+    if not is_reentrant(output):
+        return torch.autograd.grad(output, leaves, grad_output, retain_graph=keeps_graph, allow_unused=True)
+    for leaf in leaves:
+        leaf.grad = None
+    output.backward(grad_output, retain_graph=keeps_graph)
+    found = tuple(leaf.grad for leaf in leaves)
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+def is_reentrant(output: Tensor) -> bool:
+    """Whether the graph of an output has a node of reentrant checkpointing, which has not been run yet."""
+    nodes, seen = [output.grad_fn], {output.grad_fn}
+    for node in nodes:
+        if node is not None:
+            if node.name() == REENTRANT:
+                return True
+            following = [each for each, _ in node.next_functions if each not in seen]
+            seen.update(following)
+            nodes += following
+    return False
+
+
 def generator(*seeds: int) -> Generator:
     """A generator on the CPU for this combination of whole numbers."""
     mixed = 0
@@ -64,7 +110,7 @@ def draw_weights(workload: Workload) -> Weights:
     for name, shape in Weights.shapes(workload, width).items():
         fan_in = shape[1] if name == "out" else width
         tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-    return Weights(**tensors).biased(workload.bias)  # drawn all the same, so that the others keep their values
+    return Weights(**tensors).biased(workload.biased)  # drawn all the same, so that the others keep their values
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:
@@ -298,6 +344,12 @@ class Case:
         with torch.enable_grad():
             kept = self.output()
         grad_output = torch.full_like(kept, grad_value(self.workload))
+        if not kept.requires_grad:
+            raise NoBackwardError
+        if is_reentrant(kept):
+            if self.workload.direction == "backward":
+                return lambda: pull_back(kept, leaves, grad_output, keeps_graph=True)
+            return lambda: pull_back(self.output(), leaves, grad_output)
         if self.workload.direction == "backward":
             return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
         return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
@@ -314,11 +366,12 @@ class Case:
         if self.workload.direction == "backward":
             return lambda: dict(zip(names, call(), strict=False))  # type: ignore[call-overload]
 
+        with torch.enable_grad():
+            grad = pull_back if is_reentrant(self.output()) else partial(torch.autograd.grad, allow_unused=True)
+
         def forward_and_backward() -> Mapping[str, Tensor | None]:
             output = self.output()
-            made = torch.autograd.grad(
-                output, leaves, torch.full_like(output, grad_value(self.workload)), allow_unused=True
-            )
+            made = grad(output, leaves, torch.full_like(output, grad_value(self.workload)))
             return {"output": output.detach()} | dict(zip(names, made, strict=False))
 
         return forward_and_backward

@@ -393,9 +393,29 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
     """
     if workload.scope == "attention":
         query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
-        return query if query.shape[2] < workload.seq_len else query[:, :, rows], key, value
-    x = inputs.tensors["x"]
-    return project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+        query = query if query.shape[2] < workload.seq_len else query[:, :, rows]
+    else:
+        x = inputs.tensors["x"]
+        query, key, value = project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+    if workload.rotary != "none":
+        query, key = rotated(query, rows, workload), rotated(key, torch.arange(workload.kv_len), workload)
+    return query, key, value
+
+
+def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bool = False) -> Tensor:
+    """Query or key (B, H, T, K), each pair of columns turned by an angle that grows with the token's place (T,).
+
+    Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
+    """
+    num_pairs = workload.head_dim // 2
+    rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
+    angles = places.double()[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
+    cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
+    if workload.rotary.startswith("halves"):
+        one, other = heads.unflatten(-1, (2, num_pairs)).unbind(-2)
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+    one, other = heads.unflatten(-1, (num_pairs, 2)).unbind(-1)
+    return torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:

@@ -10,7 +10,7 @@ waved through.
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -23,6 +23,7 @@ from attnbench.checking.case import (
     TORCH_DTYPES,
     Case,
     Inputs,
+    NoBackwardError,
     build,
     copied,
     generator,
@@ -30,6 +31,7 @@ from attnbench.checking.case import (
     laid_out,
     output_shape,
     place,
+    pull_back,
 )
 from attnbench.checking.probes import PROBES, TOKENS, VacuousError
 from attnbench.contract import Implementation, Weights
@@ -248,6 +250,12 @@ def reference_for_probe(
     """The reference for one of PROBES; it raises as Reference does."""
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
+    if workload.rotary != "none" and workload.scope == "attention":  # what the probe is about comes after the rotation
+        places = torch.arange(workload.seq_len)
+        turned = {
+            name: oracle.rotated(drawn.tensors[name], places, workload, is_inverse=True) for name in ("query", "key")
+        }
+        drawn = replace(drawn, tensors=drawn.tensors | turned)
     return Reference(
         workload,
         drawn,
@@ -340,6 +348,7 @@ class Observation:
 
     output: Tensor  # detached
     compared: dict[str, Tensor]
+    has_backward: bool = True
 
 
 def observe(implementation: Implementation, reference: Reference) -> dict[str, Tensor]:
@@ -372,12 +381,23 @@ def ask(
     on_output(output.detach())
     rows = reference.rows.to(output.device)
     observed = {"output": output.detach().index_select(output.dim() - 2, rows)}
+    has_backward = True
     if reference.grad_output is not None:
-        observed |= gradients(case, output, reference)
+        try:
+            observed |= gradients(case, output, reference)
+        except Exception as error:
+            if not lacks_backward(error):
+                raise
+            has_backward = False
     missing = sorted(set(reference.expected) - set(observed))
-    if missing and workload.direction in {"backward", "forward_backward"}:
+    if missing and has_backward and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
-    return Observation(output=output.detach(), compared=observed)
+    return Observation(output=output.detach(), compared=observed, has_backward=has_backward)
+
+
+def lacks_backward(error: Exception) -> bool:
+    """Whether an output had no graph; in another process the error has the name alone."""
+    return type(error).__name__ == NoBackwardError.__name__
 
 
 def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None) -> dict[str, Tensor]:
@@ -394,7 +414,10 @@ def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Ten
     assert reference.grad_output is not None
     leaves, given = case.leaves, reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
-        made = torch.autograd.grad(output, list(leaves.values()), given, allow_unused=True, materialize_grads=True)
+        made = [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(leaves.values(), pull_back(output, list(leaves.values()), given), strict=True)
+        ]
     seen.require_faultless()
     for name, gradient in zip(leaves, made, strict=True):
         require_plain(f"gradient of {name}", gradient)
@@ -415,12 +438,14 @@ def canonical_gradients(
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     with torch.enable_grad():
-        watched = weights.map(lambda tensor: tensor.detach().clone().requires_grad_())
+        watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
         packed = module.pack(watched) | module.pack_out(watched)  # type: ignore[operator]
         if unnamed := set(given) - set(packed):
             raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
         canonical = watched.tensors()
-        reached = {name: gradient for name, gradient in given.items() if gradient is not None}
+        reached = {
+            name: gradient for name, gradient in given.items() if gradient is not None and packed[name].requires_grad
+        }  # a parameter that is a constant comes from no weight
         ways = [packed[name] for name in reached]
         back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
     return {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}

@@ -51,18 +51,27 @@ def check(
     """
     import tempfile
 
+    from attnbench import plugins
     from attnbench.analysis.results import read
     from attnbench.commands import invariance, running, terminal
+    from attnbench.processes.declared import declared
     from attnbench.processes.planning import plan
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
+    declarations = declared(plugins.labelled(specs))
+    if broken := {spec: each.problem for spec, each in declarations.items() if each.problem}:
+        specs = [spec for spec in plugins.labelled(specs) if spec not in broken]
+        not_judged |= broken
+        if not specs:
+            raise ValueError("; ".join(not_judged.values()))
     if is_interpreted:
         options = _interpreted(options, is_invariance=is_invariance)
     if is_invariance and not (options.settings or options.model):
         options = replace(options, settings=[INVARIANCE])
         planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
     else:
-        planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
+        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations)
+        planned = plan(chosen, with_baseline=False)
     if is_invariance:
         invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
     planned = structs.replace(planned, is_interpreted=is_interpreted)
@@ -121,7 +130,7 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
         except ValueError as error:
             problems[named] = str(error)
             continue
-        for spec in found:
+        for spec in plugins.labelled(found):
             try:
                 plugins.check_specs([spec])
                 specs.append(spec)

@@ -164,7 +164,8 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     """
     judged = judgements(results)
     for each in judged:
-        worst = "" if each.worst is None else f" (error at most {cells.multiple(each.worst)} of the tolerance)"
+        has_worst = each.worst is not None and each.verdict is not CheckVerdict.wrong
+        worst = f" (error at most {cells.multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:
             say(f"  except: {convention}", "yellow")

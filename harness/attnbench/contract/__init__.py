@@ -9,7 +9,7 @@ torch.compile as this project uses it.
 
 import importlib.util
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.machinery import PathFinder
@@ -33,7 +33,7 @@ from attnbench.workloads.masks import (
     attention_window,
     not_a_window,
 )
-from attnbench.workloads.workload import FEATURES, Workload
+from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload
 
 __all__ = [
     "Attention",
@@ -67,6 +67,10 @@ __all__ = [
     "tokens_of",
     "without_attend",
 ]
+
+
+BIAS_NAMES = {"q": "query_bias", "k": "key_bias", "v": "value_bias", "out": "out_bias"}
+"""The biases by the projections that the axis `bias` names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +114,24 @@ class Weights:
         """The same weights with `change` applied to each tensor."""
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
-    def biased(self, bias: str) -> "Weights":
-        """The same weights with no other biases than `bias` says: all, qkv, out or none."""
-        kept = {"all": ("qkv", "out"), "none": ()}.get(bias, (bias,))
-        named = {
-            name: tensor
-            for name, tensor in self.tensors().items()
-            if not name.endswith("_bias") or ("out" if name == "out_bias" else "qkv") in kept
-        }
-        return Weights(**named)
+    def biased(self, parts: Collection[str]) -> "Weights":
+        """The same weights with no other biases than those of `parts`: q, k, v and out."""
+        kept = {name for part, name in BIAS_NAMES.items() if part in parts}
+        named = self.tensors().items()
+        return Weights(**{name: tensor for name, tensor in named if not name.endswith("_bias") or name in kept})
+
+    def filled(self) -> "Weights":
+        """The same weights, with zeros for biases of query, key or value where another of the three has one."""
+        if not self.has_bias:
+            return self
+        given = self.tensors()
+        absent = [name for name in ("query", "key", "value") if f"{name}_bias" not in given]
+        return Weights(**given, **{f"{name}_bias": torch.zeros_like(given[name][..., 0]) for name in absent})
 
     @property
     def has_bias(self) -> bool:
-        """Whether the input projections have biases: all three, or none."""
-        return self.query_bias is not None
+        """Whether one of the input projections has a bias."""
+        return any(bias is not None for bias in (self.query_bias, self.key_bias, self.value_bias))
 
 
 class Attention(nn.Module):
@@ -136,8 +144,9 @@ class Attention(nn.Module):
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Take the sizes of `weights`, make the layers and load them."""
+        """Take the sizes of `weights`, make the layers and load them; absent ones among three biases are 0."""
         super().__init__()
+        weights = weights.filled()
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
         self.num_kv_heads, self.value_dim, _ = weights.value.shape
         self.has_bias = weights.has_bias
@@ -239,10 +248,21 @@ def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the
     return None
 
 
+def nothing_built_in() -> dict[str, int | float | str]:
+    """Return {}: it takes every axis as a workload says."""
+    return {}
+
+
 def _reason_against(
-    unsupported: Callable[[Workload], str | None], features: frozenset[str], workload: Workload
+    unsupported: Callable[[Workload], str | None],
+    built_in: Callable[[], Mapping[str, int | float | str]],
+    features: frozenset[str],
+    workload: Workload,
 ) -> str | None:
-    """What an implementation itself says, or the first feature that it does not take."""
+    """The first axis that has another value built in, the implementation's own reason, or a feature that it lacks."""
+    for axis, value in built_in().items():
+        if axis not in {"mask", "scope", "bias"} and workload.with_axes({axis: value}) != workload:  # these say more
+            return f"{axis}={value} is built in: add --set {axis}={value or FOLLOWS[axis]}"
     if reason := unsupported(workload):
         return reason
     for needed in workload.features:
@@ -268,6 +288,10 @@ class Implementation:
     `distributes` says that it computes with as many ranks as a workload's `world_size` says; any other has one alone.
     `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
     `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
+    `built_in` returns the values of axes that it has built in, such as {"mask": "causal"}: a check sets them
+    everywhere, and a run for all that take part (contract/adapters.py).
+    `is_approximate` says that it means to be close to attention, and not equal: its error is shown beside its time, and
+    it is never ranked with others.
 
     Raises:
         ValueError: there is no such backend or feature.
@@ -283,6 +307,8 @@ class Implementation:
     distributes: bool = False
     features: Collection[str] = ()
     copies: str = ""
+    built_in: Callable[[], Mapping[str, int | float | str]] = nothing_built_in
+    is_approximate: bool = False
 
     def __post_init__(self) -> None:
         """Check the backend and the features; `unsupported` speaks of the features, too, from here on."""
@@ -291,7 +317,8 @@ class Implementation:
         if isinstance(self.features, str) or (strange := set(self.features) - set(FEATURES)):
             given = self.features if isinstance(self.features, str) else ", ".join(sorted(strange))
             raise ValueError(f"features={given!r} is not allowed: it is a collection of {', '.join(FEATURES)}")
-        object.__setattr__(self, "unsupported", partial(_reason_against, self.unsupported, frozenset(self.features)))
+        reason = partial(_reason_against, self.unsupported, self.built_in, frozenset(self.features))
+        object.__setattr__(self, "unsupported", reason)
 
 
 def is_on(kind: str, workload: Workload) -> bool:

@@ -1,6 +1,10 @@
-"""Adapters: a module with its own layout of weights takes part as it is, and a layout that does not fit is an error.
+"""Adapters: what `adapt` needs to know of a function or a module beyond what the harness reads from it.
 
-    IMPLEMENTATION = adapt(lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
+    mine = adapt(my_function, layout="bthk")
+    gpt = adapt(lambda s: MyAttention(s.embed_dim, s.num_heads), packed("qkv", out="proj"), masks=("causal",))
+
+From a module's parameters the harness reads which projections have biases, whether key/value heads are grouped, and
+which widths it can have. A layout that does not fit is an error.
 
 A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
 gradients back through it (docs/adr/0006). In a layout a name stands for the linear layer's NAME.weight and NAME.bias;
@@ -8,21 +12,25 @@ one with {} in it is completed there, as in `in_proj_{}`. Where the canonical we
 any. Every form is shown in docs/adapters.md. Shapes as in the contract.
 """
 
+import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache, cached_property, partial
+from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Implementation, Weights, supports_everything, without_attend
-from attnbench.contract.functions import words
+from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, supports_everything, without_attend
+from attnbench.contract.functions import TENSOR_LAYOUTS, Declared, from_function, takes_heads, words
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
 from attnbench.workloads.masks import masks as mask_names
-from attnbench.workloads.workload import BIASES, FOLLOWS, Workload, following
+from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -145,7 +153,7 @@ def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
     def pack(weights: Weights) -> dict[str, Tensor]:
         groups, rows = len(weights.key), [_rows(weights)[letter] for letter in order]
         together = [weight.unflatten(0, (groups, -1)).flatten(1, 2) for weight, _ in rows]  # (H,K,D) -> (G,H/G*K,D)
-        biases = [bias.reshape(groups, -1) for _, bias in rows if bias is not None]  # (H,K) -> (G,H/G*K)
+        biases = [bias.reshape(groups, -1) for bias in _biases(rows)]  # (H,K) -> (G,H/G*K)
         bias = [torch.cat(biases, dim=1).flatten()] if biases else []
         return out_state(weights, out) | linear(name, torch.cat(together, dim=1).flatten(0, 1), bias)
 
@@ -200,6 +208,14 @@ def _rows(weights: Weights) -> dict[str, tuple[Tensor, Tensor | None]]:
     }
 
 
+def _biases(rows: Iterable[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
+    """The biases of one layer, zeros for those that are absent; [] where all are."""
+    rows = list(rows)
+    if all(bias is None for _, bias in rows):
+        return []
+    return [torch.zeros_like(weight[..., 0]) if bias is None else bias for weight, bias in rows]
+
+
 def linear(name: str, weight: Tensor, biases: list[Tensor]) -> dict[str, Tensor]:
     """The two entries of a linear layer, or one without biases; the biases (rows,) are put one after the other."""
     path = name if "{}" in name else f"{name}.{{}}"
@@ -220,7 +236,7 @@ def _text(maker: str, *by_position: object, **by_name: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """What a value is, for messages."""
+    """A value's type, for messages."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -251,7 +267,8 @@ def _check_layout(text: str, layout: object) -> None:
     if not isinstance(layout, Layout):
         raise ValueError(
             f"{text} is given {_kind(layout)} for a layout: give split(...), packed(...), per_head(...), "
-            "stacked(...), head_list(...), transposed(...) or Layout(pack=...)"
+            "stacked(...), head_list(...), transposed(...) or Layout(pack=...); a function of query, key and value "
+            'needs none, or layout="bthk"'
         )
 
 
@@ -272,89 +289,232 @@ Call = Callable[[Any, Tensor, Tensor, BoundMask], Any]
 """f(module, x, context, mask) with x (B, T, D), context (B, S, D), which is x itself in self-attention -> (B, T, D)."""
 SetDropout = Callable[[Any, float], object]
 """f(module, share): drop that share of the attention weights from now on, in whatever mode the module does so."""
+SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
+"""A workload at which a module is made to read its parameters."""
+NARROW = ("bfloat16", "float16")
 
 
-def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
-    make: Callable[[Sizes], nn.Module],
-    layout: Layout,
+def adapt(  # noqa: PLR0913 - each says one thing that functions or modules differ in
+    what: Callable[..., Any],
+    layout: Layout | str = TENSOR_LAYOUTS[0],
     *,
-    call: Call | None = None,
+    call: Callable[..., Any] | None = None,
     masks: Collection[str] | None = None,
+    scale: float = 0.0,
+    rotary: str = "none",
+    sizes: Mapping[str, int] | None = None,
+    extra: Mapping[str, float] | None = None,
+    residual: bool = False,
+    has_cache: bool = False,
+    approximate: bool = False,
     changes_scores: bool = False,
     axes: Collection[str] = (),
     unsupported: Callable[[Workload], str | None] = supports_everything,
     dropout: SetDropout | None = None,
     source: str = "",
 ) -> Implementation:
-    """An Implementation, in scope `module`, of the module that `make` returns, with the weights where `layout` says.
+    """The Implementation of a function of query, key and value, or of the module that `what(sizes)` makes.
 
-    `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
-    tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
-    left out, and with `changes_scores` those that change scores, too. `axes` names those of kv_len, num_kv_heads,
-    value_dim and embed_dim that the module was made for. Biases that a workload has and the module has not, or the
-    other way round, make the workload unsupported. `dropout` sets the share of the attention weights that the module
-    drops; without it the module takes no part under dropout.
+    Args:
+        what: the function; or for a module, f(sizes) -> module.
+        layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
+            packed, per_head, stacked, head_list, transposed or Layout(pack=...).
+        call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it a
+            module is called with x (B, T, D) alone. Of a module's tuple the first entry is the output.
+        masks: those that it can be passed or has built in, by name or with numbers, as in "sliding_window(9)".
+        scale: the factor of query times key that is built in, where it is not 1 / sqrt(K).
+        rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
+        sizes: values of axes that are built in, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
+        extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
+        residual: the module returns its input plus attention.
+        has_cache: the module keeps a cache of its own, which is emptied before each call; inference alone.
+        approximate: it means to be close, and not equal: its error is shown beside its time.
+        changes_scores: `call` passes on masks that change scores as well, where no masks are listed.
+        axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
+        unsupported: f(workload) -> the reason why it cannot run, or None.
+        dropout: f(module, share) makes a module drop that share of its weights.
+        source: where the code is from, as a report says it.
 
     Raises:
-        ValueError: an argument of another kind, an axis that is none of the four, an unknown mask, or masks without a
-            call.
+        ValueError: an argument of another kind, an unknown axis or mask, or `call` is missing that a mask needs.
     """
-    _check_layout("adapt", layout)
-    _check_function("make", make, 1, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
-    _check_function("call", call, 4, "lambda module, x, context, mask: module(x, mask=mask.visible)")
+    if not isinstance(layout, Layout) and layout not in TENSOR_LAYOUTS:
+        _check_layout("adapt", layout)
     _check_function("unsupported", unsupported, 1, 'lambda workload: "a reason" if ... else None')
-    _check_function("dropout", dropout, 2, "lambda module, share: setattr(module, 'dropout', share)")
-    _check_list("axes", axes, "num_kv_heads")
     _check_list("masks", masks, "causal")
-    for axis in axes:
-        if axis not in FOLLOWS:
-            raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
     for mask in masks or ():
-        for part in mask.split(BETWEEN):
-            if part not in mask_names():
-                raise ValueError(unknown("mask", part, mask_names(), ", by its name alone, without numbers"))
-    if masks is not None and call is None:
-        raise ValueError("masks are given, but no call that passes one on: call=lambda module, x, context, mask: ...")
-    if masks is None:
-        masks = ("none",) if call is None else None
+        _check_mask(mask)
+    built_in: dict[str, int | float | str] = dict(sizes or {})
+    built_in |= {"scale": scale} if scale else {}
+    built_in |= {"rotary": Workload(rotary=rotary).rotary} if rotary != "none" else {}
+    built_in |= {"direction": "inference"} if has_cache else {}
+    for axis in built_in:
+        if axis not in Workload.__struct_fields__:
+            raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+    declared = Declared(masks=None if masks is None else tuple(masks), built_in=built_in, unsupported=unsupported)
+    if not isinstance(layout, Layout):
+        given = {"extra": extra, "residual": residual, "has_cache": has_cache, "axes": axes, "dropout": dropout}
+        _check_is_function(what, [name for name, value in given.items() if value])
+        _check_function("call", call, 5, "lambda function, query, key, value, mask: function(query, key, value)")
+        return from_function(
+            what,
+            getattr(what, "__name__", "adapt(...)"),
+            source=source,
+            layout=str(layout),
+            declared=declared,
+            call=call,
+            is_approximate=approximate,
+        )
+    module = _Module(
+        make=what,
+        layout=layout,
+        call=call,
+        declared=declared if masks is not None or call is not None else replace(declared, masks=("none",)),
+        built_in={**({} if masks is None else declared.axes), **built_in, "scope": "module"},
+        extra=extra or {},
+        has_residual=residual,
+        has_cache=has_cache,
+        changes_scores=changes_scores,
+        axes=axes,
+        set_dropout=dropout,
+    )
+    return Implementation(
+        build=module.build,
+        source=source,
+        unsupported=module.unsupported,
+        has_dropout=dropout is not None,
+        features=[name for name in FEATURES if name in {"scale", "rotary"} and name in built_in],
+        built_in=module.built_in_axes,
+        is_approximate=approximate,
+    )
 
-    @cache
-    def parameters(sizes: Sizes) -> frozenset[str]:
-        return frozenset(name for name, _ in _made(make, sizes).named_parameters())
 
-    def reason(workload: Workload) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class _Module:
+    """The arguments of `adapt` for a module."""
+
+    make: Callable[[Sizes], nn.Module]
+    layout: Layout
+    call: Call | None
+    declared: Declared
+    built_in: Mapping[str, int | float | str]
+    extra: Mapping[str, float]
+    has_residual: bool
+    has_cache: bool
+    changes_scores: bool
+    axes: Collection[str]
+    set_dropout: SetDropout | None
+
+    def __post_init__(self) -> None:
+        """Check them.
+
+        Raises:
+            ValueError: one is of another kind than it must be.
+        """
+        _check_function("make", self.make, 1, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
+        _check_function("call", self.call, 4, "lambda module, x, context, mask: module(x, mask=mask.visible)")
+        _check_function("dropout", self.set_dropout, 2, "lambda module, share: setattr(module, 'dropout', share)")
+        _check_list("axes", self.axes, "kv_len")
+        for axis in self.axes:
+            if axis not in FOLLOWS:
+                raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
+
+    @cached_property
+    def made(self) -> "Made":
+        """The modules."""
+        return Made(self.make, self.layout, self.extra)
+
+    def built_in_axes(self) -> dict[str, int | float | str]:
+        """The values of axes that are built in, with the biases that the parameters show."""
+        bias = self.made.built_in_bias(self.built_in)
+        return {**self.built_in, **({} if bias is None else {"bias": bias})}
+
+    def unsupported(self, workload: Workload) -> str | None:
+        """The reason why the module cannot run the workload, or None."""
         if workload.scope == "attention":
             return without_attend("an adapted module")
-        for axis, value in following(workload.axes()).items():  # those that a module must be made for
-            if axis not in axes and getattr(workload, axis) != value:
-                return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
-        rule = workload.mask_rule
-        if masks is not None and rule.name not in masks:
-            return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"
-        if masks is None and rule.changes_scores and not changes_scores:
+        if workload.kv_len != workload.seq_len and "kv_len" not in self.axes:
+            return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
+        if self.has_residual and workload.dtype in NARROW:
+            return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
+        declared, rule = self.declared, workload.mask_rule
+        if not declared.takes_mask(workload):
+            return f"the adapter passes on no mask {rule.name}, but {', '.join(declared.masks or ())}"
+        if declared.masks is None and rule.changes_scores and not self.changes_scores:
             return (
                 "the adapter does not say that it passes on what changes scores: "
                 f"list {rule.name} among its masks, or give changes_scores=True"
             )
-        return unsupported(workload) or _reason_in_biases(workload, layout, parameters)
+        return declared.unsupported(workload) or self.made.misfit(workload, self.axes)
 
-    def build(weights: Weights) -> nn.Module:
-        module = _made(make, sizes_of(weights))
-        return Adapted(module, layout, call or (lambda module, x, *_: module(x)), weights, dropout)
+    def build(self, weights: Weights) -> nn.Module:
+        """The module with these weights."""
+        module = self.made.module(sizes_of(weights))
+        call: Call = self.call or _of_tokens
+        if self.has_cache:
+            call = _emptied(call)
+        if self.has_residual:
+            call = partial(_without_residual, call)
+        return Adapted(module, self.layout, call, weights, self.set_dropout, extra=self.extra)
 
-    return Implementation(build=build, source=source, unsupported=reason, has_dropout=dropout is not None)
+
+def _of_tokens(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
+    """Call a module with tokens alone."""
+    return module(x)
+
+
+def _check_mask(mask: str) -> None:
+    """Check that a mask is a known name, or is written as a workload writes it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    for part in mask.split(BETWEEN):
+        if part.partition("(")[0] not in mask_names():
+            raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
+    if "(" in mask:
+        Workload(mask=mask)
+
+
+def _check_is_function(what: object, modules_alone: Collection[str]) -> None:
+    """Check that it is a function of query, key and value, and has no argument that is about modules.
+
+    Raises:
+        ValueError: it is not, or has one.
+    """
+    if not callable(what):
+        raise ValueError(
+            f"adapt is given {_kind(what)}: give a function of query, key and value, or f(sizes) -> module"
+        )
+    try:
+        parameters = list(inspect.signature(what).parameters)
+    except (TypeError, ValueError):
+        parameters = ["query", "key", "value"]
+    if len(parameters) < 3 and not takes_heads(parameters):  # noqa: PLR2004 - query, key, value
+        raise ValueError(
+            f"adapt is given a function of {', '.join(parameters) or 'nothing'} and no layout: a module's weights need "
+            'one, as in adapt(lambda sizes: ..., packed("qkv", out="proj"))'
+        )
+    if modules_alone:
+        raise ValueError(
+            f"{', '.join(modules_alone)} is about modules: leave it out, or give the layout of its weights"
+        )
 
 
 def _check_function(what: str, function: object, num_arguments: int, example: str) -> None:
-    """Check that it is None or a function of so many arguments."""
+    """Check that it is None or a function of that many arguments.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if function is None:
         return
     if isinstance(function, nn.Module) or not callable(function):
-        given = "a module that is made already" if isinstance(function, nn.Module) else _kind(function)
-        raise ValueError(f"adapt is given {given} for {what}: give a function, as in {what}={example}")
+        kind = "a module that is made already" if isinstance(function, nn.Module) else _kind(function)
+        raise ValueError(f"adapt is given {kind} for {what}: give a function, as in {what}={example}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # what is built in does not say
+    except (TypeError, ValueError):  # builtin functions have none
         return
     try:
         signature.bind(*range(num_arguments))
@@ -370,28 +530,188 @@ def _check_list(what: str, names: object, example: str) -> None:
         raise ValueError(f"adapt is given {what}={names!r}: give a list of names, as in {what}=[{example!r}]")
 
 
-def _made(make: Callable[[Sizes], nn.Module], sizes: Sizes) -> nn.Module:
-    """The module that `make` makes.
+class Made:
+    """The modules that `make` makes, and what their parameters say: biases, groups of key/value heads, widths."""
 
-    Raises:
-        ValueError: it raises, or makes no module.
+    def __init__(self, make: Callable[[Sizes], nn.Module], layout: Layout, extra: Mapping[str, float]) -> None:
+        """Make none yet."""
+        self.make, self.layout, self.extra = make, layout, extra
+        self.shapes = cache(self._shapes)
+        self.biases_of = cache(self._biases_of)
+
+    def module(self, sizes: Sizes) -> nn.Module:
+        """A module; whatever it draws at random, such as a buffer, is the same each time.
+
+        Raises:
+            ValueError: `make` raises, or makes no module.
+        """
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                module = self.make(sizes)
+        except Exception as error:
+            raise ValueError(f"make fails at {sizes}: {words(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"make returned {_kind(module)}: it must return a module, a torch.nn.Module")
+        return module
+
+    def _shapes(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters that are not `extra`, by name."""
+        named = {name: tuple(parameter.shape) for name, parameter in self.module(sizes).named_parameters()}
+        return {name: shape for name, shape in named.items() if not any(fnmatchcase(name, each) for each in self.extra)}
+
+    def _biases_of(self, sizes: Sizes, asked: frozenset[str]) -> frozenset[str] | None:
+        """The projections whose biases the module has, made for `sizes`, among them those asked for if they can be.
+
+        None: no choice of biases makes the layout name the parameters that the module has.
+        """
+        existing, blank = set(self.shapes(sizes)), _blank(sizes)
+        fitting: list[frozenset[str]] = []
+        for number in range(len(BIAS_NAMES), -1, -1):
+            for parts in combinations(BIAS_NAMES, number):
+                try:
+                    names, reached = _reached(self.layout, blank.biased(parts))
+                except ValueError:  # a pack that cannot do without some bias
+                    continue
+                if _without_extra(names, self.extra) == existing and all(BIAS_NAMES[part] in reached for part in parts):
+                    fitting.append(frozenset(parts))
+        return asked if asked in fitting else fitting[0] if fitting else None
+
+    def built_in_bias(self, axes: Mapping[str, int | float | str]) -> str | None:
+        """The value of the axis `bias` that all modules have; None where they follow the sizes, or do not fit."""
+        try:
+            every, none = (self._at(Workload(**SMALL, bias=bias).with_axes(axes)) for bias in ("all", "none"))  # type: ignore[arg-type]
+        except ValueError:  # checks and builds say why
+            return None
+        if every is None or none is None or every & set("qkv") != none & set("qkv"):
+            return None
+        return _bias(every)
+
+    def _at(self, workload: Workload) -> frozenset[str] | None:
+        blank = _blank_at(workload)
+        return self.biases_of(sizes_of(blank), workload.biased)
+
+    def misfit(self, workload: Workload, axes: Collection[str]) -> str | None:
+        """Why the module's parameters do not suit the workload, or None; `build` raises where a layout never fits.
+
+        Raises:
+            ValueError: the module cannot be made, or nothing of what `pack` makes can be followed back to the weights.
+        """
+        differing = [
+            axis
+            for axis, value in following(workload.axes()).items()
+            if axis != "kv_len" and axis not in axes and getattr(workload, axis) != value
+        ]
+        blank = _blank_at(workload)
+        sizes = sizes_of(blank)
+        if differing and not self._fits(sizes, workload):
+            named = ", ".join(f"{axis} = {FOLLOWS[axis]}" for axis in differing)
+            return f"its parameters are made for {named} alone"
+        asked, own = workload.biased, self.biases_of(sizes, workload.biased)
+        _, reached = _reached(self.layout, blank.biased(asked))
+        if lost := [name for name in ("query", "key", "value") if name not in reached]:
+            raise ValueError(
+                f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
+                f"{', '.join(lost)}: pack by reshapes, transposes, stacks and cats, without detach(), .data, "
+                "nn.Parameter, numpy or torch.no_grad()"
+            )
+        if own is None or own == asked:
+            return None
+        return f"bias={_bias(own)} is built in: add --set bias={_bias(own)}"
+
+    def _fits(self, sizes: Sizes, workload: Workload) -> bool:
+        """Whether the parameters have the shapes that the layout makes of weights of these sizes."""
+        try:
+            shapes, own = self.shapes(sizes), self.biases_of(sizes, workload.biased)
+            state = self.layout.state(_blank(sizes).biased(own or ()))
+        except ValueError:
+            return False
+        return own is not None and all(tuple(state[name].shape) == shape for name, shape in shapes.items())
+
+
+def _bias(parts: Collection[str]) -> str:
+    """The value of the axis `bias` that names these projections."""
+    letters = "".join(part for part in "qkv" if part in parts)
+    text = "+".join(filter(None, [letters, "out" if "out" in parts else ""])) or "none"
+    return Workload(scope="module", bias=text).bias
+
+
+def _blank(sizes: Sizes) -> Weights:
+    """Weights of these sizes without memory, with every bias."""
+    heads, groups, dim = sizes.num_heads, sizes.num_kv_heads, sizes.embed_dim
+    workload = Workload(
+        num_heads=heads, num_kv_heads=groups, head_dim=sizes.head_dim, value_dim=sizes.value_dim, embed_dim=dim
+    )
+    shapes = Weights.shapes(workload, dim)
+    return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()})
+
+
+def _blank_at(workload: Workload) -> Weights:
+    """Weights of a workload without memory, with the biases that it asks for."""
+    shapes = Weights.shapes(workload, workload.embed_dim)
+    blank = Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()})
+    return blank.biased(workload.biased)
+
+
+def _reached(layout: Layout, weights: Weights) -> tuple[set[str], set[str]]:
+    """The entries that a layout makes of weights, and the weights and biases that these come from.
+
+    An output projection that the adapter adds has all of its own.
     """
-    try:
-        module = make(sizes)
-    except Exception as error:
-        raise ValueError(f"make fails at {sizes}: {words(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"make returned {_kind(module)}: it must return a module, a torch.nn.Module")
-    return module
+    watched = weights.map(lambda tensor: tensor.requires_grad_())
+    state, tensors = layout.state(watched), watched.tensors()
+    sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]
+    gradients = torch.autograd.grad(sums, list(tensors.values()), allow_unused=True) if sums else [None] * len(tensors)
+    reached = {name for name, gradient in zip(tensors, gradients, strict=True) if gradient is not None}
+    return set(state), reached | (set() if layout.has_out else {"out", "out_bias"})
+
+
+def _without_extra(names: Collection[str], extra: Collection[str]) -> set[str]:
+    return {name for name in names if not any(fnmatchcase(name, each) for each in extra)}
+
+
+def _without_residual(call: Call, module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401
+    """A module's output without the input that it adds."""
+    result = call(module, x, context, mask)
+    output = result[0] if isinstance(result, tuple) else result
+    return output - x if isinstance(output, Tensor) and output.shape == x.shape else output
+
+
+def _emptied(call: Call) -> Call:
+    """The call, before which a module's attributes and buffers are as they were before its first call."""
+    of_all = set(vars(nn.Module()))
+    kept: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor]]] = []
+
+    def emptied(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401
+        if not kept:  # at the first call everything has its device and dtype
+            for each in module.modules():
+                attributes = {name: value for name, value in vars(each).items() if name not in of_all}
+                kept.append((each, copy.deepcopy(attributes), copy.deepcopy(dict(each.named_buffers(recurse=False)))))
+        for each, attributes, buffers in kept:
+            for name in set(vars(each)) - set(attributes) - of_all:
+                delattr(each, name)
+            vars(each).update(copy.deepcopy(attributes))
+            for name, tensor in buffers.items():
+                setattr(each, name, tensor.clone())
+        return call(module, x, context, mask)
+
+    return emptied
 
 
 class Adapted(nn.Module):
     """A module with the canonical weights loaded, called as the harness calls."""
 
-    def __init__(
-        self, module: nn.Module, layout: Layout, call: Call, weights: Weights, set_dropout: SetDropout | None = None
+    def __init__(  # noqa: PLR0913 - what it is, and what was said of it
+        self,
+        module: nn.Module,
+        layout: Layout,
+        call: Call,
+        weights: Weights,
+        set_dropout: SetDropout | None = None,
+        *,
+        extra: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Load the weights.
+        """Load the weights, and the values of `extra` into parameters that hold none.
 
         Raises:
             ValueError: a parameter that only one of layout and module has, or that is of another shape in the other.
@@ -399,6 +719,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.module = module
         self.layout = layout
+        self.biases = [part for part, name in BIAS_NAMES.items() if name in weights.tensors()]
         self.call_module: Call = call
         self.set_dropout = set_dropout
         self.share_dropped = 0.0
@@ -406,8 +727,14 @@ class Adapted(nn.Module):
         if weights.out is not None and not layout.has_out:
             self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
-        state = self.pack(weights) | self.pack_out(weights)
         shapes = {path: tuple(parameter.shape) for path, parameter in self.named_parameters()}
+        self.constants = {
+            path: torch.full(shape, value, dtype=weights.query.dtype, device=weights.query.device)
+            for path, shape in shapes.items()
+            for name, value in extra.items()
+            if fnmatchcase(path.removeprefix("module."), name)
+        }
+        state = self.pack(weights) | self.pack_out(weights)
         for path, tensor in state.items():
             name = path.removeprefix("module.")
             if path not in shapes:
@@ -422,8 +749,8 @@ class Adapted(nn.Module):
                 )
         if unnamed := [path.removeprefix("module.") for path in shapes if path not in state]:
             raise ValueError(
-                f"{layout.text} does not fit the module: it names no {', '.join(unnamed)}, "
-                "and must name every parameter"
+                f"{layout.text} does not fit the module: it names no {', '.join(unnamed)}, and must name every "
+                f"parameter; where one holds no weight, give its value: extra={{{unnamed[0]!r}: 1.0}}"
             )
         self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
 
@@ -440,7 +767,8 @@ class Adapted(nn.Module):
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The module's state dict from the canonical weights, by differentiable steps only."""
-        return {f"module.{name}": tensor for name, tensor in self.layout.state(weights).items()}
+        state = self.layout.state(weights.biased(self.biases))
+        return {f"module.{name}": tensor for name, tensor in state.items()} | self.constants
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:
         """The output projection that the adapter added; empty where the module has its own."""
@@ -448,16 +776,20 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
+        tokens = x if context is None else context
         try:
-            result = self.call_module(self.module, x, x if context is None else context, mask)
+            result = self.call_module(self.module, x, tokens, mask)
         except (AttributeError, TypeError) as error:
-            if "NoneType" in str(error) and mask.visible is None:
-                said = "mask.visible and mask.hidden are None where every key is visible: pass on None, or all True"
-            elif BoundMask.__name__ in str(error):
-                said = "call is given a BoundMask: pass on mask.visible, which is None or boolean"
-            else:
+            if BoundMask.__name__ in str(error):
+                raise ValueError(
+                    f"call is given a BoundMask: pass on mask.visible, which is None or boolean ({words(error)})"
+                ) from error
+            if "NoneType" not in str(error) or mask.visible is not None or self._fails_alike(error, x, tokens, mask):
                 raise
-            raise ValueError(f"{said} ({words(error)})") from error
+            raise ValueError(
+                "mask.visible and mask.hidden are None where every key is visible: pass on None, or all True "
+                f"({words(error)})"
+            ) from error
         output: object = result[0] if isinstance(result, tuple) else result
         width = x.shape[-1] if self.out is None else self.out.in_features
         if not isinstance(output, Tensor) or output.shape != (*x.shape[:2], width):
@@ -468,6 +800,17 @@ class Adapted(nn.Module):
                 "or a tuple that begins with it; choose it in call"
             )
         return output if self.out is None else self.out(output)
+
+    def _fails_alike(self, error: Exception, x: Tensor, context: Tensor, mask: BoundMask) -> bool:
+        """Whether a mask of all True gives the same error: then a mask that is None is not to blame."""
+        full = copy.copy(mask)
+        visible = torch.ones(1, 1, *mask.sizes[1:], dtype=torch.bool, device=mask.device)
+        vars(full).update(visible=visible, hidden=~visible)
+        try:
+            self.call_module(self.module, x, context, full)
+        except Exception as other:  # noqa: BLE001 - whatever somebody's module raises
+            return str(other) == str(error)
+        return False
 
 
 def _hint(made: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:
@@ -493,39 +836,3 @@ def sizes_of(weights: Weights) -> Sizes:
         qkv_bias=weights.has_bias,
         out_bias=weights.out_bias is not None,
     )
-
-
-def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[Sizes], frozenset[str]]) -> str | None:
-    """Why the module's biases are not the workload's, or None; any other misfit is an error of `build`."""
-    shapes = Weights.shapes(workload, workload.embed_dim)
-    blank = Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()})
-    names: dict[str, set[str]] = {}
-    for bias in BIASES:
-        try:
-            names[bias] = set(layout.state(blank.biased(bias)))
-        except ValueError:
-            if bias == workload.bias:  # what it cannot pack for others stands against those alone
-                raise
-    existing = parameters(sizes_of(blank.biased(workload.bias)))
-    if not names.get("none", set()) <= existing <= names.get("all", existing):
-        return None
-    watched = blank.biased(workload.bias).map(lambda tensor: tensor.requires_grad_())
-    made = [tensor.sum() for tensor in layout.state(watched).values() if tensor.requires_grad]
-    tensors = watched.tensors()
-    gradients = torch.autograd.grad(made, list(tensors.values()), allow_unused=True) if made else [None] * len(tensors)
-    none = [name for name, gradient in zip(tensors, gradients, strict=True) if gradient is None]
-    if lost := [name for name in none if name in {"query", "key", "value"}]:
-        raise ValueError(
-            f"{layout.text} makes nothing that autograd can follow back to the weights of {', '.join(lost)}: pack by "
-            "reshapes, transposes, stacks and cats, without detach(), .data, nn.Parameter, numpy or torch.no_grad()"
-        )
-    places = {"query_bias", "value_bias", *(["out_bias"] if layout.has_out else [])}  # that of the keys has no effect
-    if ignored := [name for name in none if name in places]:
-        return f"the layout has no place for {', '.join(ignored)}, which bias={workload.bias} asks for"
-    if existing == names[workload.bias]:
-        return None
-    fitting = [bias for bias in names if names[bias] == existing]
-    if fitting:
-        return f"the module has the biases of bias={fitting[0]}, not of bias={workload.bias}"
-    missing = ", ".join(sorted(names.get("all", existing) - existing))
-    return f"the module has no {missing} but other biases, as in no value of the axis bias"

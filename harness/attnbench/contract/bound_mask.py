@@ -170,6 +170,16 @@ class BoundMask:
 
         return make() if self.rule.is_learned else self.keep(dtype, make)
 
+    def added(self, dtype: torch.dtype) -> Tensor | None:
+        """`bias` for modules that add their mask: (1 or B, 1 or H, T, S), 0 where visible and -inf where hidden."""
+        return self.bias(dtype)
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """The number of keys (B,) of each batch row that are no padding; None without padding."""
+        tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
+        return on_device(tables[0], self.device) if tables else None
+
     def explicit(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
         return self.bias(dtype) if self.changes_scores else self.visible

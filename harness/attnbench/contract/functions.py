@@ -1,178 +1,280 @@
-"""A plain function as an implementation: what it is given follows from the names of its parameters.
+"""A plain function of query, key and value as an implementation: the names of its parameters say what it is passed.
 
     def mine(query, key, value, *, mask=None, scale=None): ...
 
-It is always given query (B, H, T, K), key and value by position. Whatever else it names it is given by name (KEYWORDS):
+Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by name. ALIASES are other packages' names
+for them, with all of `scaled_dot_product_attention`'s own:
 
 - `mask`: boolean, True where a key is visible, broadcastable to (B, H, T, S); or None.
 - `is_causal`: whether the mask is the causal one, aligned at the start; then `mask` is None.
+- `is_causal_bottom_right`: the same, aligned at the end: the last query sees every key.
+- `key_padding_mask`: boolean (B, S), True where a key is hidden, for a function without `mask`; or None.
 - `bias`: numbers to add to the scores, broadcastable to (B, H, T, S), as ALiBi has them; or None. A function without
-  `mask` finds -inf there where a key is hidden. A learned bias has a gradient.
-- `scale`: what the products of query and key are multiplied by, 1 / sqrt(K) or as the workload says.
+  `mask` has -inf in it where a key is hidden. A learned bias has a gradient.
+- `scale`: the factor of the products of query and key, 1 / sqrt(K) or as the workload says.
 - `sinks`: for each head (H,) the score of one more key, whose value is 0; or None.
 - `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then as they are; otherwise each key/value head is
-  repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V).
+  repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V). `enable_gqa` is passed G != H.
 - `dropout`: the share of the weights to drop.
 
 Shapes as in the contract.
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
-from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads
-from attnbench.plugins import KEYWORDS, given_words
-from attnbench.workloads.masks import Causal, Mask
+from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads, supports_everything
+from attnbench.plugins import ALIASES, KEYWORDS, passed_words
+from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding
 from attnbench.workloads.workload import FEATURES, Workload
 
-BY_POSITION = ("query", "key", "value")
-MEANT = {
-    "attn_mask": "mask",
-    "attention_mask": "mask",
-    "causal": "is_causal",
-    "softmax_scale": "scale",
-    "sm_scale": "scale",
-    "scaling": "scale",
-    "s_aux": "sinks",
-    "sink": "sinks",
-    "learnable_sink": "sinks",
-    "attn_bias": "bias",
-    "alibi": "bias",
-    "dropout_p": "dropout",
-    "enable_gqa": "num_kv_heads",
-    "num_groups": "num_kv_heads",
-}
-"""What other packages call the same."""
-HAS_PROJECTIONS = "; a module with its own projections needs adapt(lambda sizes: ..., packed(...)) (docs/adapters.md)"
+TENSOR_LAYOUTS = ("bhtk", "bthk")
+"""The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as flash-attention has them."""
+HAS_PROJECTIONS = (
+    "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
+    "(docs/adapters.md)"
+)
+
+Call = Callable[..., Tensor]
+"""f(function, query, key, value, mask) -> (B, H, T, V), with mask a BoundMask."""
 
 
-def from_class(kind: type, spec: str) -> Implementation:
-    """The implementation that a class makes by its `attend` alone, which is a function of query, key and value.
+def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
+    """The signature of torch's own function, which is not written in Python."""
+    raise AssertionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What `adapt` says of a function or a module beyond its signature.
+
+    `masks` are those that it takes, by name or as a workload writes them; None: those that its signature can be passed.
+    `built_in` are values of axes that it has built in.
+    """
+
+    masks: tuple[str, ...] | None = None
+    built_in: Mapping[str, int | float | str] | None = None
+    unsupported: Callable[[Workload], str | None] = supports_everything
+
+    @property
+    def axes(self) -> dict[str, int | float | str]:
+        """The values of axes that are built in; a single mask is one."""
+        only = self.masks[0] if self.masks is not None and len(self.masks) == 1 else ""
+        try:
+            named = {"mask": Workload(mask=only).mask} if only else {}
+        except ValueError:  # it needs numbers, so that it stands for several
+            named = {}
+        return {**named, **(self.built_in or {})}
+
+    def takes_mask(self, workload: Workload) -> bool:
+        """Whether the workload's mask is one of `masks`; where T = S, both alignments of one mask are the same."""
+        rule, names = workload.mask_rule, {workload.mask, workload.mask_rule.name}
+        if workload.seq_len == workload.kv_len and len(rule.parts) == 1:
+            other = rule.name.removesuffix(END) if rule.name.endswith(END) else f"{rule.name}{END}"
+            names |= {workload.mask.replace(rule.name, other), other}
+        return self.masks is None or not names.isdisjoint(self.masks)
+
+
+END = "_bottom_right"
+
+
+def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
+    """The implementation that a class makes by one method alone, which is a function of query, key and value.
 
     Raises:
-        ValueError: it cannot be made without arguments, or `attend` is no such function.
+        ValueError: it cannot be made without arguments, or the method is no such function.
     """
     required = _required(list(inspect.signature(kind).parameters.values()))
     if required:
         raise ValueError(
-            f"{spec} needs {', '.join(required)} to be made, and a class with attend is made without arguments, as "
+            f"{spec} needs {', '.join(required)} to be made, and a class with {method} is made without arguments, as "
             f"{kind.__name__}(): give defaults, or hand in an IMPLEMENTATION (docs/adapters.md)"
         )
-    made: Any = kind()
-    return from_function(made.attend, f"{spec}.attend" if spec else "attend", source=spec)
+    instance: Any = kind()
+    function = instance if method == "forward" else getattr(instance, method)
+    return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
 
 
-def from_function(function: Callable[..., Tensor], spec: str, *, source: str = "") -> Implementation:
+def from_function(  # noqa: PLR0913 - each says one thing that functions differ in
+    function: Callable[..., Tensor],
+    spec: str,
+    *,
+    source: str = "",
+    layout: str = TENSOR_LAYOUTS[0],
+    declared: Declared = Declared(),
+    call: Call | None = None,
+    is_approximate: bool = False,
+) -> Implementation:
     """The implementation that a function of query, key, value and some of KEYWORDS makes; `spec` is its name.
+
+    With `call` it is called by that alone, and nothing follows from its signature.
 
     Raises:
         ValueError: it cannot be called like that.
     """
-    named = keywords(function, spec)
+    names = {} if call else keywords(function, spec)
+    names, declared = _with_bound(function, names, declared)
+    built_in = declared.axes
 
     class FunctionAttention(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             key, value = mask.cached(key, value, query.dtype)
-            given = _of_mask(named, mask, query.dtype, spec)
-            if "num_kv_heads" in named:
-                given["num_kv_heads"] = key.shape[1]
-            else:
+            passed = _of_mask(names, mask, query.dtype, spec)
+            if name := names.get("num_kv_heads"):
+                passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]
+            elif call is None:
                 key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-            if "scale" in named:
-                given["scale"] = mask.scale_for(query.shape[-1])
-            if "sinks" in named:
-                given["sinks"] = mask.sinks
-            if "dropout" in named:
-                given["dropout"] = self.dropout
+            values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
+            passed |= {names[keyword]: each for keyword, each in values.items() if keyword in names}
+            tensors = [query, key, value]
+            if layout == "bthk":
+                tensors = [each.transpose(1, 2).contiguous() for each in tensors]  # (B,H,T,K) -> (B,T,H,K)
             try:
-                output: object = function(query, key, value, **given)
+                output: object = call(function, *tensors, mask) if call else function(*tensors, **passed)
             except (AttributeError, TypeError) as error:
-                absent = [name for name, tensor in given.items() if tensor is None]
+                absent = [name for name, tensor in passed.items() if tensor is None]
                 if not absent or "NoneType" not in str(error):
                     raise
-                raise ValueError(f"{spec} is given {', '.join(absent)} = None here ({words(error)})") from error
+                raise ValueError(f"{spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
+            if layout == "bthk" and isinstance(output, Tensor) and output.dim() == 4:  # noqa: PLR2004
+                output = output.transpose(1, 2)
             expected = (*query.shape[:3], value.shape[3])
             if not isinstance(output, Tensor) or output.shape != expected:
-                raise ValueError(_unfit(spec, output, expected))
+                raise ValueError(_unfit(spec, output, expected, layout))
             return output
 
     def unsupported(workload: Workload) -> str | None:
-        otherwise = _asked_in_other_words(function)
-        if workload.dropout > 0 and "dropout" not in named:
-            return f"{_lacks('dropout', otherwise)}, the share of the weights to drop"
-        for feature, name in (("scale", "scale"), ("sinks", "sinks")):
-            if feature in workload.features and name not in named:
-                return f"{_lacks(name, otherwise)}, and the workload has {FEATURES[feature].partition(' (')[0]}"
-        return _reason_in_mask(named, workload.mask_rule, otherwise)
+        if workload.dropout > 0 and "dropout" not in names:
+            return "the function has no parameter dropout, the share of the weights to drop"
+        for feature, keyword in (("scale", "scale"), ("sinks", "sinks")):
+            if feature in workload.features and keyword not in {*names, *built_in}:
+                what = FEATURES[feature].partition(" (")[0]
+                return f"the function has no parameter {keyword}, and the workload has {what}"
+        if not declared.takes_mask(workload):
+            return f"it takes the masks {', '.join(declared.masks or ())}"
+        reason = None if declared.masks is not None else _reason_in_mask(names, workload, has_call=call is not None)
+        return reason or declared.unsupported(workload)
 
     return Implementation(
         build=FunctionAttention,
-        source=f"{source or spec}, given {given_words(named)}",
+        source=f"{source or spec}, given {passed_words(names.values())}",
         unsupported=unsupported,
-        has_dropout="dropout" in named,
-        features=tuple(FEATURES),
+        has_dropout="dropout" in names,
+        features=[feature for feature in FEATURES if feature != "rotary" or "rotary" in built_in],
+        built_in=lambda: built_in,
+        copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
+        is_approximate=is_approximate,
     )
 
 
-def _unfit(spec: str, output: object, expected: tuple[int, ...]) -> str:
+def _unfit(spec: str, output: object, expected: tuple[int, ...], layout: str) -> str:
     """The message for an output that is no tensor of the expected shape (B, H, T, V)."""
+    batch, heads, tokens, width = expected
     wanted = f"it must return one tensor (B, H, T, V), here {expected}"
+    if layout == "bthk":
+        wanted = f"it must return one tensor (B, T, H, V), here {(batch, tokens, heads, width)}"
     if not isinstance(output, Tensor):
         several = "; of several, return the output alone" if isinstance(output, tuple | list) else ""
         return f"{spec} returned a {type(output).__name__}: {wanted}{several}"
-    batch, heads, tokens, width = expected
-    known = {
-        (batch, tokens, heads, width): "heads and tokens have changed places, so transpose(1, 2)",
+    shape = tuple(output.shape)
+    if layout == "bthk" and output.dim() == 4:  # noqa: PLR2004
+        shape = (shape[0], shape[2], shape[1], shape[3])
+    hints = {
+        (batch, tokens, heads, width): 'heads and tokens have changed places: adapt(..., layout="bthk")',
         (batch, tokens, heads * width): "heads are merged, and must stay apart",
     }
-    hint = known.get(tuple(output.shape))
-    return f"{spec} returned {tuple(output.shape)}: {wanted}{f' ({hint})' if hint else ''}"
+    hint = hints.get(shape) if layout != "bthk" else None
+    return f"{spec} returned {shape}: {wanted}{f' ({hint})' if hint else ''}"
 
 
-def keywords(function: object, spec: str) -> tuple[str, ...]:
-    """Those of KEYWORDS that a function takes; `mask`, if it takes any.
+def takes_heads(parameters: Collection[str]) -> bool:
+    """Whether the first three parameters are called query, key and value, or begin with these letters."""
+    return [name[:1].lower() for name in list(parameters)[:3]] == ["q", "k", "v"]
+
+
+def keywords(function: object, spec: str) -> dict[str, str]:
+    """Those of KEYWORDS that a function takes, each with the function's own name for it; `mask`, if it takes any.
 
     Raises:
         ValueError: the function has no signature, takes no three tensors by position, or needs more than there is.
     """
+    signature = _signature(function, spec)
+    parameters = list(signature.parameters.values())
+    positional = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    takes_any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    first, rest = positional[:3], positional[3:]
+    if not takes_any_number and (len(first) < 3 or {*KEYWORDS, *ALIASES} & {each.name for each in first}):  # noqa: PLR2004
+        raise ValueError(
+            f"{spec} takes {signature}: the first three parameters must be query, key and value, which are passed by "
+            f"position{HAS_PROJECTIONS}"
+        )
+    by_name = [each for each in rest if each.kind is each.POSITIONAL_OR_KEYWORD]
+    by_name += [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    others = [each for each in rest if each.kind is each.POSITIONAL_ONLY]
+    if unknown := _required([*others, *(each for each in by_name if each.name not in {*KEYWORDS, *ALIASES})]):
+        raise ValueError(
+            f"{spec} needs {' and '.join(unknown)}: after query, key and value, it can be passed {', '.join(KEYWORDS)} "
+            f"by name, or {', '.join(ALIASES)}; give everything else a default, as in "
+            f"functools.partial({getattr(function, '__name__', spec)}, {unknown[0]}=...)"
+        )
+    names: dict[str, str] = {}
+    for each in by_name:
+        if (keyword := ALIASES.get(each.name, each.name)) in KEYWORDS and each.name not in _bound(function):
+            names.setdefault(keyword, each.name)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names.setdefault("mask", "mask")
+    return {keyword: names[keyword] for keyword in KEYWORDS if keyword in names}
+
+
+def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
+    """The signature of a function, module or partial; torch's own function has one as well.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if isinstance(function, partial) and function.func is F.scaled_dot_product_attention:
+        return inspect.signature(partial(_sdpa, *function.args, **function.keywords))
+    if function is F.scaled_dot_product_attention:
+        return inspect.signature(_sdpa)
     try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)  # type: ignore[arg-type]
+        return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):
         raise ValueError(
             f"{spec} does not say what it takes, since it is not written in Python: "
             "wrap it, as in def mine(query, key, value, *, mask=None)"
         ) from None
-    parameters = list(signature.parameters.values())
-    positional = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
-    takes_any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    first, rest = positional[: len(BY_POSITION)], positional[len(BY_POSITION) :]
-    if not takes_any_number and (len(first) < len(BY_POSITION) or set(KEYWORDS) & {each.name for each in first}):
-        raise ValueError(
-            f"{spec} takes {signature}: the first three parameters must be query, key and "
-            f"value, which are given by position{HAS_PROJECTIONS if isinstance(function, nn.Module) else ''}"
-        )
-    by_name = [each for each in rest if each.kind is each.POSITIONAL_OR_KEYWORD]
-    by_name += [each for each in parameters if each.kind is each.KEYWORD_ONLY]
-    others = [each for each in rest if each.kind is each.POSITIONAL_ONLY]
-    if unknown := _required([*others, *(each for each in by_name if each.name not in KEYWORDS)]):
-        wanted = " and ".join(f"{name} (did you mean {MEANT[name]}?)" if name in MEANT else name for name in unknown)
-        raise ValueError(
-            f"{spec} needs {wanted}: after query, key and value, it can be given {', '.join(KEYWORDS)} by name; "
-            "give everything else a default"
-        )
-    names = {each.name for each in by_name}
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names.add("mask")
-    return tuple(name for name in KEYWORDS if name in names)
 
 
-def words(error: Exception) -> str:
+def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
+    """The names and declarations, with those that a partial's arguments and the alignment of `masks` imply."""
+    bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
+    if bound.get("is_causal") is True:
+        declared = replace(declared, masks=("causal",))
+        names = {keyword: name for keyword, name in names.items() if keyword not in {"mask", "bias"}}
+    if isinstance(scale := bound.get("scale"), float):
+        declared = replace(declared, built_in={"scale": scale, **(declared.built_in or {})})
+    is_at_end = declared.masks is not None and f"causal{END}" in declared.masks and "causal" not in declared.masks
+    if is_at_end and "is_causal" in names:
+        names[f"is_causal{END}"] = names.pop("is_causal")
+    return names, declared
+
+
+def _bound(function: object) -> Mapping[str, object]:
+    """The arguments that a partial has by name."""
+    return function.keywords if isinstance(function, partial) else {}
+
+
+def words(error: BaseException) -> str:
     """An exception on one line, for the message of another."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
@@ -184,58 +286,57 @@ def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
     ]
 
 
-def _asked_in_other_words(function: Callable[..., Any]) -> dict[str, str]:
-    """Parameters that other packages call so, by what they are called here."""
-    return {MEANT[name]: name for name in inspect.signature(function).parameters if name in MEANT}
-
-
-def _lacks(name: str, otherwise: dict[str, str]) -> str:
-    """That a function has no such parameter, and which of its own has to be called so."""
-    hint = f" (its {otherwise[name]} has to be called {name})" if name in otherwise else ""
-    return f"the function has no parameter {name}{hint}"
-
-
-def _reason_in_mask(named: Collection[str], rule: Mask, otherwise: dict[str, str]) -> str | None:
-    """Why a function that is given these cannot be given the mask, or None."""
+def _reason_in_mask(names: Collection[str], workload: Workload, *, has_call: bool) -> str | None:
+    """Why a function that is passed these cannot be passed the mask, or None."""
+    rule, only = workload.mask_rule, ""
     if not rule.is_additive:
         return f"mask {rule} changes scores by more than a bias: hand in a subclass of Attention"
-    if rule.changes_scores and "bias" not in named:
-        return f"{_lacks('bias', otherwise)}, and mask {rule} changes scores"
-    if rule.hides and not {"mask", "bias"} & set(named):
-        if "is_causal" not in named:
-            return f"{_lacks('mask', otherwise)}: it takes part in unmasked workloads only"
-        if not _hides_the_future(rule):
-            return f"{_lacks('mask', otherwise)}: is_causal passes on the causal mask alone"
-    return None
+    if rule.changes_scores and "bias" not in names:
+        return f"the function has no parameter bias, and mask {rule} changes scores"
+    if not rule.hides or has_call or {"mask", "bias"} & set(names):
+        return None
+    for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight), ("key_padding_mask", Padding)):
+        if keyword in names:
+            if _hides_as(rule, kind, is_square=workload.seq_len == workload.kv_len):
+                return None
+            only = f"{keyword} passes on the {kind.name} mask alone"
+    return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
 
 
-def _of_mask(named: Collection[str], mask: BoundMask, dtype: torch.dtype, spec: str) -> dict[str, Any]:
-    """The arguments `mask`, `is_causal` and `bias` of one call, as far as the function `spec` takes them."""
-    given: dict[str, Any] = {}
-    if "is_causal" in named:
-        given["is_causal"] = _hides_the_future(mask.rule)
-    is_told = given.get("is_causal", False)
-    if "mask" in named:
-        given["mask"] = None if is_told else mask.visible
-    if "bias" in named:
-        hides_by_bias = mask.rule.hides and not is_told and "mask" not in named
+def _of_mask(names: Mapping[str, str], mask: BoundMask, dtype: torch.dtype, spec: str) -> dict[str, Any]:
+    """The arguments about the mask of one call, by the function's own names for them."""
+    passed: dict[str, Any] = {}
+    is_square, is_passed = mask.sizes[1] == mask.sizes[2], False
+    for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight)):
+        if keyword in names:
+            passed[names[keyword]] = is_kind = not is_passed and _hides_as(mask.rule, kind, is_square=is_square)
+            is_passed |= is_kind
+    if "mask" in names:
+        passed[names["mask"]] = None if is_passed else mask.visible
+    elif "key_padding_mask" in names:
+        is_padding = _hides_as(mask.rule, Padding)
+        passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
+    if "bias" in names:
+        hides_by_bias = mask.rule.hides and not is_passed and "mask" not in names
         if hides_by_bias or not mask.rule.hides:
-            given["bias"] = mask.bias(dtype)
+            passed[names["bias"]] = mask.bias(dtype)
         else:
-            given["bias"] = _changes(mask, dtype, spec) if mask.changes_scores else None
-    return given
+            passed[names["bias"]] = _changes(mask, dtype, spec) if mask.changes_scores else None
+    return passed
 
 
-def _hides_the_future(rule: Mask) -> bool:
-    """Whether what the mask hides is what the causal mask, aligned at the start, hides."""
+def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
+    """Whether a mask hides what a mask of that kind hides: where T = S, either alignment of the causal one."""
     hiding = [part for part in rule.parts if part.hides]
-    return len(hiding) == 1 and isinstance(hiding[0], Causal)
+    kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
+    return len(hiding) == 1 and isinstance(hiding[0], kinds)
 
 
 def _changes(mask: BoundMask, dtype: torch.dtype, spec: str) -> Tensor:
-    """What the mask adds to scores, without what it hides: broadcastable to (B, H, T, S), made at the first use.
+    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S).
 
-    Each function has its own: one that writes into it misleads no other. A learned bias is looked up each time.
+    They are made at the first use. Each function has its own: one that writes into it misleads no other. A learned bias
+    is looked up each time.
     """
     zero = torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device)
     if mask.rule.is_learned:

@@ -6,6 +6,7 @@ kernel altogether, as the operators that ran show: the plain form without a mask
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -24,7 +25,7 @@ from attnbench.contract import (
     missing_compiler,
     without_attend,
 )
-from attnbench.contract.functions import from_class, from_function
+from attnbench.contract.functions import from_class, from_function, takes_heads
 from attnbench.workloads.workload import Workload
 
 ADAPTED = (
@@ -69,10 +70,14 @@ def from_value(value: object, spec: str) -> Implementation:
             return Implementation(build=value.from_weights, source=spec, unsupported=unsupported)
         if hasattr(value, "attend"):
             return from_class(value, spec)
+        if issubclass(value, nn.Module) and takes_heads([*inspect.signature(value.forward).parameters][1:]):
+            return from_class(value, spec, "forward")
         raise ValueError(
             f"{spec} is a class without attend(query, key, value, mask) and without a classmethod "
             f"from_weights(weights): it needs one of them, or hand in {ADAPTED}"
         )
+    if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
+        raise ValueError(f"{spec} is a module with weights of its own: hand in {ADAPTED}")
     if callable(value):
         return from_function(value, spec)
     raise ValueError(

@@ -1,6 +1,6 @@
 """From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -9,6 +9,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
+from attnbench.processes.declared import Axes, Declared, declared, suited, together
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import FALSE_SHARE
@@ -66,6 +67,7 @@ class Selection:
     allocator: str | None = None
     metrics: Sequence[str] | None = None
     isolation: str = "process"
+    declarations: Mapping[str, Declared] | None = None  # by spec, where they have been asked for already
 
 
 def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
@@ -97,13 +99,19 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
-    without = {*chosen.leave_out, *(() if has_ranks else plugins.distributing())}
+    without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
     without |= set() if policy.default_path() else {policy.ITSELF}
     usual = [name for name in plugins.implementation_names() if name not in without]
-    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
-    if with_baseline and selection.baseline not in map(plugins.name_of, specs):
+    typed = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
+    specs = plugins.labelled(typed)
+    baseline = plugins.name_of(dict(zip(typed, specs, strict=True)).get(selection.baseline, selection.baseline))
+    if with_baseline and baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
     plugins.check_specs(specs)
+    left_out = {} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs}
+    if not (model or is_traced):
+        declarations = declared(specs) if selection.declarations is None else selection.declarations
+        workloads, left_out = _suited(workloads, specs, declarations, settings, left_out, is_alike=with_baseline)
     alone = tuple(
         plugins.name_of(spec) for spec in specs if selection.isolation == "process" and plugins.is_foreign(spec)
     )
@@ -118,7 +126,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact and not is_traced else file.stem,
         workloads=workloads,
         implementations=tuple(specs),
-        baseline=plugins.name_of(selection.baseline),
+        baseline=baseline,
         metrics=metrics,
         budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
         call_limit_s=call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
@@ -140,8 +148,40 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         model="" if model is None else model.name,
         mixes=mixes,
         traced=traced,
-        left_out={} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs},
+        left_out=left_out,
     )
+
+
+def _suited(  # noqa: PLR0913 - workloads, and what decides about them
+    workloads: tuple[Workload, ...],
+    specs: Sequence[str],
+    declarations: Mapping[str, Declared],
+    settings: Mapping[str, Sequence[str]],
+    left_out: dict[str, tuple[str, ...]],
+    *,
+    is_alike: bool,
+) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
+    """The workloads with the axes that implementations have built in, where no setting names them.
+
+    With `is_alike` all have the same, to be compared; else each has its own, and the others' are left out.
+    """
+
+    def unset(axes: Axes) -> Axes:
+        return {axis: value for axis, value in axes.items() if axis not in settings}
+
+    if is_alike:
+        axes = unset(together(declarations))
+        return (suited(workloads, axes), left_out) if axes else (workloads, left_out)
+    own = {
+        spec: suited(workloads, unset(declarations[spec].built_in)) if spec in declarations else workloads
+        for spec in specs
+    }
+    every = {workload.id: workload for each in own.values() for workload in each}
+    out = {plugins.name_of(spec): set(every) - {each.id for each in own[spec]} for spec in specs}
+    named = {
+        name: tuple(each for each in every if each in {*ids, *left_out.get(name, ())}) for name, ids in out.items()
+    }
+    return tuple(every.values()), {name: ids for name, ids in named.items() if ids}
 
 
 def plan_to_choose(selection: Selection, *, searches: bool = True) -> Plan:

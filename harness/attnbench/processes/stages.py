@@ -28,6 +28,7 @@ from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import policy
+from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -346,7 +347,7 @@ def observe_kept_memory(session: Session) -> None:
     One cell is as good as another: code that keeps something keeps it everywhere.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
-    for workload, arm in sorted(session.live_cells, key=lambda cell: _telling(cell[0])):
+    for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
         if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
             cheapest.setdefault((arm, workload.direction == "inference"), workload)
     for (arm, _), workload in cheapest.items():

@@ -56,7 +56,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "dtype": str,
     "mask": lambda mask: _mask(str(mask)),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
-    "bias": lambda bias: BIASES.get(bias, bias),
+    "bias": lambda bias: BIASES.get(bias, f"biases of {bias} alone"),
     "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
     "device": lambda device: f"on {device}",
     "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",

@@ -16,6 +16,8 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 BIASES = ("all", "qkv", "out", "none")
+ROTARIES = ("halves", "interleaved")
+"""How the columns of a head pair up: first half with second half (Llama), or neighbours (GPT-J)."""
 SCOPES = ("attention", "module")
 LAYOUTS = ("contiguous", "transposed", "mixed", "expanded", "broadcast", "value_in_key")
 SINKS = ("none", "learned")
@@ -34,6 +36,7 @@ CHOICES = {
 FEATURES = {
     "scale": "a scale of the scores (`mask.scale_for`)",
     "sinks": "sinks (`mask.sinks`)",
+    "rotary": "rotary positions (inside of it)",
     "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
     "cache": "a cache in pages, or in 8 bits (`mask.cached`)",
 }
@@ -68,6 +71,9 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
+DEFAULT_ROTARY_BASE = 1e4
+_BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
+_ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,12 +97,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: float = 0.0
     direction: str = "forward"
     scope: str = "attention"
-    bias: str = "all"  # which projections have one; scope attention has no projections: always all
+    bias: str = (
+        "all"  # the projections with one: all, none, qkv, qv, qv+out; scope attention has no projections: always all
+    )
     num_threads: int = 0  # 0: one for each physical core
     seed: int = 0
     layout: str = "contiguous"  # how query, key and value lie in memory; scope module makes its own: always contiguous
     float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; of float32 alone
     scale: float = 0.0  # what products of query and key are multiplied by; 0: 1 / sqrt(head_dim)
+    rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are turned by their places
     sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
     page_size: int = 0  # key and value lie in pages of so many tokens, which a block table names; 0: in one piece
     cache_dtype: str = "same"  # in what key and value are stored: as dtype, or in 8 bits with a scale for each head
@@ -110,7 +119,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             *((axis, 0 <= axes[axis] <= LARGEST, "a whole number from 0 to 2^31") for axis in FROM_0),
             ("world_size", axes["world_size"] <= MOST_RANKS, f"a whole number from 1 to {MOST_RANKS}"),
             ("num_threads", axes["num_threads"] <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}"),
-            *((axis, axes[axis] in choices, f"one of {', '.join(choices)}") for axis, choices in CHOICES.items()),
+            *(
+                (axis, axes[axis] in choices, f"one of {', '.join(choices)}")
+                for axis, choices in CHOICES.items()
+                if axis != "bias"
+            ),
+            ("bias", _BIASES.fullmatch(self.bias) is not None, "all, none, or which have one: qkv, qv, qv+out, out"),
+            ("rotary", self.rotary == "none" or self.rotary_base > 0, "none, halves(BASE) or interleaved(BASE)"),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
             ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
             ("scale", 0.0 <= self.scale < math.inf, "a number above 0, or 0 for 1 / sqrt(head_dim)"),
@@ -139,6 +154,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             fill("scale", 0.0)
         if self.scope == "attention":
             fill("bias", "all")
+        fill("bias", {"qkv+out": "all"}.get(self.bias, self.bias))
+        if self.rotary != "none":
+            fill("rotary", f"{self.rotary.partition('(')[0]}({self.rotary_base:g})")
+            if self.head_dim % 2 or self.kv_len != self.seq_len:
+                given = f"rotary={self.rotary} with head_dim={self.head_dim}, seq_len={self.seq_len}"
+                needed = "it needs an even head_dim, and kv_len = seq_len"
+                raise ValueError(f"{given} and kv_len={self.kv_len} is not allowed: {needed}")
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
@@ -175,6 +197,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return float(self.scale or self.head_dim**-0.5)
 
     @property
+    def biased(self) -> frozenset[str]:
+        """The projections that have a bias: q, k, v and out."""
+        bias = {"all": "qkv+out", "none": ""}.get(self.bias, self.bias)
+        return frozenset(re.findall(r"out|[qkv]", bias))
+
+    @property
+    def rotary_base(self) -> float:
+        """The base of the rotary angles, 10000 where `rotary` names none; 0 where `rotary` is not readable."""
+        match = _ROTARY.fullmatch(self.rotary)
+        return float(match[2] or DEFAULT_ROTARY_BASE) if match else 0.0
+
+    @property
     def has_cache(self) -> bool:
         """Whether key and value are stored in another form than the call computes with."""
         return bool(self.page_size) or self.cache_dtype != CACHE_DTYPES[0]
@@ -182,8 +216,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def features(self) -> tuple[str, ...]:
         """Those of FEATURES that an implementation must take to compute it."""
-        needed = {"scale": self.scale, "sinks": self.sinks != "none", "learned bias": self.mask_rule.is_learned}
-        needed["cache"] = self.has_cache
+        needed = {"scale": self.scale, "sinks": self.sinks != "none", "rotary": self.rotary != "none"}
+        needed |= {"learned bias": self.mask_rule.is_learned, "cache": self.has_cache}
         return tuple(name for name in FEATURES if needed[name])
 
     @property
@@ -208,6 +242,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         query_len, key_len = (max(1, round(length * each / self.longest)) for each in (self.seq_len, self.kv_len))
         mask = str(self.mask_rule.at_other_length())
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
+
+    def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
+        """The workload with other values of these axes; what followed from them still follows.
+
+        Raises:
+            ValueError: there is no such workload.
+        """
+        given, follows = self.axes(), following(self.axes())
+        kept = {axis: 0 if follows.get(axis) == value else value for axis, value in given.items()}
+        return msgspec.structs.replace(self, **(kept | dict(axes)))
 
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""

@@ -43,7 +43,7 @@ def project_regrouped(
     x: Tensor, context: Tensor, weights: Weights, regroup: Callable[[list[Tensor]], Iterable[Tensor]]
 ) -> Triple:
     """Project with the rows (H, K, ...) of query, key and value regrouped: those of the weights and of the biases."""
-    given = weights.tensors()
+    given = weights.filled().tensors()
     named: dict[str, Tensor] = {}
     for kind in ("", "_bias") if weights.has_bias else ("",):
         names = [f"{part}{kind}" for part in PARTS]

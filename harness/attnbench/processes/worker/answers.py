@@ -147,7 +147,6 @@ class Worker:
         self.is_pending = False  # what the guard remembers is from before an earlier request
         self.is_altered = False  # something was changed that everybody in the process has
         self.is_broken = False  # the process is of no more use
-        self.load_error: Exception | None = None  # of the implementation that was loaded last
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
@@ -196,7 +195,7 @@ class Worker:
                 said=(str(error).splitlines() or [""])[0],
                 is_predicted=is_predicted,
                 is_close=isinstance(error, attempts.OutOfReachError) and error.is_close,
-                is_unloadable=error is self.load_error,
+                is_unloadable=isinstance(error, attempts.LoadError),
             )
         except CandidateLostError as lost:
             reply = lost.failed
@@ -254,8 +253,7 @@ class Worker:
             finally:
                 self._account(is_making=True)
         except Exception as error:
-            self.load_error = error
-            raise
+            raise attempts.LoadError(spec, error) from error
         finally:
             self.heartbeat.beat(arm)
 

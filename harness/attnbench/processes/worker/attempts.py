@@ -7,6 +7,7 @@ docs/adr/0005.
 """
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from attnbench.checking.case import build, draw_normal, place, reason_against
+from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.rank_group import RankLostError, RankSilentError
@@ -66,7 +67,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
     """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
     if isinstance(error, OutOfReachError):
         return error.status, str(error)
-    if isinstance(error, UncheckableError | NotOneGraphError | CaptureError):
+    if isinstance(error, UncheckableError | NotOneGraphError | CaptureError | NoBackwardError):
         return Status.unsupported, str(error)
     if isinstance(error, CandidateError):
         return error.failed.status, error.failed.message
@@ -74,6 +75,8 @@ def describe(error: BaseException) -> tuple[Status, str]:
         return Status.crashed, str(error)
     if isinstance(error, RankSilentError):
         return Status.timeout, str(error)
+    if isinstance(error, LoadError):
+        return Status.error, str(error)
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
     message = f"{type(error).__name__}: {first}"
@@ -87,7 +90,23 @@ def describe(error: BaseException) -> tuple[Status, str]:
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
-    return Status.error, message
+    return Status.unsupported if isinstance(error, NotImplementedError) else Status.error, message
+
+
+class LoadError(Exception):
+    """An implementation cannot be imported; the message has the whole cause."""
+
+    def __init__(self, spec: str, error: BaseException) -> None:
+        """Join the messages of the error and its causes, with the line of the file that raised it."""
+        causes, told = [error], list[str]()
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+            causes.append(cause)
+        for each in causes:
+            lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
+            told.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
+        first = describe(error)[1]
+        place = re.search(r" \([^()]+, line \d+\)$", first)
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}")
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
