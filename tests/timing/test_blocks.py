@@ -144,6 +144,18 @@ def test_short_calls_are_touched_before_each_sample_and_long_ones_are_not():
     assert calls == {"short": 2 + 5 * 2, "long": 2 + 5}  # calibration: an untimed call and one sample
 
 
+def test_samples_record_their_untimed_calls_and_what_those_take():
+    costs = iter(4 * [2e-3] + [9e-3] + 9 * [2e-3])  # two to calibrate; the untimed call of the second block is slow
+    clock = VirtualClock()
+    short = timed("short", lambda: clock.spend(next(costs)))
+    taken = visit([short], clock, at(num_blocks=2))["short"]
+    assert [sample.num_untimed for sample in taken] == [1, 1]
+    assert [sample.untimed_s for sample in taken] == pytest.approx([2e-3, 9e-3])
+    assert taken[1].called_s == pytest.approx(11e-3)
+    (long,) = visit(calls_of(clock, long=0.2), clock, at(num_blocks=1))["long"]
+    assert (long.num_untimed, long.untimed_s) == (0, 0.0)
+
+
 def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
     clock = VirtualClock()
     seen = []
