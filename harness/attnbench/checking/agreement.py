@@ -48,7 +48,7 @@ KEPT = "a second call gives the answer to the inputs of an earlier call"
 
 
 RulesAt = dict[str, tuple[RuleResult, ...]]
-"""What the rules gave for one implementation, by the workload, or the kind of workloads, at which they were tried."""
+"""What the rules gave for one implementation, by the kind of workloads at which they were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +161,10 @@ def compare(references: References, implementation: Implementation, known: Rules
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
-            earlier.append((reference, observation.output))
             has_backward &= observation.has_backward
             of_output, by_probe[probe] = output_error(observation.output, reference)
+            if of_output.agrees:
+                earlier.append((reference, observation.output))
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             for each in (reference, by_probe[probe]):
@@ -188,13 +189,10 @@ def compare(references: References, implementation: Implementation, known: Rules
 
 
 def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
-    """Raise ConductError where an output is that of an earlier call, to which another answer is right.
+    """Raise ConductError where an output is the right answer to an earlier call, and not to this one.
 
-    Its graph is that of the earlier call, too, so that its gradients would be those, or an error. Two outputs of one
-    constant, such as 0, are another mistake.
+    Its graph is that of the earlier call, too, so that its gradients would be those, or an error.
     """
-    if (output == output.flatten()[0]).all():
-        return
     for before, earlier_output in earlier:
         has_same_answer = error("output", before.expected["output"], reference).agrees
         if torch.equal(output, earlier_output) and not has_same_answer:
@@ -213,26 +211,25 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own.
 
-    Rules that are only noted are tried once for workloads of a kind.
+    They are tried once for workloads of a kind, which differ in sizes; those that are only noted whatever the dtype.
     """
-    whole = _for_rules(references.workload)
-    for workload in dict.fromkeys((references.short, whole)):
-        kind = f"{workload.scope} {workload.direction} {workload.mask_rule.hides}"
-        if workload.id not in known:
-            seed, on_step = references.seed, references.on_step
-            is_short = workload == references.short
-            right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
-            if right is None:
-                continue
-            try:
-                candidate = Candidate(implementation, right)
-            except Exception:  # noqa: BLE001, S112 - it does not take this length
-                continue
-            known[workload.id] = try_rules(candidate, DECIDING, on_step)
-            if kind not in known:
-                known[kind] = try_rules(candidate, NOTED, on_step)
-        return known[workload.id] + known[kind]
-    return ()
+    short, seed, on_step = references.short, references.seed, references.on_step
+    noted = f"{short.scope} {short.direction} {short.mask_rule.hides}"
+    kind = f"{noted} {short.dtype} {short.mask} {short.bias} {short.layout} {short.sinks} {short.scale}"
+    for workload in dict.fromkeys((short, _for_rules(references.workload))):
+        if kind in known:
+            break
+        right = references.for_rules if workload == short else RuleReferences.ask(workload, seed, on_step)
+        if right is None:
+            continue
+        try:
+            candidate = Candidate(implementation, right)
+        except Exception:  # noqa: BLE001, S112 - it does not take this length
+            continue
+        known[kind] = try_rules(candidate, DECIDING, on_step)
+        if noted not in known:
+            known[noted] = try_rules(candidate, NOTED, on_step)
+    return known.get(kind, ()) + known.get(noted, ())
 
 
 def try_unaligned(references: References, implementation: Implementation) -> RuleResult:

@@ -865,6 +865,7 @@ def masks() -> dict[str, type[Mask]]:
     return {mask.name: mask for mask in (Mask, *others)}
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_mask(text: str) -> Mask:
     """The mask that `name`, `name(number,number,...)` or several of these with + between them describe.
 

@@ -1,0 +1,194 @@
+"""Mistakes that show on one kind of input, in one mode, in one layout or in memory alone; honest forms pass."""
+
+import math
+
+import pytest
+import torch
+
+from attnbench.checking import agreement, conduct
+from attnbench.checking.case import bind
+from attnbench.checking.reference import reference_for_probe
+from attnbench.contract import Attention, Implementation
+from attnbench.workloads.workload import Workload
+
+SIZES = {"batch_size": 2, "seq_len": 40, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
+
+
+class Honest(Attention):
+    fill = -math.inf
+
+    def scores(self, query, key, mask):
+        scores = mask.adjust(query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1]))
+        return scores if mask.hidden is None else scores.masked_fill(mask.hidden, self.fill)
+
+    def attend(self, query, key, value, mask):
+        return self.scores(query, key, mask).softmax(-1).nan_to_num() @ value
+
+
+class FillsWithMinus20000(Honest):
+    fill = -2e4
+
+
+class FillsWithMinus40000(Honest):
+    fill = -4e4
+
+
+class NoMaximum(Honest):
+    def attend(self, query, key, value, mask):
+        powers = self.scores(query, key, mask).exp()
+        return powers @ value / (powers.sum(-1, keepdim=True) + 1e-6)
+
+
+class ClampsScores(Honest):
+    def attend(self, query, key, value, mask):
+        return self.scores(query, key, mask).clamp(-60, 60).softmax(-1) @ value
+
+
+class StartsItsMaximumAtMinus100(Honest):
+    def attend(self, query, key, value, mask):
+        scores = self.scores(query, key, mask)
+        powers = (scores - scores.amax(-1, keepdim=True).clamp(min=-100.0)).exp()
+        return powers @ value / powers.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+class RoundsTheBias(Honest):
+    def scores(self, query, key, mask):
+        products = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])
+        return products + mask.bias(torch.bfloat16).to(products.dtype)
+
+
+class ZeroForExpandedGradients(Honest):
+    class Way(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (0 not in grad.stride())
+
+    def attend(self, *given):
+        return self.Way.apply(super().attend(*given))
+
+
+class WrongWithoutGradients(Honest):
+    def attend(self, *given):
+        out = super().attend(*given)
+        return out if torch.is_grad_enabled() else out * 1.1
+
+
+class UsesTheStridesOfTheQuery(Honest):
+    def attend(self, query, key, value, mask):
+        return super().attend(query, key.as_strided(key.shape, query.stride()), value, mask)
+
+
+KEPT = {}
+
+
+class KeepsItsAnswer(Honest):
+    def attend(self, query, key, value, mask):
+        return KEPT.setdefault(query.shape, super().attend(query, key, value, mask))
+
+
+class ReadsUnwrittenMemory(Honest):
+    def attend(self, query, key, value, mask):
+        return super().attend(query, key, value, mask) + 0 * torch.empty(*query.shape[:3], value.shape[3])
+
+
+def verdict(module, **axes):
+    references = agreement.ask_oracle(Workload(**SIZES | axes), 0)
+    return agreement.compare(references, Implementation(build=module, source="a test")).agreement
+
+
+def wrong_probes(found):
+    return {each.probe for each in found.probes if not all(tensor.agrees for tensor in each.tensors)}
+
+
+def broken_rules(found):
+    return {each.rule for each in found.rules if not each.holds and not each.is_noted}
+
+
+@pytest.mark.parametrize("axes", [{"mask": "causal"}, {"mask": "additive"}, {"layout": "mixed"}, {"dtype": "bfloat16"}])
+def test_an_honest_form_is_right_on_every_probe_and_rule(axes):
+    assert verdict(Honest, **axes).agrees
+
+
+@pytest.mark.parametrize(
+    ("module", "axes", "probes"),
+    [
+        (FillsWithMinus20000, {"mask": "causal"}, {"huge"}),
+        (FillsWithMinus40000, {"mask": "causal"}, {"huge"}),
+        (FillsWithMinus20000, {"mask": "padding", "dtype": "bfloat16"}, {"huge"}),
+        (NoMaximum, {}, {"shifted"}),
+        (ClampsScores, {}, {"shifted"}),
+        (StartsItsMaximumAtMinus100, {}, {"shifted"}),
+        (StartsItsMaximumAtMinus100, {"dtype": "float16"}, {"shifted"}),
+        (RoundsTheBias, {"mask": "additive"}, {"normal"}),
+    ],
+)
+def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
+    assert wrong_probes(verdict(module, **axes)) >= probes
+
+
+@pytest.mark.parametrize(
+    ("module", "rule"),
+    [
+        (ZeroForExpandedGradients, "gradient of a sum"),
+        (WrongWithoutGradients, "without gradients"),
+        (UsesTheStridesOfTheQuery, "layouts"),
+    ],
+)
+def test_a_rule_finds_what_no_probe_does(module, rule):
+    found = verdict(module)
+    assert not wrong_probes(found)
+    assert broken_rules(found) == {rule}
+
+
+def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():
+    assert wrong_probes(verdict(UsesTheStridesOfTheQuery, layout="mixed"))
+
+
+def test_an_answer_that_was_kept_with_its_graph_is_named():
+    assert broken_rules(verdict(KeepsItsAnswer)) == {agreement.OUTPUTS_APART}
+
+
+def test_memory_that_was_never_written_is_found():
+    found = verdict(ReadsUnwrittenMemory)
+    assert wrong_probes(found) or broken_rules(found)
+
+
+def test_free_memory_holds_nan_before_a_call():
+    workload = Workload(**SIZES)
+    query = torch.zeros(2, 2, 40, 16)
+    poisoned = 0
+    for _ in range(20):
+        conduct.poison([query], bind(workload))
+        blocks = [torch.empty_like(query), torch.empty(2, 2, 40, 40), torch.empty(2, 2, 40)]
+        poisoned += any(bool(block.isnan().any()) for block in blocks)
+    assert poisoned > 0
+
+
+@pytest.mark.parametrize(
+    ("axes", "is_compared"), [({}, False), ({"sinks": "learned"}, True), ({"mask": "softcap(5)"}, True)]
+)
+def test_the_gradient_of_the_key_bias_is_compared_where_it_is_not_0(axes, is_compared):
+    reference = reference_for_probe(Workload(**SIZES | {"scope": "module"} | axes), "normal", 0)
+    assert ("gradient of key_bias weights" in reference.expected) == is_compared
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_shifted_scores_are_far_from_0_and_weigh_several_keys(dtype):
+    workload = Workload(**SIZES | {"dtype": dtype})
+    inputs = reference_for_probe(workload, "shifted", 0).drawn.tensors
+    scores = inputs["query"] @ inputs["key"].transpose(-2, -1) * workload.score_scale
+    means = scores.mean(-1)
+    assert means.abs().min() > 88 + 10  # float32's exponential overflows beyond 88, and there is a spread
+    assert (means < 0).any()
+    assert (means > 0).any()
+    assert scores.softmax(-1).amax(-1).median() < 0.5
+
+
+def test_biases_use_the_digits_of_float32():
+    bias = bind(Workload(**SIZES | {"mask": "additive"})).bias(torch.float32)
+    assert not torch.equal(bias, bias.bfloat16().float())
+    assert torch.equal(bias.double(), bind(Workload(**SIZES | {"mask": "additive"})).bias(torch.float64))

@@ -1,0 +1,115 @@
+"""A pairwise design holds every possible pair; so do the cells of `attnbench check`."""
+
+import itertools
+
+import pytest
+
+from attnbench.workloads import sweep
+from attnbench.workloads.covering import cover
+
+AXES = {"a": [1, 2, 3], "b": [1, 2, 3, 4], "c": [1, 2], "d": [1]}
+
+
+def pairs(combinations, axes):
+    return {
+        ((one, combination[one]), (other, combination[other]))
+        for combination in combinations
+        for one, other in itertools.combinations(sorted(axes), 2)
+    }
+
+
+def products(axes):
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+@pytest.mark.parametrize("is_possible", [lambda _: True, lambda row: row.get("a") != row.get("b")], ids=["all", "some"])
+def test_every_possible_pair_is_in_some_combination_and_they_are_few(is_possible):
+    chosen = cover(AXES, is_possible)
+    possible = [row for row in products(AXES) if is_possible(row)]
+    assert all(row in possible for row in chosen)
+    assert pairs(chosen, AXES) == pairs(possible, AXES)
+    assert len(chosen) < len(possible)
+    assert chosen == cover(AXES, is_possible)
+
+
+def check_grids():
+    """The grids of the check that are covered by pairs, with what they chose."""
+    check = sweep.load("check")
+    for grid, made in sweep._grids(check, {}, ("cpu",)):
+        if sweep.COVER in grid:
+            axes = {axis: values for axis, values in grid.items() if axis not in {sweep.COVER, "device"}}
+            yield sweep._values(axes, ("cpu",)), made[sweep.COVER]
+
+
+def texts(combination):
+    return {axis: str(value) for axis, value in combination.items()}
+
+
+def test_the_cells_of_the_check_hold_every_pair_of_each_grid():
+    grids = list(check_grids())
+    assert len(grids) > 3
+    for axes, chosen in grids:
+        possible = [row for row in products(axes) if sweep._is_kept(row)]
+        assert pairs(map(texts, chosen), axes) == pairs(map(texts, possible), axes)
+
+
+CHECK = sweep.workloads(sweep.load("check"), {}, ("cpu",))
+HALVES = {"float16", "bfloat16"}
+
+
+NEEDED = {
+    "late rows in bfloat16": lambda w: (
+        w.dtype in HALVES and w.mask == "causal" and w.seq_len > 512 and w.direction == "forward_backward"
+    ),
+    "late rows in float16": lambda w: (
+        w.dtype == "float16" and w.mask == "causal" and w.seq_len > 256 and w.direction == "forward_backward"
+    ),
+    "width 64": lambda w: w.head_dim == 64 and w.direction == "forward_backward" and w.mask == "causal",
+    "width 128": lambda w: w.head_dim == 128 and w.direction == "forward_backward",
+    "decoding under a window": lambda w: w.seq_len == 1 and "sliding_window" in w.mask,
+    "decoding under padding": lambda w: w.seq_len == 1 and w.mask == "padding",
+    "causal module in inference": lambda w: w.scope == "module" and w.direction == "inference" and w.mask == "causal",
+    "module without keys in inference": lambda w: (
+        w.scope == "module" and w.direction == "inference" and w.mask == "padding_to_nothing"
+    ),
+    "grouped module without biases": lambda w: (
+        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "none"
+    ),
+    "grouped module with all biases": lambda w: (
+        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "all"
+    ),
+    "grouped module with input biases": lambda w: (
+        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "qkv" and w.mask == "causal"
+    ),
+    "mixed layout beyond a tile": lambda w: w.layout == "mixed" and w.seq_len > 128,
+    "more queries than keys": lambda w: w.seq_len > w.kv_len,
+    "wider values": lambda w: w.value_dim > w.head_dim,
+    "float64": lambda w: w.dtype == "float64",
+}
+
+
+@pytest.mark.parametrize("cell", NEEDED)
+def test_the_check_has_such_a_cell(cell):
+    assert any(map(NEEDED[cell], CHECK))
+
+
+def test_the_check_is_short():
+    assert len(CHECK) <= 80
+
+
+def test_a_grid_may_only_be_covered_by_pairs(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'summary = "s"\n[[grid]]\ncover = "triples"\nseq_len = [1, 2]\nhead_dim = [8, 16]\n', encoding="utf-8"
+    )
+    with pytest.raises(ValueError, match="triples"):
+        sweep.workloads(sweep.load(str(file)), {}, ("cpu",))
+
+
+def test_tables_set_several_axes_together_and_can_be_narrowed(tmp_path):
+    file = tmp_path / "mine.toml"
+    lengths = "lengths = [{ seq_len = 1, kv_len = 9 }, { seq_len = 7 }]"
+    file.write_text(f'summary = "s"\n[[grid]]\n{lengths}\nhead_dim = [8, 16]\n', encoding="utf-8")
+    mine = sweep.load(str(file))
+    assert {(w.seq_len, w.kv_len) for w in sweep.workloads(mine, {}, ("cpu",))} == {(1, 9), (7, 7)}
+    assert {w.seq_len for w in sweep.workloads(mine, {"seq_len": ["7"]}, ("cpu",))} == {7}
