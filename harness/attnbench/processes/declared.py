@@ -26,7 +26,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 def declared(specs: Iterable[str]) -> dict[str, Declared]:
     """The declarations of each spec whose file uses attnbench: any other file has none, and is not run."""
-    return {spec: _asked(spec) for spec in specs if plugins.declares(spec)}
+    return {spec: _asked(spec) for spec in specs if "attnbench" in plugins.imported(spec)}
 
 
 def _asked(spec: str) -> Declared:

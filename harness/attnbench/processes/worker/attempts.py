@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from attnbench import plugins
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
@@ -106,7 +107,10 @@ class LoadError(Exception):
             told.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}")
+        path, _ = plugins.split(plugins.variant(spec)[0])
+        has_its_name = path is not None and path.stem in plugins.imported(spec)
+        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}{hint}")
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
