@@ -128,7 +128,7 @@ class Worker:
         self.heartbeat, self.consult = heartbeat, consult
         self.candidates = Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
-        self.unloadable: dict[str, attempts.LoadError] = {}
+        self.unloadable: dict[str, Exception] = {}
         self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
@@ -249,9 +249,9 @@ class Worker:
         self._account(is_making=False)  # what was changed before is not the import's doing
         try:
             return implementation(spec)
-        except Exception as error:
-            self.unloadable[spec] = attempts.LoadError(spec, error)
-            raise self.unloadable[spec] from error
+        except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+            self.unloadable[spec] = attempts.load_error(spec, error)
+            raise self.unloadable[spec] from None
         finally:
             self._account(is_making=True)
 

@@ -94,6 +94,13 @@ def describe(error: BaseException) -> tuple[Status, str]:
     return Status.unsupported if isinstance(error, NotImplementedError) else Status.error, message
 
 
+def load_error(spec: str, error: Exception) -> Exception:
+    """The error of a file that cannot be imported, with its whole cause; the harness's own refusals as they are."""
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    is_ours = any(OURS in Path(file).parents for file in raised_in)
+    return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
+
+
 class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
