@@ -477,3 +477,11 @@ def test_not_implemented_means_unsupported():
     with pytest.raises(NotImplementedError) as raised:
         judged(refusing)
     assert attempts.describe(raised.value)[0] is Status.unsupported
+
+
+def test_a_cache_that_is_kept_is_named_with_the_line_to_write():
+    tensor = torch.ones(1, requires_grad=True).exp()
+    tensor.backward()
+    with pytest.raises(RuntimeError) as raised:
+        tensor.backward()
+    assert "has_cache=True" in attempts.describe(raised.value)[1]

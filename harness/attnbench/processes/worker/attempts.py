@@ -46,6 +46,8 @@ MOST_RETRIES = 3
 CLEARLY_OVER = 4.0
 """A prediction of more than this many times the limit is not tried again, once it was made twice."""
 LONGEST_MESSAGE = 600
+FREED_GRAPH = "backward through the graph a second time"
+"""What torch says where a call uses what an earlier one has kept."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
 """Where no frame of a traceback is the user's."""
@@ -81,6 +83,8 @@ def describe(error: BaseException) -> tuple[Status, str]:
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
     message = f"{type(error).__name__}: {first}"
+    if FREED_GRAPH in first:
+        message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
     for frame in reversed(frames):  # of what was raised first, if that is what the message repeats
