@@ -42,6 +42,7 @@ DOCUMENTS = [
     "docs/ranks.md",
     "docs/settings.md",
     "docs/side-by-side.md",
+    "docs/triton.md",
     *PRINTED,
 ]
 SHOWN = {"text", "console", "json", "yaml"}

@@ -211,16 +211,16 @@ def held(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def declares(spec: str) -> bool:
-    """Whether the spec's file imports attnbench, so that it may say more than its functions' signatures."""
+def imported(spec: str) -> set[str]:
+    """The packages that a spec's file imports, as its source says; none for a spec that is no file."""
     path, _ = split(variant(spec)[0])
     try:
         nodes = list(ast.walk(_parsed(path))) if path is not None else []
     except ValueError:  # the check of specs says why
-        return False
+        return set()
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return any(name.partition(".")[0] == "attnbench" for name in names)
+    return {name.partition(".")[0] for name in names}
 
 
 HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])

@@ -21,7 +21,7 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Implementation
 from attnbench.contract.rank_group import group_of
-from attnbench.plugins import distributing, plugs
+from attnbench.plugins import DISTRIBUTING, plugs
 from attnbench.processes.worker.attempts import describe
 from attnbench.storage.records import Status
 from attnbench.units import MISSING, markdown_table
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def cases(worlds: Sequence[int]) -> Iterator[tuple[str, str, Workload]]:
     """Each implementation over ranks, the kind of sizes and the workload."""
-    for name in sorted(distributing(), key=PYTORCH.__eq__):
+    for name in sorted(DISTRIBUTING, key=PYTORCH.__eq__):
         for world_size in worlds:
             for mask in MASKS:
                 for direction in DIRECTIONS:

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 
-from attnbench.checking import in_model  # noqa: E402 - where there is transformers
+from attnbench.checking import in_model, oracle  # noqa: E402 - where there is transformers
 from attnbench.checking.in_model import expect, judge  # noqa: E402
 from attnbench.cli import app  # noqa: E402
 from attnbench.storage.model_events import Asked  # noqa: E402
@@ -240,3 +242,10 @@ class TestCommand:
         result = invoke("model", str(tmp_path / "config.json"), "--budget", "0")
         assert "transformers cannot read" in str(result.exception)
         assert "none.json does not exist" in str(invoke("model", str(tmp_path / "none.json")).exception)
+
+
+def test_a_model_may_pass_its_mask_by_name_or_none():
+    query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+    by_name, _ = in_model.honest(oracle.attend)(nn.Module(), query, key, value, attention_mask=None, is_causal=False)
+    by_position, _ = in_model.honest(oracle.attend)(nn.Module(), query, key, value, None)
+    torch.testing.assert_close(by_name, by_position)

@@ -79,18 +79,18 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
         "sdpa": "right",
         "mistaken": "WRONG",
         "at_times": "right where tried",
-        "greedy": "not judged",
+        "mine.py:greedy": "not judged",
         "misfit": "not judged",
         "f": "not judged",
         "sdpa_cudnn": "not judged",
-        "mine.py:fused": "not judged",
+        "mine.fused": "not judged",
         "unreadable.py:g": "not judged",
         "mine.py:rihgt": "not judged",
         "fusde": "not judged",
     }
     reasons = said["not_judged"]
-    assert set(reasons) == {"mine.py:fused", "unreadable.py:g", "mine.py:rihgt", "fusde"}
-    assert "would share the name fused" in reasons["mine.py:fused"]
+    assert set(reasons) == {"mine.py:greedy", "unreadable.py:g", "mine.py:rihgt", "fusde"}
+    assert "window=..." in reasons["mine.py:greedy"]
     assert "not Python that can be read" in reasons["unreadable.py:g"]
     assert "did you mean right?" in reasons["mine.py:rihgt"]
     assert "did you mean fused?" in reasons["fusde"]
@@ -105,8 +105,8 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
         "right is called with query, key, value, is_causal, scale",
         "at_times: error on attention-inference-cpu-float32-b1-t16-h2-k8",
         "  RuntimeError: not at 16 (mine.py, line 16)",
-        "needs window: after query, key and value, it can be given mask, is_causal,",
-        "  ModuleNotFoundError: No module named 'nothing_of_this_name' (broken.py, line 1)",
+        "needs window: after query, key and value, it can be passed mask, is_causal,",
+        "  broken.py:f cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name' (broken.py, line",
         "unreadable.py:g: not judged",
     ):
         assert line in found.stdout

@@ -256,7 +256,7 @@ def test_what_cannot_be_meant_is_refused():
     with pytest.raises(ValueError, match="give a function of query, key and value"):
         adapt(None)
     with pytest.raises(ValueError, match="no layout"):
-        adapt(lambda sizes: Packed(sizes))
+        adapt(lambda sizes: Packed(sizes, "qkv"))
     with pytest.raises(ValueError, match="extra is about modules"):
         adapt(lambda q, k, v: q, extra={"gain": 1.0})
 

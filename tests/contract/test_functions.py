@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import reason_against
+from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract.functions import from_function, keywords
 from attnbench.contract.loading import compiled, from_value
 from attnbench.processes.worker import attempts
@@ -163,8 +164,6 @@ def test_what_it_is_given_follows_from_its_signature():
     def called(mask: str, function=watching) -> dict[str, object]:
         seen.clear()
         workload = Workload(seq_len=5, num_heads=4, num_kv_heads=2, head_dim=4, mask=mask, direction="inference")
-        from attnbench.checking.case import build, draw_normal, place
-
         build(workload, from_value(function, "f"), place(draw_normal(workload, 0), workload)).output()
         return seen
 
@@ -321,15 +320,40 @@ class Loaded(Module):
     def from_weights(cls, weights): ...
 
 split_layers = adapt(make, split("q", "k", "v", out="o"))
+one, (two, _hidden) = adapt(short), (adapt(mine), 3)
+many, few = (adapt(each) for each in (mine, short))
+bound = partial(F.scaled_dot_product_attention, is_causal=True)
+other_bound = partial(other, 3)
+
+class Core(Module):
+    def forward(self, q, k, v, mask=None): ...
+
+core = Core()
+def quick(quantity, kernel, variance): ...
 number = 3
 """
+HELD = [
+    "mine",
+    "short",
+    "Attends",
+    "Bound",
+    "Loaded",
+    "split_layers",
+    "one",
+    "two",
+    "many",
+    "few",
+    "bound",
+    "Core",
+    "core",
+]
 
 
 def test_what_a_file_holds_and_what_each_is_given_is_read_without_running_it(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
-    assert plugins.held(file) == ["mine", "short", "Attends", "Bound", "Loaded", "split_layers"]
-    given = {name: plugins.given(f"{file}:{name}") for name in plugins.held(file)}
+    assert plugins.held(file) == HELD
+    given = {name: plugins.given(f"{file}:{name}") for name in plugins.held(file)[:6]}
     assert given == {
         "mine": "query, key, value, mask, scale",
         "short": "query, key, value, is_causal",
@@ -395,3 +419,69 @@ def test_a_function_that_would_ignore_what_is_asked_for_is_refused(axes, reason)
     def mine(query, key, value, *, mask=None): ...
 
     assert from_function(mine, "f").unsupported(Workload(**axes)).startswith(reason)
+
+
+class Core(nn.Module):
+    """No weights."""
+
+    def forward(self, q, k, v, attn_mask=None):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+
+
+@pytest.mark.parametrize("value", [Core, Core()], ids=["class", "instance"])
+def test_a_module_of_query_key_and_value_is_a_function(value):
+    made = from_value(value, "core")
+    assert check(ask_oracle(Workload(**SIZES, mask="causal"), 0, is_brief=True), made).agrees
+
+
+@torch.no_grad()
+def without_backward(query, key, value, *, mask=None):
+    return attend(query, key, value, mask=mask)
+
+
+def viewing(query, key, value):
+    return value if key.shape[2] == 1 else attend(query, key, value)
+
+
+def refusing(query, key, value):
+    raise NotImplementedError("not yet")
+
+
+def test_code_without_a_backward_pass_is_checked_in_inference_and_says_so():
+    found = judged(without_backward, mask="causal")
+    assert found.agrees, found.diagnosis
+    assert any("no backward" in rule.found for rule in found.rules if rule.is_noted)
+    assert not any("no backward" in rule.found for rule in judged(attend).rules)
+    assert not judged(lambda query, key, value: torch.zeros_like(query)).agrees
+
+
+def test_reentrant_checkpointing_and_views_of_values_are_right():
+    def reentrant(query, key, value):
+        return checkpoint(attend, query, key, value, use_reentrant=True)
+
+    for function, axes in ((reentrant, {}), (viewing, {"seq_len": 1})):
+        assert judged(function, **axes).agrees
+    case = build(
+        Workload(**SIZES), from_value(reentrant, "f"), place(draw_normal(Workload(**SIZES), 0), Workload(**SIZES))
+    )
+    right = build(
+        Workload(**SIZES), from_value(attend, "f"), place(draw_normal(Workload(**SIZES), 0), Workload(**SIZES))
+    )
+    for tensor in (*case.tensors.values(), *right.tensors.values()):
+        tensor.requires_grad_()
+    for one, other in zip(case.call()(), right.call()(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_not_implemented_means_unsupported():
+    with pytest.raises(NotImplementedError) as raised:
+        judged(refusing)
+    assert attempts.describe(raised.value)[0] is Status.unsupported
+
+
+def test_a_cache_that_is_kept_is_named_with_the_line_to_write():
+    tensor = torch.ones(1, requires_grad=True).exp()
+    tensor.backward()
+    with pytest.raises(RuntimeError) as raised:
+        tensor.backward()
+    assert "has_cache=True" in attempts.describe(raised.value)[1]

@@ -17,7 +17,7 @@ from attnbench.checking.case import bind, build, draw_normal, place, reason_agai
 from attnbench.contract import Implementation, tokens_of
 from attnbench.contract.rank_group import RankGroup, group_of
 from attnbench.contract.ranks import ORDERS
-from attnbench.plugins import distributing, plugs
+from attnbench.plugins import DISTRIBUTING, plugs
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 from studies.scaling.theory import bytes_sent
 from tests.contract.shares import asked, fail, give_back, give_late, sleep, three
@@ -50,8 +50,8 @@ def group():
 
 
 def test_files_that_say_so_are_those_that_distribute():
-    assert distributing() == sorted(name for name, each in IMPLEMENTATIONS.items() if each.distributes)
-    assert {*RIGHT, "context_parallel"} == set(distributing())
+    assert list(DISTRIBUTING) == sorted(name for name, each in IMPLEMENTATIONS.items() if each.distributes)
+    assert {*RIGHT, "context_parallel"} == set(DISTRIBUTING)
 
 
 @pytest.mark.parametrize("order", ORDERS[:2])

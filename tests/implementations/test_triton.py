@@ -71,7 +71,7 @@ def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
 @pytest.mark.long
 @needs_triton
 def test_the_kernel_of_the_document_is_right(tmp_path: Path) -> None:
-    document = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n# file: my_triton.py\n(.*?)```", document, re.DOTALL)
     (tmp_path / "my_triton.py").write_text(block)
     settings = ("direction=inference", "mask=none,causal", "seq_len=70", "num_heads=2", "head_dim=16")

@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.contract import Attention, Implementation, not_over_ranks, over_ranks
-from attnbench.plugins import distributing
+from attnbench.plugins import DISTRIBUTING
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from studies.scaling import __main__ as scaling
@@ -22,8 +22,8 @@ def answer(name="ring", sizes="G = H", status=AGREES, reason="", **axes):
 
 def test_every_implementation_is_asked_at_every_number_of_ranks():
     found = list(agreement.cases((1, 2, 4)))
-    assert len(found) == len(set(found)) == len(distributing()) * 3 * 2 * 2 * len(SIZES)
-    assert {name for name, _, _ in found} == set(distributing())
+    assert len(found) == len(set(found)) == len(DISTRIBUTING) * 3 * 2 * 2 * len(SIZES)
+    assert {name for name, _, _ in found} == set(DISTRIBUTING)
     assert len({f"{name}-{workload.id}" for name, _, workload in found}) == len(found), "each has a file of its own"
 
 

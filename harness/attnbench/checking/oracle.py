@@ -408,8 +408,9 @@ def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bo
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
     num_pairs = workload.head_dim // 2
-    rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
-    angles = places.double()[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
+    dtype = torch.promote_types(heads.dtype, torch.float32)  # of angles in honest code: half would be off by radians
+    rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)
+    angles = places.to(dtype)[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     if workload.rotary.startswith("halves"):
         one, other = heads.unflatten(-1, (2, num_pairs)).unbind(-2)

@@ -129,7 +129,7 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
             passed = _of_mask(names, mask, query.dtype, spec)
             if name := names.get("num_kv_heads"):
                 passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]
-            elif call is None:
+            else:
                 key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
             values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
             passed |= {names[keyword]: each for keyword, each in values.items() if keyword in names}

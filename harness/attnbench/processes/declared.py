@@ -1,9 +1,10 @@
-"""Ask what implementations in files have built in, each in a process of its own, and give them workloads to suit."""
+"""Ask what implementations in files have built in, a file at a time in a process, and give them workloads to suit."""
 
 import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -26,21 +27,25 @@ class Declared(msgspec.Struct, frozen=True):
 
 def declared(specs: Iterable[str]) -> dict[str, Declared]:
     """The declarations of each spec whose file uses attnbench: any other file has none, and is not run."""
-    return {spec: _asked(spec) for spec in specs if plugins.declares(spec)}
+    by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
+    for spec in specs:
+        if "attnbench" in plugins.imported(spec):
+            by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
+    return {spec: found for asked in by_file.values() for spec, found in _answers(asked).items()}
 
 
-def _asked(spec: str) -> Declared:
-    """The answer of a process of its own; none where it does not answer, which a check shows in its own words."""
+def _answers(specs: list[str]) -> dict[str, Declared]:
+    """The answers of a process; none where it does not answer, which a check shows in its own words."""
     with tempfile.TemporaryDirectory(prefix="attnbench-declared-") as folder:
         file = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "attnbench.processes.worker.declared", spec, str(file)]
+        command = [sys.executable, "-m", "attnbench.processes.worker.declared", str(file), *specs]
         try:
             subprocess.run(  # noqa: S603 - this Python
                 command, capture_output=True, timeout=START_TIMEOUT_S, check=False, env=os.environ | {"LC_ALL": "C"}
             )
-            return msgspec.json.decode(file.read_bytes(), type=Declared)
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, Declared])
         except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
-            return Declared()
+            return {}
 
 
 def together(declarations: Mapping[str, Declared]) -> Axes:

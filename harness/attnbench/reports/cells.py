@@ -63,6 +63,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "seed": lambda seed: f"seed {seed}",
     "layout": lambda layout: "values in the keys" if layout == "value_in_key" else f"{layout} in memory",
     "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
+    "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
     "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
     "page_size": lambda size: f"pages of {size}" if size else "in one piece",
     "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",

@@ -308,7 +308,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def is_plain(workload: Workload) -> bool:
     """Whether query, key and value, their mask and the scale are all that it has: what a policy chooses for."""
     usual = Workload()
-    same = ("scope", "dropout", "sinks", "page_size", "cache_dtype", "float32_matmul_precision")
+    same = ("scope", "dropout", "rotary", "sinks", "page_size", "cache_dtype", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
         getattr(workload, axis) == getattr(usual, axis) for axis in same
     )

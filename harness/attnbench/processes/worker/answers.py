@@ -128,6 +128,7 @@ class Worker:
         self.heartbeat, self.consult = heartbeat, consult
         self.candidates = Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
+        self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
@@ -195,7 +196,7 @@ class Worker:
                 said=(str(error).splitlines() or [""])[0],
                 is_predicted=is_predicted,
                 is_close=isinstance(error, attempts.OutOfReachError) and error.is_close,
-                is_unloadable=isinstance(error, attempts.LoadError),
+                is_unloadable=error is self.load_error,
             )
         except CandidateLostError as lost:
             reply = lost.failed
@@ -252,8 +253,9 @@ class Worker:
                 return implementation(spec)
             finally:
                 self._account(is_making=True)
-        except Exception as error:
-            raise attempts.LoadError(spec, error) from error
+        except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+            self.load_error = attempts.load_error(spec, error)
+            raise self.load_error from None
         finally:
             self.heartbeat.beat(arm)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from attnbench import plugins
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
@@ -45,6 +46,8 @@ MOST_RETRIES = 3
 CLEARLY_OVER = 4.0
 """A prediction of more than this many times the limit is not tried again, once it was made twice."""
 LONGEST_MESSAGE = 600
+FREED_GRAPH = "backward through the graph a second time"
+"""What torch says where a call uses what an earlier one has kept."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
 """Where no frame of a traceback is the user's."""
@@ -80,6 +83,8 @@ def describe(error: BaseException) -> tuple[Status, str]:
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
     message = f"{type(error).__name__}: {first}"
+    if FREED_GRAPH in first:
+        message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
     for frame in reversed(frames):  # of what was raised first, if that is what the message repeats
@@ -91,6 +96,13 @@ def describe(error: BaseException) -> tuple[Status, str]:
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
     return Status.unsupported if isinstance(error, NotImplementedError) else Status.error, message
+
+
+def load_error(spec: str, error: Exception) -> Exception:
+    """The error of a file that cannot be imported, with its whole cause; the harness's own refusals as they are."""
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    is_ours = any(OURS in Path(file).parents for file in raised_in)
+    return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
 
 
 class LoadError(Exception):
@@ -106,7 +118,10 @@ class LoadError(Exception):
             told.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}")
+        path, _ = plugins.split(plugins.variant(spec)[0])
+        has_its_name = path is not None and path.stem in plugins.imported(spec)
+        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}{hint}")
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:

@@ -1,0 +1,123 @@
+"""The table of docs/adapters.md: each row is judged right as it stands, and a mistake planted in its code is found."""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.case import reason_against
+from attnbench.contract import Implementation, adapters, loading
+from attnbench.processes.declared import suited
+from attnbench.storage.records import Agreement
+from attnbench.workloads.workload import Workload
+from examples import adapters as theirs
+
+PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
+ROWS = dict(re.findall(r"^\| (.+?) \| `(\w+|adapt\(.+\))` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+SMALL = Workload(batch_size=2, seq_len=12, num_heads=4, head_dim=8, direction="forward_backward")
+
+
+def of_row(code: str) -> Implementation:
+    names = vars(theirs) | {name: getattr(adapters, name) for name in adapters.__all__}
+    return loading.from_value(eval(code, names), "row")  # noqa: S307 - our own page
+
+
+def tried(made: Implementation) -> Iterator[Agreement]:
+    """What a check of one kind of input says at the first cases that the row supports, cross-attention among them."""
+    axes = [{"mask": mask} for mask in ("causal", "padding", "none")]
+    axes += [{"num_kv_heads": 2}, *({"kv_len": 17, "mask": mask} for mask in ("none", "causal_bottom_right", "causal"))]
+    changed = [SMALL.with_axes(each) for each in axes]
+    supported = [each for each in suited(changed, made.built_in()) if reason_against(made, each) is None]
+    assert supported
+    for workload in (supported[0], supported[-1])[: len(supported)]:
+        yield check(ask_oracle(workload, 0, is_brief=True), made)
+
+
+def lost_last_value(q, k, v, mask=None, **more):
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, torch.cat([v[..., :-1, :], 0 * v[..., -1:, :]], dim=-2), attn_mask=mask, **more
+    )
+
+
+def test_the_page_has_a_row_for_each_kind():
+    assert len(ROWS) >= 20
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_row_is_right_as_it_stands_and_a_planted_mistake_is_found(kind, monkeypatch):
+    made = of_row(ROWS[kind])
+    if made.is_approximate:
+        assert not all(agreed.agrees for agreed in tried(made))
+        return
+    for agreed in tried(made):
+        assert agreed.agrees, agreed.diagnosis
+    monkeypatch.setattr(theirs, "attend", lost_last_value)
+    assert not all(agreed.agrees for agreed in tried(of_row(ROWS[kind])))  # a causal mask may hide the last value
+
+
+WRONG = {
+    "columns paired otherwise": 'adapt(rotary, rotary="interleaved(10000)")',
+    "another base": 'adapt(rotary, rotary="halves(500000)")',
+    "no rotation declared": "rotary",
+    "a window wider by one": 'adapt(windowed, masks=("sliding_window(10)",))',
+    "the other alignment": 'adapt(at_the_end, masks=("none", "causal"))',
+    "no scale declared": "unscaled",
+    "tokens taken for heads": "lambda q, k, v: flash(q, k, v, False)",
+    "a causal module taken for one without": (
+        'adapt(lambda s: GPT(s.embed_dim, s.num_heads), packed("qkv", out="proj"))'
+    ),
+    "a parameter of another value": (
+        'adapt(lambda s: Gained(s.embed_dim, s.num_heads), packed("qkv", out="proj"), extra={"gain": 2.0})'
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_declaration_that_is_wrong_is_found(kind):
+    assert not all(agreed.agrees for agreed in tried(of_row(WRONG[kind])))
+
+
+@pytest.mark.parametrize("name", ["rows", "gqa", "causal", "scaled"])
+def test_the_function_of_torch_itself_is_taken(name):
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    bound = {"rows": {}, "gqa": {"enable_gqa": True}, "causal": {"is_causal": True}, "scaled": {"scale": 0.5}}[name]
+    made = loading.from_value(functools.partial(sdpa, **bound) if bound else sdpa, "sdpa")
+    for agreed in tried(made):
+        assert agreed.agrees, agreed.diagnosis
+
+
+def test_a_bias_that_is_none_is_not_blamed_on_the_mask():
+    class WithoutBias(theirs.Packed):
+        def forward(self, x, mask=None):
+            return super().forward(x, mask) + self.missing.view(-1)
+
+        missing = None
+
+    made = adapters.adapt(lambda s: WithoutBias(s.embed_dim, s.num_heads), adapters.packed("qkv", out="proj"))
+    with pytest.raises(AttributeError, match="view"):
+        list(tried(made))
+
+
+def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
+    class Gated(theirs.Packed):
+        def __init__(self, dim, num_heads):
+            super().__init__(dim, num_heads)
+            self.register_buffer("gate", torch.rand(dim))
+
+        def forward(self, x):
+            return super().forward(x) + self.gate
+
+    made = adapters.adapt(lambda s: Gated(s.embed_dim, s.num_heads), adapters.packed("qkv", out="proj"))
+    state = torch.random.get_rng_state()
+    sizes = adapters.Sizes(
+        embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, value_dim=4, qkv_bias=True, out_bias=True
+    )
+    one, other = (adapters.Made(lambda s: Gated(8, 2), adapters.packed("qkv", out="proj"), {}) for _ in range(2))
+    assert torch.equal(one.module(sizes).gate, other.module(sizes).gate)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert made.built_in() == {"scope": "module", "bias": "all"}

@@ -1,0 +1,104 @@
+"""Built-in axes: each implementation in a file says its own, a check sets them, and a run has them in common."""
+
+import pytest
+
+from attnbench import plugins
+from attnbench.processes.declared import Declared, declared, suited, together
+from attnbench.processes.planning import Selection, plan
+from attnbench.workloads.workload import Workload
+
+SOURCE = """
+from torch.nn import functional as F
+from attnbench.contract.adapters import adapt
+
+
+def core(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+causal, every = adapt(core, masks=("causal",)), adapt(core)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_file_is_asked_only_if_it_uses_attnbench(file, tmp_path):
+    plain = tmp_path / "plain.py"
+    plain.write_text("raise SystemExit\ndef f(q, k, v): ...\n")
+    found = declared([f"{file}:causal", f"{plain}:f", "sdpa"])
+    assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
+
+
+def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file):
+    file.write_text(
+        f"{SOURCE}\ntry:\n    import nowhere\nexcept ImportError as error:\n    raise OSError('no') from error\n"
+    )
+    problem = declared([f"{file}:causal"])[f"{file}:causal"].problem
+    assert "OSError" in problem
+    assert "nowhere" in problem
+    assert "mine.py, line" in problem
+
+
+def test_a_file_with_the_name_of_a_package_that_it_imports_is_named(tmp_path):
+    file = tmp_path / "nowhere.py"
+    file.write_text(f"from nowhere import attention\n{SOURCE}")
+    assert "rename" in declared([f"{file}:causal"])[f"{file}:causal"].problem
+
+
+def test_workloads_have_the_built_in_axes_once_each():
+    workloads = [Workload(seq_len=length, mask=mask) for length in (8, 16) for mask in ("none", "causal", "padding")]
+    assert suited(workloads, {"mask": "causal"}) == (
+        Workload(seq_len=8, mask="causal"),
+        Workload(seq_len=16, mask="causal"),
+    )
+    assert {each.kv_len for each in suited(workloads, {"seq_len": 32})} == {32}
+    crossed = [Workload(seq_len=8, kv_len=9), Workload(seq_len=8)]
+    assert len(suited(crossed, {"rotary": "halves"})) == 1
+    with pytest.raises(ValueError, match="kv_len = seq_len"):
+        suited(crossed[:1], {"rotary": "halves"})
+
+
+def test_a_comparison_is_at_what_all_have_built_in():
+    one, other = Declared(built_in={"mask": "causal"}), Declared(built_in={"scope": "module"})
+    assert together({"a": one, "b": other}) == {"mask": "causal", "scope": "module"}
+    with pytest.raises(ValueError, match="one by one"):
+        together({"a": one, "b": Declared(built_in={"mask": "none"})})
+
+
+def test_a_check_gives_each_its_own_and_a_run_the_same_to_all(file):
+    specs, declarations = (f"{file}:causal", f"{file}:every"), {f"{file}:causal": Declared(built_in={"mask": "causal"})}
+    settings = ("seq_len=67", "dtype=float32", "scope=attention", "mask=none,causal")
+    chosen = Selection(sweep="check", implementations=specs, settings=settings[:3], declarations=declarations)
+    checked = plan(chosen, with_baseline=False)
+    masks = {
+        arm.implementation: {each.mask for each in checked.workloads if arm in checked.cells(each)}
+        for arm in checked.specs
+    }
+    assert masks["causal"] == {"causal"}
+    assert {"none", "padding"} <= masks["every"]
+    compared = plan(
+        Selection(sweep="check", implementations=specs[:1], settings=settings[:3], declarations=declarations)
+    )
+    assert {each.mask for each in compared.workloads} == {"causal"}
+    typed = Selection(sweep="check", implementations=specs[:1], settings=settings, declarations=declarations)
+    assert {each.mask for each in plan(typed).workloads} == {"none", "causal"}  # what was typed stays
+
+
+def test_names_in_common_get_the_stem_of_their_file(tmp_path):
+    for stem in ("one", "two"):
+        (tmp_path / f"{stem}.py").write_text("def attention(q, k, v): ...\ndef chunked(q, k, v): ...\n")
+    specs = [f"{tmp_path}/{stem}.py:attention" for stem in ("one", "two")]
+    own = f"{tmp_path}/one.py:chunked"
+    labelled = plugins.labelled([*specs, own, "sdpa", f"mine={own}"])
+    names = [plugins.name_of(spec) for spec in labelled]
+    assert names == ["one.attention", "two.attention", "one.chunked", "sdpa", "mine"]
+    plugins.check_specs(labelled)
+    assert plugins.labelled(specs[:1]) == specs[:1]
+    planned = plan(Selection(sweep="quick", implementations=(own,), settings=("seq_len=128",), baseline=own))
+    assert planned.baseline == "one.chunked"
+    assert planned.implementations == (f"one.chunked={own}",)
