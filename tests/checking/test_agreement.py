@@ -112,7 +112,7 @@ def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
         assert not compared.agrees
         assert compared.worst[-2] == row
         assert row in wider.rows
-        assert compared.allowed == wider.tolerance("output")
+        assert 0 < compared.allowed <= wider.tolerance("output")
 
 
 def test_the_check_says_which_row_of_a_long_output_is_wrong():

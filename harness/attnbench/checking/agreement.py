@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, ProbeResult, RuleResult
+from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -109,7 +109,8 @@ def check(references: References, implementation: Implementation, earlier: Seque
     `earlier` are diagnoses of the same implementation at other workloads, which make another one quick.
     """
     compared = compare(references, implementation)
-    return compared.agreement if compared.agreement.agrees else diagnose(references, implementation, compared, earlier)
+    is_wrong = compared.agreement.grade is Grade.wrong
+    return diagnose(references, implementation, compared, earlier) if is_wrong else compared.agreement
 
 
 class Compared(NamedTuple):
@@ -152,7 +153,7 @@ def compare(references: References, implementation: Implementation, known: Rules
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
-    if agreement.agrees and references.workload.dropout > 0:
+    if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
