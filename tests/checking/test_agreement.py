@@ -26,6 +26,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
+from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
 
 
@@ -411,3 +412,4 @@ def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_i
     reference = reference_for_probe(workload, "equal", 2)
     found = errors(ask(Implementation(build=Grouped, source="a test"), reference).compared, reference)
     assert {each.tensor for each in found if not each.agrees} == (set() if is_right else {"gradient of value"})
+    assert all(each.grade is not Grade.wrong for each in found)

@@ -4,12 +4,10 @@ import msgspec
 import pytest
 import torch
 
-from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.reference import ask, errors, reference_for_probe
 from attnbench.checking.tolerance import IMPRECISE_FACTOR, LEAST_NUMBERS, Tolerance, by_row
 from attnbench.contract import Implementation
-from attnbench.contract.loading import implementation
-from attnbench.storage.records import Grade, TensorError
+from attnbench.storage.records import Agreement, Grade, ProbeResult, TensorError
 from attnbench.workloads.workload import Workload
 from tests.checking.test_agreement import Textbook
 
@@ -119,11 +117,11 @@ CAUSAL = {"seq_len": 256, "mask": "causal", "dtype": "bfloat16", "batch_size": 1
 
 
 class LateRows(Textbook):
-    """Output rows from the last quarter on are 5 % too large."""
+    """The last quarter of the output rows is 10 % too large."""
 
     def attend(self, query, key, value, mask):
         factors = torch.ones(query.shape[-2], 1, dtype=query.dtype)
-        factors[3 * len(factors) // 4 :] = 1.05
+        factors[3 * len(factors) // 4 :] = 1.1
         return super().attend(query, key, value, mask) * factors
 
 
@@ -145,11 +143,10 @@ def test_errors_that_later_rows_alone_have_are_found(mistaken, tensor):
     assert found.rows[0] >= 120
 
 
-def test_sums_that_a_kernel_makes_in_half_precision_are_imprecise():
-    axes = {"num_heads": 256, "num_kv_heads": 1, "seq_len": 96, "head_dim": 32, "batch_size": 1, "dtype": "bfloat16"}
-    found = check(ask_oracle(Workload(**axes, direction="forward_backward"), 0), implementation("sdpa"))
-    grades = {(probe, each.tensor): each for probe, each in found.tensors()}
-    assert {each.grade for (_, tensor), each in grades.items() if tensor == "output"} == {Grade.right}
-    assert grades["needles", "gradient of value"].grade is Grade.imprecise
-    assert grades["needles", "gradient of value"].ratio > 2
-    assert (found.grade, found.agrees, found.diagnosis) == (Grade.imprecise, False, "")
+def test_an_answer_is_as_right_as_its_worst_tensor():
+    def agreement(*errors, **fields):
+        return Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=errors),), **fields)
+
+    right, imprecise, wrong = (judged(error) for error in (noise(9), noise(9, 6.0), 0.1 * answer()))
+    assert [agreement(right, each).grade for each in (right, imprecise, wrong)] == list(Grade)
+    assert agreement().grade is agreement(right, diagnosis="a fault").grade is Grade.wrong

@@ -218,6 +218,7 @@ def processor() -> str:
     return model[1].strip() if model else platform.processor() or platform.machine()
 
 
+@cache
 def names() -> tuple[str, ...]:
     """The devices that there are files for, sorted; none is imported."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
