@@ -178,6 +178,34 @@ def detection(session: nox.Session) -> None:
     session.run("python", "-m", "studies.detection", *(session.posargs or ["--to", folder]))
 
 
+NUMERIC = ["tests/checking/test_tolerance.py", "tests/checking/test_agreement.py", "tests/contract/test_ranks.py"]
+CAPABILITIES = ("default", "avx2", "avx512")
+
+
+@nox.session
+def margins(session: nox.Session) -> None:
+    """Measure how near honest code and numeric tests come to a limit: renew results/gallery/margins (15 minutes)."""
+    borrow(session, "tests")
+    install(session, "test")
+    folder = RESULTS / "gallery" / "margins"
+    session.run("python", "-m", "studies.margins", *(session.posargs or ["--to", str(folder)]), env=ONE_THREAD)
+    closest = Path(session.create_tmp()) / "closest.jsonl"
+    closest.unlink(missing_ok=True)
+    env = ONE_THREAD | {"ATTNBENCH_CLOSEST": str(closest.resolve())}
+    session.run("python", "-m", "pytest", *IN_PARALLEL, "-q", "tests/checking", "tests/contract", env=env)
+    session.run("python", "-m", "tests.closest", env=env)
+
+
+@nox.session
+def capabilities(session: nox.Session) -> None:
+    """Run the numeric tests, and a few seeds of the margins, with each instruction set that PyTorch can be held to."""
+    borrow(session, "tests")
+    install(session, "test")
+    options = [*IN_PARALLEL, "-q", "-k", "agree or right or tolerance or wrong", *NUMERIC]
+    for name in CAPABILITIES:  # one that the processor lacks is ignored by PyTorch
+        session.run("python", "-m", "pytest", *options, env=ONE_THREAD | {"ATEN_CPU_CAPABILITY": name})
+
+
 @nox.session
 def models(session: nox.Session) -> None:
     """Measure the attention of every preset in every phase: renew results/gallery/models (an hour)."""

@@ -12,9 +12,10 @@ import torch
 from attnbench.commands import VERBOSITY
 from tests import forks
 from tests.apart import pytest_configure, pytest_runtest_protocol
+from tests.closest import closest_call
 
-__all__ = ["pytest_configure", "pytest_runtest_protocol"]
-"""Hooks: tests marked `cuda` run in a process of their own each."""
+__all__ = ["closest_call", "pytest_configure", "pytest_runtest_protocol"]
+"""Hooks: tests marked `cuda` run in a process of their own each; each test's closest call is noted where asked for."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, ProbeResult, RuleResult, TensorError
+from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, Grade, ProbeResult, RuleResult, TensorError
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -130,7 +130,8 @@ def check(references: References, implementation: Implementation, earlier: Seque
     `earlier` are diagnoses of the same implementation at other workloads, which make another one quick.
     """
     compared = compare(references, implementation)
-    return compared.agreement if compared.agreement.agrees else diagnose(references, implementation, compared, earlier)
+    is_wrong = compared.agreement.grade is Grade.wrong
+    return diagnose(references, implementation, compared, earlier) if is_wrong else compared.agreement
 
 
 class Compared(NamedTuple):
@@ -181,7 +182,7 @@ def compare(references: References, implementation: Implementation, known: Rules
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
         )
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
-    if agreement.agrees and references.workload.dropout > 0:
+    if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)

@@ -26,7 +26,7 @@ from attnbench.checking.reference import (
     largest,
     observe,
     reference_for_probe,
-    rounding_band,
+    roundings,
 )
 from attnbench.checking.steps import Textbook
 from attnbench.contract import Implementation
@@ -89,9 +89,8 @@ class Evidence:
         self.names = [name for name in self.observed if name in reference.expected] if is_finite else ["output"]
 
     def is_wrong(self, name: str) -> bool:
-        """Whether that tensor's error exceeds its tolerance."""
-        error = largest(self.observed[name], self.reference.expected[name])
-        return not error <= self.reference.tolerance(name)
+        """Whether that tensor's errors exceed their limits."""
+        return not self.reference.tolerances[name].judge(self.observed[name]).agrees
 
     @property
     def has_all_rows(self) -> bool:
@@ -304,7 +303,7 @@ class Tried:
         if places is not None:
             expected, observed = expected.index_select(-2, places), observed.index_select(-2, places)
         tolerance, scale = reference.tolerance(name), float(exact.nan_to_num().abs().max())
-        band = rounding_band(exact.nan_to_num(), scale, reference.workload, 0.0)
+        band = scale * torch.finfo(each.own_dtype).eps / 2 * roundings(reference.workload, name, 0.0)
         self.is_idle &= largest(exact, expected) <= tolerance
         limit = 2 * _apart(own, exact) + band + tolerance
         apart = min(_apart(observed, exact), _apart(observed, own))

@@ -61,7 +61,8 @@ class DropoutTrial:
         self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
         self.rescale = 1 / (1 - asked.dropout)  # what every weight that is kept is multiplied by
         rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
-        self.tolerance = (right.tolerance("output") + rounding) * self.rescale  # of a weight, dropped or rescaled
+        limits = right.tolerances["output"].of_rows[:, None]
+        self.tolerance = (limits + rounding) * self.rescale  # (T, 1) of a query's weights, dropped or rescaled
         self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # clearly not 0
         num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
         case = self.case()
@@ -79,9 +80,9 @@ class DropoutTrial:
         workload = workload or self.workload
         return build(workload, self.implementation, copied(inputs or self.inputs, workload))
 
-    def is_scaled_by(self, factor: float, tolerance: float) -> bool:
-        """Whether every weight that is not 0 is the right one times a factor."""
-        return float((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0).max()) <= tolerance
+    def is_scaled_by(self, factor: float, tolerance: Tensor) -> bool:
+        """Whether every weight that is not 0 is the right one times a factor, to within the tolerance (T, 1)."""
+        return bool(((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0) <= tolerance).all())
 
 
 def merged_inputs(workload: Workload, seed: int) -> Inputs:
@@ -127,23 +128,23 @@ def rescaled(trial: DropoutTrial) -> str:
         return "the output is not finite"
     if kept.any() and trial.is_scaled_by(trial.rescale, tolerance):
         return ""
-    if float((dropped - right).abs().max()) <= tolerance:
+    if bool(((dropped - right).abs() <= tolerance).all()):
         return "nothing is dropped: the weights are those without dropout"
     factor = float((dropped / right)[kept].median()) if kept.any() else 0.0
     if trial.is_scaled_by(factor, 2 * tolerance):
-        p, tolerance = trial.workload.dropout, 1e-3 + tolerance
+        p, margin = trial.workload.dropout, 1e-3 + float(tolerance.max())
         share = float(trial.zeros[:, trial.measurable].double().mean())
         lost = f"{share:.1%} of the weights are dropped"
         facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
-        if abs(factor - 1) <= tolerance:
+        if abs(factor - 1) <= margin:
             return f"dropout without rescaling: {facts}"
-        if abs(factor - (1 - p)) <= tolerance:
+        if abs(factor - (1 - p)) <= margin:
             return f"rescaled by 1 - p instead of 1 / (1 - p): {facts}"
-        if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + tolerance:
+        if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + margin:
             return f"as with a dropout of {1 - 1 / factor:.3g} instead of {p:g}: {facts}"
         return facts
     sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
-    if float((sums - 1).abs().where(sees, 0.0).max()) <= tolerance * dropped.shape[-1]:
+    if bool(((sums - 1).abs().where(sees, 0.0) <= tolerance[:, 0] * dropped.shape[-1]).all()):
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
     expected = (right * trial.rescale).expand_as(dropped)
     _, at = differences(dropped.where(~trial.zeros, expected), expected)
@@ -237,7 +238,8 @@ def mean(trial: DropoutTrial) -> str:
     average = torch.stack(outputs).mean(dim=0).index_select(-2, right.rows)
     rescale = 1 / (1 - trial.asked.dropout)
     logarithm = math.log(2 * average.numel() / FALSE_ALARM)
-    bound = rescale * (squares.sqrt() * (logarithm / (2 * MEAN_CALLS)) ** 0.5 + right.tolerance("output"))
+    limits = right.tolerances["output"].of_rows[:, None]
+    bound = rescale * (squares.sqrt() * (logarithm / (2 * MEAN_CALLS)) ** 0.5 + limits)
     if bool(((average - right.expected["output"]).abs() <= bound).all()):
         return ""
     return f"the mean of {MEAN_CALLS} calls is further from the answer without dropout than chance may take it"

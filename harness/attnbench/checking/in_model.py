@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask
+from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
 from attnbench.storage.model_events import OWN, Asked, Built, Difference, Judged
@@ -26,7 +27,8 @@ from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
-LENIENCY = 2.0
+NUM_ROUNDINGS = 4.0
+"""A number of a model has passed through several layers: see `Tolerance`."""
 FREE_SHARE = 0.5
 """Of the free memory, what the models and their gradients may take."""
 MOST_MASKS = 8
@@ -510,52 +512,55 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-@dataclass
-class Expected:
-    """The reference of one batch: each tensor in float64, and how far an honest model may be from it."""
-
-    tensors: dict[str, Tensor]
-    allowed: dict[str, float]
-
-
-def expect(model: Model, *, grads: bool) -> dict[str, Expected]:
-    """Ask the float64 model, and the honest forms in the model's own dtype."""
-    found = {}
+def expect(model: Model, *, grads: bool) -> dict[str, dict[str, Tolerance]]:
+    """The tensors of each batch that the float64 model gives, and how far honest forms in its own dtype are off."""
+    expected = {}
     for name, (batch, counted) in model.batches.items():
         with model.attending(model.reference, REFERENCE):
             right = observed(model.reference, batch, counted, grads=grads)
-        errors: dict[str, float] = {}
+        yardsticks: dict[str, list[RowErrors]] = {place: [] for place in right}
         for form in (REFERENCE, f"{REFERENCE}_2"):
             with model.attending(model.model, form):
-                made = observed(model.model, batch, counted, grads=grads)
+                honest_ones = observed(model.model, batch, counted, grads=grads)
             for place, tensor in right.items():
-                errors[place] = max(errors.get(place, 0.0), _error(made[place], tensor))
-        eps = torch.finfo(TORCH_DTYPES[model.built.dtype]).eps
-        allowed = {
-            place: LENIENCY * errors[place] + 4 * eps * float(tensor.abs().max()) for place, tensor in right.items()
+                yardsticks[place].append(by_row(honest_ones[place].double() - tensor, _row_axis(place)))
+        expected[name] = {
+            place: Tolerance(
+                place,
+                tensor,
+                yardsticks[place],
+                axis=_row_axis(place),
+                dtype=TORCH_DTYPES[model.built.dtype],
+                num_roundings=NUM_ROUNDINGS,
+            )
+            for place, tensor in right.items()
         }
-        found[name] = Expected(tensors=right, allowed=allowed)
-    return found
+    return expected
 
 
-def _error(made: Tensor, right: Tensor) -> float:
-    return float((made.double() - right).abs().max())
+def _row_axis(place: str) -> int:
+    """Tokens are the rows of an output, the first axis those of a parameter."""
+    return 0 if place.startswith("gradient of ") else -2
 
 
-def judge(asked: Asked, model: Model, expected: Mapping[str, Expected], attention: str) -> Judged:
+def judge(asked: Asked, model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
     """Check one attention in the model; what it raises is the reason why it could not be tried."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
             for name, (batch, counted) in model.batches.items():
                 made = observed(model.model, batch, counted, grads=asked.has_gradients)
-                for place, right in expected[name].tensors.items():
+                for place, tolerance in expected[name].items():
                     number += 1
-                    error, allowed = _error(made[place], right), expected[name].allowed[place]
-                    worst = max(worst, error / allowed if math.isfinite(error) else math.inf)
-                    if not error <= allowed:
-                        size = error if math.isfinite(error) else None
-                        differences.append(Difference(place=place, batch=name, error=size, allowed=allowed))
+                    compared = tolerance.judge(made[place])
+                    worst = max(worst, math.inf if compared.ratio is None else compared.ratio)
+                    if compared.agrees:
+                        continue
+                    is_rms = (compared.rms_ratio or 0.0) > 1 and compared.error is not None
+                    error, allowed = (
+                        (compared.rms, compared.allowed_rms) if is_rms else (compared.error, compared.allowed)
+                    )
+                    differences.append(Difference(place=place, batch=name, error=error, allowed=allowed))
     except Exception as error:  # noqa: BLE001 - whatever somebody's code raises
         is_refused = isinstance(error, RefusedError)
         reason = str(error) if is_refused else f"{type(error).__name__}: {error}"

@@ -217,9 +217,13 @@ class _Recomputed(torch.autograd.Function):
         if sinks is not None:
             logsumexp = torch.logaddexp(logsumexp, sinks)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
-        signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
-        ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype), sinks)
+        draws = torch.Generator().manual_seed(0)
+        of_numbers, of_rows = (
+            torch.randint(2, shape, generator=draws).to(out.device) * 2 - 1 for shape in (out.shape, logsumexp.shape)
+        )
+        wide = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
+        share = torch.finfo(out.dtype).eps / 2 * of_numbers + wide * logsumexp.abs().nan_to_num(posinf=0.0) * of_rows
+        ctx.save_for_backward(query, key, value, logsumexp, (out * (1 + share)).to(out.dtype), sinks)
         ctx.mask, ctx.learned = mask, None if learned is None else learned.shape
         return out
 
@@ -252,7 +256,8 @@ class _Recomputed(torch.autograd.Function):
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The textbook form with the backward pass of FlashAttention: as honest, but it rounds elsewhere.
 
-    The output that its backward pass uses is off by a rounding: others sum in another order.
+    The output that its backward pass uses is off by a rounding in each number, for others sum in another order; and in
+    each row by a rounding of its logsumexp in float32 at least, for parts of a row are put together by theirs.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """

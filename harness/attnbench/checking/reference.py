@@ -1,10 +1,7 @@
 """The right answer to each probe, how far an honest answer may be from it, and how far a candidate's is.
 
-The rule: the largest error of a tensor may be twice the largest error that the plain textbook forms make at the
-workload's dtype, with the inputs as they are and moved by a rounding, plus one rounding band of the reference. One
-evaluation alone may be right by luck, most of all where few values are compared. Source of its shape: the tests of
-https://github.com/Dao-AILab/flash-attention; here the band scales with the tensor, so that small gradients are not
-waved through.
+The yardsticks of `tolerance.py` are the plain textbook forms in the workload's dtype. Source: the tests of
+https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form.
 """
 
 import math
@@ -34,6 +31,7 @@ from attnbench.checking.case import (
     pull_back,
 )
 from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation, Weights
 from attnbench.devices import device
 from attnbench.storage.records import TensorError
@@ -45,10 +43,11 @@ NUM_SUSPECTS = 8
 """So many rows, those furthest from an honest evaluation, are put to the oracle as well as those that were chosen."""
 LENIENCY_OF_LARGE = 4.0
 """With large logits a weight near a tie hangs on the last bit of a score: a few draws of an honest error say less."""
+BY_QUERY = ("output", "gradient of query")
+SUMS_IN_HALF = 2.0
+"""Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
 SUMMED = "gradient of value"
 """Whose terms are known without another backward pass: see `group_sum`."""
-BAND_ANCHOR = 0.3
-"""The rounding band is taken at this share of the reference's largest value."""
 
 
 class FormError(ValueError):
@@ -133,20 +132,30 @@ class Reference:
             share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
             return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=of_yardsticks, dtype=dtype)
 
-        errors: dict[str, list[float]] = {name: [] for name in expected}
+        yardsticks: dict[str, list[RowErrors]] = {name: [] for name in expected}
         for inputs in (exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype)), exact.map(moved)):
             for form in oracle.YARDSTICKS:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
-                    errors[name].append(largest(honest[name].to(right.device), right))
-        if not all(math.isfinite(error) for each in errors.values() for error in each):
-            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
-        self.yardstick_errors = {name: max(each) for name, each in errors.items()}
+                    apart = by_row(honest[name].to(right) - right, row_axis(name))
+                    yardsticks[name].append(RowErrors(*(self._at_every_row(name, each, 0) for each in apart)))
+        self.expected = {name: self._at_every_row(name, tensor.cpu(), -2) for name, tensor in expected.items()}
         bound = oracle.score_bound(workload, exact, self.rows)
-        self.rounding_bands = {
-            name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
+        self.tolerances = {
+            name: Tolerance(
+                name,
+                right,
+                yardsticks[name],
+                axis=row_axis(name),
+                dtype=dtype,
+                num_roundings=roundings(workload, name, bound),
+                scale=scales[name],
+                leniency=leniency,
+            )
+            for name, right in self.expected.items()
         }
-        self.expected = {name: self._at_every_row(name, tensor.cpu()) for name, tensor in expected.items()}
+        if not all(each.is_finite for each in self.tolerances.values()):
+            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -176,17 +185,23 @@ class Reference:
         """What a candidate is given, in float64 on the CPU: rounded to the dtype, or as a cache holds it."""
         return held(self._rounded, self.workload)
 
-    def _at_every_row(self, name: str, tensor: Tensor) -> Tensor:
+    def _at_every_row(self, name: str, tensor: Tensor, axis: int) -> Tensor:
         """The gradient of all queries, from that of those whose output has one; any other tensor as it is."""
         if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
             return tensor
-        batch_size, num_heads, _, head_dim = tensor.shape
-        return untouched((batch_size, num_heads, self.workload.seq_len, head_dim)).index_copy_(2, self.rows, tensor)
+        shape = list(tensor.shape)
+        shape[axis] = self.workload.seq_len
+        return untouched(tuple(shape)).index_copy_(axis, self.rows, tensor)
 
     def tolerance(self, name: str) -> float:
-        """The largest error that a tensor may have: of few numbers, more than the largest that a few draws showed."""
-        few = 1 + 1 / self.expected[name].numel()
-        return few * self.leniency * (2 * self.yardstick_errors[name] + self.rounding_bands[name])
+        """The largest error that a tensor may have anywhere."""
+        return self.tolerances[name].largest
+
+    @cached_property
+    def of_queries(self) -> Tensor:
+        """The largest error that each query row's output may have (T,); of a row between two, that of the later one."""
+        later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len)).clamp(max=len(self.rows) - 1)
+        return self.tolerances["output"].of_rows[later]
 
     @cached_property
     def storage_error(self) -> float:
@@ -216,6 +231,7 @@ class Reference:
             return self.rows[:0]
         apart = (output.detach().to(self.screen) - self.screen).abs()
         apart = apart.where(apart.isfinite(), torch.inf).transpose(-2, -1).flatten(end_dim=-2).amax(dim=0).cpu()  # (T,)
+        apart = apart / self.of_queries
         apart[self.rows] = -1.0  # the oracle answers them anyway
         return apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values
 
@@ -287,25 +303,23 @@ def answers(
     return {"output": output.detach()} | named
 
 
-def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bound: float) -> float:
-    """How far rounding may carry a tensor whose terms are of size `scale`, in the workload's dtype.
+def row_axis(name: str) -> int:
+    """The axis of a tensor's rows: queries, keys or tokens; of any other operand and of a parameter its first."""
+    return -2 if name == "output" or name.removeprefix("gradient of ") in TOKENS else 0
 
-    One rounding is the largest change that adding and taking away a share of the scale makes. A sum of n terms in any
-    order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and Stability of Numerical
-    Algorithms, section 2.8). A score s, itself a sum of K products, and its row's logsumexp, which is off by two
-    roundings, change a weight by (sqrt(K) + 2) |s|.
-    Half precision gets one: it is to be summed in float32, and its scores' roundings show in the yardsticks.
+
+def roundings(workload: Workload, name: str, score_bound: float) -> float:
+    """The number of roundings in the workload's dtype by which an honest answer may be off in one tensor.
+
+    A sum of n terms in any order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and
+    Stability of Numerical Algorithms, section 2.8). A score s, itself a sum of K products, and its row's logsumexp,
+    which is off by two roundings, change a weight by (sqrt(K) + 2) |s|. Half precision is to be summed in float32, and
+    its scores' roundings show in the yardsticks: it gets one, and more where queries are summed, which kernels do a
+    block at a time (docs/adr/0044).
     """
-    dtype = TORCH_DTYPES[workload.dtype]
-    rounded = reference.to(dtype)
-    anchor = torch.tensor(BAND_ANCHOR * scale, dtype=dtype)
-    moved = (rounded + anchor) - anchor  # an element that is 0 stays so
-    least = BAND_ANCHOR * scale * torch.finfo(dtype).eps / 2  # what is added to 0 and taken away again leaves no trace
-    one = max(largest(moved, rounded.double()), largest(rounded, reference), least)
-    if torch.finfo(dtype).bits < 32:  # noqa: PLR2004 - float32's
-        return one
-    in_scores = (math.sqrt(workload.head_dim) + 2) * score_bound
-    return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + in_scores)
+    if torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32:  # noqa: PLR2004 - float32's
+        return 1.0 if name in BY_QUERY else SUMS_IN_HALF
+    return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
@@ -504,7 +518,8 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
     if not compared.agrees or not len(more):
         return compared, reference
     expected = oracle.answer(reference.workload, reference.drawn, more)
-    if largest(at(more).cpu(), expected) <= reference.tolerance("output"):
+    apart = by_row(at(more).cpu().double() - expected, -2).peak
+    if bool((apart <= reference.of_queries[more]).all()):
         return compared, reference
     wider = reference.with_rows(more)
     return error("output", at(wider.rows), wider), wider
@@ -512,19 +527,11 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
 
 def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     """The error of one tensor, with the place and values of the worst element."""
-    expected = reference.expected[name]
-    actual = candidate.detach().double().cpu()
-    apart, place = differences(actual, expected)
-    worst_error, worst_actual = float(apart[place]), float(actual[place])
-    # The second to last index of an output counts chosen rows: name the query itself.
-    query = int(reference.rows[place[-2]]) if name == "output" else None
-    return TensorError(
-        tensor=name,
-        error=worst_error if worst_error < torch.inf else None,
-        allowed=reference.tolerance(name),
-        yardstick_error=reference.yardstick_errors[name],
-        rounding_band=reference.rounding_bands[name],
-        worst=place if query is None else (*place[:-2], query, place[-1]),
-        expected=float(expected[place]),
-        actual=worst_actual if abs(worst_actual) < torch.inf else None,
-    )
+    compared = reference.tolerances[name].judge(candidate)
+    if name != "output":
+        return compared
+    # The second to last index of an output counts chosen rows: name the queries themselves.
+    *before, row, column = compared.worst
+    first, last = (int(reference.rows[place]) for place in (compared.rows[0], compared.rows[1] - 1))
+    worst = (*before, int(reference.rows[row]), column)
+    return msgspec.structs.replace(compared, worst=worst, rows=(first, last + 1))

@@ -64,11 +64,20 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
 
 
-class TensorError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
+class Grade(enum.StrEnum):
+    """How right an answer is; imprecise: off by honest roundings that add up, as where a kernel sums in half."""
 
-    `error` is the largest absolute difference; None says that it is not finite. `allowed` is 2 * yardstick_error +
-    rounding_band, or a few times that: see docs/method.md. `worst` is the index of the largest error.
+    right = "right"
+    imprecise = "imprecise"
+    wrong = "wrong"
+
+
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one tensor (output or a gradient) is from the oracle, and how far it may be: see checking/tolerance.py.
+
+    `error` is the absolute difference at `worst`, the place furthest beyond its limit `allowed`; None says that it is
+    not finite. `rms` is the root mean square error of `rows` (the first, and one past the last), the segment furthest
+    beyond its limit `allowed_rms`. Journals written before 2026-11 have no RMS errors.
     """
 
     tensor: str
@@ -79,18 +88,40 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[int, ...]
     expected: float
     actual: float | None
+    rms: float | None = 0.0
+    allowed_rms: float = 0.0
+    rows: tuple[int, int] = (0, 0)
+    is_rounding: bool = False  # beyond its limits, but no more than honest roundings that add up
 
     @property
     def agrees(self) -> bool:
-        """Whether the error is finite and allowed."""
-        return self.error is not None and self.error <= self.allowed
+        """Whether the errors are finite and allowed."""
+        return self.grade is Grade.right
+
+    @property
+    def grade(self) -> Grade:
+        """How right it is."""
+        if self.ratio is not None and self.ratio <= 1:
+            return Grade.right
+        return Grade.imprecise if self.is_rounding else Grade.wrong
 
     @property
     def ratio(self) -> float | None:
-        """Error / tolerance; None where the error is not finite, 1e9 where there is one and none is allowed."""
-        if self.error is None:
-            return None
-        return self.error / self.allowed if self.allowed else float(self.error > 0) * 1e9
+        """Error / tolerance, of the largest or the RMS error, whichever is larger; None where one is not finite."""
+        peak = _share(self.error, self.allowed)
+        return None if peak is None or self.rms_ratio is None else max(peak, self.rms_ratio)
+
+    @property
+    def rms_ratio(self) -> float | None:
+        """RMS error / tolerance; None where it is not finite."""
+        return _share(self.rms, self.allowed_rms)
+
+
+def _share(error: float | None, allowed: float) -> float | None:
+    """An error as a share of what is allowed: 1e9 where there is one and none is allowed."""
+    if error is None:
+        return None
+    return error / allowed if allowed else float(error > 0) * 1e9
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,10 +146,6 @@ UNALIGNED = "unaligned inputs"
 """The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
 
 
-RIGHT, IMPRECISE, WRONG = "right", "imprecise", "wrong"
-"""The grades of an answer. An imprecise one errs like rounding does, but more than the yardsticks of its dtype."""
-
-
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
 
@@ -138,14 +165,16 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """True only if something was compared, everything compared agrees, the rules hold and nothing was diagnosed."""
-        compared = [tensor.agrees for _, tensor in self.tensors()]
-        return bool(compared) and all(compared) and not self.broken_rules and not self.diagnosis
+        """Whether it is right."""
+        return self.grade is Grade.right
 
     @property
-    def grade(self) -> str:
-        """RIGHT, IMPRECISE or WRONG."""
-        return RIGHT if self.agrees else WRONG
+    def grade(self) -> Grade:
+        """The worst of all tensors; wrong also where nothing was compared, a rule is broken or a fault diagnosed."""
+        grades = {tensor.grade for _, tensor in self.tensors()}
+        if not grades or Grade.wrong in grades or self.broken_rules or self.diagnosis:
+            return Grade.wrong
+        return Grade.imprecise if Grade.imprecise in grades else Grade.right
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
@@ -476,7 +505,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_imprecise(self) -> bool:
         """Whether the answer is honest, but less precise than the yardsticks allow."""
-        return self.agreement is not None and self.agreement.grade == IMPRECISE
+        return self.agreement is not None and self.agreement.grade is Grade.imprecise
 
     @property
     def conventions(self) -> tuple[str, ...]:

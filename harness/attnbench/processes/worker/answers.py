@@ -21,6 +21,7 @@ from torch import Tensor
 from attnbench import plugins
 from attnbench.checking import agreement, oracle, witness
 from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, place, reason_against
+from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
@@ -31,7 +32,7 @@ from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exch
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Measurement, Sample, Status
+from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
@@ -366,14 +367,14 @@ class Worker:
         finally:
             torch.set_num_threads(num_threads)
         agreed = compared.agreement
-        if not agreed.agrees:
+        if agreed.grade is Grade.wrong:
             earlier = self.diagnosed[request.spec]
             agreed = agreement.diagnose(self.references, candidate, compared, earlier)
             earlier.append(agreed)
         return CellChecked(
             **request.names,
             status=Status.ok if agreed.agrees else Status.disagrees,
-            message=agreed.diagnosis,
+            message=agreed.diagnosis or ("" if agreed.agrees else describe(agreed)),
             agreement=agreed,
             executed_flops=request.prepared.executed_flops,
         )

@@ -17,6 +17,7 @@ from torch import nn
 
 from attnbench.checking import in_model
 from attnbench.checking.in_model import NAME, Candidate, Model
+from attnbench.checking.tolerance import Tolerance
 from attnbench.devices import environment
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.model_events import OWN, AnyEvent, Asked, Impossible, Timed, Trying
@@ -56,7 +57,7 @@ def main() -> None:
             say(timed)
 
 
-def _prepared(asked: Asked) -> tuple[Model, dict[str, in_model.Expected]]:
+def _prepared(asked: Asked) -> tuple[Model, dict[str, dict[str, Tolerance]]]:
     """The model and what is expected of it.
 
     Raises:

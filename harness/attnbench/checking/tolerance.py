@@ -1,0 +1,173 @@
+"""How far an honest answer may be from the oracle's: one rule for outputs, gradients, models, ranks and dropout.
+
+The yardsticks are honest forms in the workload's dtype, on the inputs as they are and moved by a rounding. A tensor is
+cut into segments of rows (queries, keys or tokens; of a parameter, its first axis), because rows may differ in size by
+a factor of ten: under a causal mask early queries average few values. In each segment the largest error and the root
+mean square (RMS) of the errors have limits of their own: a multiple of the yardsticks' error plus some roundings.
+
+Four yardsticks may be right by luck where few numbers are compared. So a segment holds at least LEAST_NUMBERS numbers,
+its limit is at least NEIGHBOUR_SHARE of what the segments beside it show, and the roundings are those of numbers no
+smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows how near honest code comes.
+
+An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as where a kernel sums in half
+precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
+and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.storage.records import TensorError
+
+LEAST_NUMBERS = 1024
+NEIGHBOUR_SHARE = 0.5
+FLOOR_SHARE = 1 / 16
+YARDSTICKS_PER_LIMIT = 2.5
+"""Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
+ROUNDINGS_PER_LIMIT = 1.5
+RMS_YARDSTICKS_PER_LIMIT = 1.5
+RMS_ROUNDINGS_PER_LIMIT = 1.0
+IMPRECISE_FACTOR = 8.0
+MOST_CORRELATION = 0.3
+"""Of roundings with the answer: 1 where the error is proportional to it, about 1 / sqrt(n) for n roundings."""
+LEAST_SPREAD = 0.25
+"""Of an imprecise tensor's segments, the median RMS error in limits, over that of the worst."""
+
+
+class RowErrors(NamedTuple):
+    """The largest and the mean square of the numbers in each row (R,)."""
+
+    peak: Tensor
+    square: Tensor
+
+
+def by_row(tensor: Tensor, axis: int) -> RowErrors:
+    """The numbers of a tensor, row by row along an axis: of errors, or of the answer itself."""
+    numbers = tensor.detach().double()
+    rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
+    return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
+
+
+class Tolerance:
+    """The limits of one tensor's errors, by segment of rows."""
+
+    def __init__(  # noqa: PLR0913 - a tensor, what honest forms showed, and how its dtype rounds
+        self,
+        name: str,
+        expected: Tensor,
+        yardsticks: Sequence[RowErrors],
+        *,
+        axis: int,
+        dtype: torch.dtype,
+        num_roundings: float = 1.0,
+        scale: float = 0.0,
+        leniency: float = 1.0,
+    ) -> None:
+        """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
+
+        `axis` is that of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, of
+        numbers as large as `scale` where that is larger than the tensor's largest. `leniency` widens all limits.
+        """
+        self.name, self.expected, self.axis = name, expected, axis
+        rows = by_row(expected, axis)
+        self.num_rows = len(rows.peak)
+        per_row = expected.numel() // self.num_rows
+        length = max(1, math.ceil(LEAST_NUMBERS / per_row))  # rows of a segment
+        self.count = max(1, self.num_rows // length)
+        self.segment = (torch.arange(self.num_rows) // length).clamp(max=self.count - 1)  # (R,) of each row
+        answer, shown = self._by_segment(rows), [self._by_segment(each) for each in yardsticks]
+        yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
+        self.yardstick_error, self.is_finite = float(yardstick.peak.max()), bool(yardstick.square.isfinite().all())
+        whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
+        few = 1 + 1 / expected.numel()  # of few numbers, more than the largest that a few draws showed
+        one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
+        if whole.peak > 0:
+            cancels = max(1.0, scale / float(whole.peak))  # by how much terms cancel, whose roundings remain
+            floor = min(1.0, FLOOR_SHARE * cancels)
+            sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
+        else:
+            sizes = (torch.full_like(each, scale) for each in answer)
+        rounding = RowErrors(*(one * each for each in sizes))
+        self.rounding_band = float(rounding.peak.max())
+        yardstick = RowErrors(*map(_with_neighbours, yardstick))
+        factor = few * leniency
+        self.limit = RowErrors(
+            factor * (YARDSTICKS_PER_LIMIT * yardstick.peak + ROUNDINGS_PER_LIMIT * rounding.peak),
+            factor * (RMS_YARDSTICKS_PER_LIMIT * yardstick.square + RMS_ROUNDINGS_PER_LIMIT * rounding.square),
+        )
+
+    def _by_segment(self, rows: RowErrors) -> RowErrors:
+        """The largest and the root mean square of each segment (N,)."""
+        empty = torch.zeros(self.count, dtype=torch.float64)
+        mean = empty.scatter_reduce(0, self.segment, rows.square, "mean", include_self=False)
+        return RowErrors(empty.scatter_reduce(0, self.segment, rows.peak, "amax"), mean.sqrt())
+
+    @property
+    def of_rows(self) -> Tensor:
+        """The largest error allowed in each row (R,)."""
+        return self.limit.peak[self.segment]
+
+    @property
+    def largest(self) -> float:
+        """The largest error allowed anywhere."""
+        return float(self.limit.peak.max())
+
+    def judge(self, candidate: Tensor) -> TensorError:
+        """Compare a tensor of the same shape; `worst` is the place furthest beyond its limit, the first of several."""
+        actual = candidate.detach().double().cpu()
+        apart = actual - self.expected
+        apart = apart.where(apart.isfinite(), torch.inf)
+        rows = by_row(apart, self.axis)
+        shown = self._by_segment(rows)
+        row = int(_ratio(rows.peak, self.of_rows).argmax())
+        by_axis = apart.movedim(self.axis, 0)
+        inside = np.unravel_index(int(by_axis[row].abs().argmax()), by_axis.shape[1:])
+        place = [int(each) for each in inside]
+        place.insert(self.axis % apart.dim(), row)
+        ratios = _ratio(shown.square, self.limit.square)
+        worst = int(ratios.argmax())
+        error, value = float(rows.peak[row]), float(actual[tuple(place)])
+        rms = float(shown.square[worst])
+        places = (self.segment == worst).nonzero().flatten()
+        return TensorError(
+            tensor=self.name,
+            error=error if math.isfinite(error) else None,
+            allowed=float(self.of_rows[row]),
+            yardstick_error=self.yardstick_error,
+            rounding_band=self.rounding_band,
+            worst=tuple(place),
+            expected=float(self.expected[tuple(place)]),
+            actual=value if math.isfinite(value) else None,
+            rms=rms if math.isfinite(rms) else None,
+            allowed_rms=float(self.limit.square[worst]),
+            rows=(int(places[0]), int(places[-1]) + 1),
+            is_rounding=self._is_rounding(apart, shown),
+        )
+
+    def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
+        """Whether errors beyond their limits may be honest roundings that add up: see IMPRECISE_FACTOR."""
+        peaks, ratios = _ratio(shown.peak, self.limit.peak), _ratio(shown.square, self.limit.square)
+        factor = max(float(peaks.max()), float(ratios.max()))
+        if not 1 < factor <= IMPRECISE_FACTOR:
+            return False
+        if float(ratios.median()) < LEAST_SPREAD * float(ratios.max()):
+            return False
+        beyond = ((peaks > 1) | (ratios > 1))[self.segment]
+        error, answer = (each.movedim(self.axis, 0)[beyond].flatten() for each in (apart, self.expected))
+        return abs(float(torch.nn.functional.cosine_similarity(error, answer, dim=0))) <= MOST_CORRELATION
+
+
+def _with_neighbours(shown: Tensor) -> Tensor:
+    """The yardsticks' error of each segment (N,), at least a share of that of the segments beside it."""
+    padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
+    return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
+
+
+def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
+    """Each error as a share of its limit: 0 of none, infinite where there is one and none is allowed."""
+    return torch.where(shown > 0, shown / limit, 0.0)

@@ -1,0 +1,181 @@
+"""`python -m studies.margins`: how near honest code comes to what is allowed, on every kind of processor at hand.
+
+Each seed draws a small workload and two kinds of input, answered by every bundled implementation that needs no
+compiler. A process of its own, with one or two threads, does so for each instruction set that PyTorch can be held to.
+What is stopped goes on where it was.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pandas as pd
+import torch
+import typer
+
+from attnbench import plugins
+from attnbench.checking.case import reason_against
+from attnbench.checking.probes import VacuousError
+from attnbench.checking.reference import UncheckableError, errors, observe, reference_for_probe
+from attnbench.contract import Implementation
+from attnbench.contract.loading import implementation
+from attnbench.units import markdown_table
+from attnbench.workloads.workload import Workload
+
+CAPABILITIES = ("default", "avx2", "avx512")
+THREADS = (1, 2)
+CLOSEST = ("dtype", "tensor", "implementation", "workload", "probe")
+MOST_SHARE = 0.5
+"""Honest code shows no more than this share of a limit."""
+DTYPES = ("float32", "float32", "bfloat16", "float16", "float64")
+MASKS = ("none", "causal", "causal", "padding", "window(15,0)")
+SIZES = ((1, 64, 2, 64), (2, 64, 4, 16), (2, 96, 2, 32), (1, 131, 4, 16), (1, 160, 2, 32), (2, 13, 4, 8))
+"""Batch rows, tokens, heads, width."""
+PROBES = ("normal", "equal", "large")
+"""One of these is tried besides needles, which come nearest to a limit."""
+SKIPPED = ("context_parallel", "fastest")
+"""The first needs a GPU for each rank, the second calls one of the others."""
+
+
+class Margin(msgspec.Struct, frozen=True):
+    """What one implementation showed in one tensor, as shares of what is allowed."""
+
+    capability: str
+    threads: int
+    seed: int
+    workload: str
+    probe: str
+    implementation: str
+    dtype: str
+    tensor: str
+    largest: float
+    rms: float
+
+
+def workload_of(seed: int) -> Workload:
+    """The workload of a seed; one in five has scope `module`."""
+    draws = random.Random(seed)
+    batch_size, seq_len, num_heads, head_dim = draws.choice(SIZES)
+    scope = draws.choice(("attention",) * 4 + ("module",))
+    return Workload(
+        batch_size=batch_size,
+        seq_len=seq_len,
+        num_heads=num_heads,
+        num_kv_heads=draws.choice((num_heads, num_heads // 2)),
+        head_dim=head_dim,
+        dtype=draws.choice(DTYPES),
+        mask=draws.choice(MASKS),
+        direction="forward_backward",
+        scope=scope,
+        seed=seed,
+    )
+
+
+def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, int]) -> Iterator[Margin]:
+    """What every implementation shows with one seed."""
+    workload = workload_of(seed)
+    for probe in ("needles", PROBES[seed % len(PROBES)]):
+        try:
+            reference = reference_for_probe(workload, probe, seed)
+        except VacuousError:
+            continue
+        for name, tried in every.items():
+            reference.workload = msgspec.structs.replace(workload, world_size=2) if tried.distributes else workload
+            if reason_against(tried, reference.workload) is not None:
+                continue
+            try:
+                observed = observe(tried, reference)
+            except UncheckableError:
+                continue
+            for each in errors(observed, reference):
+                kind = "weights" if each.tensor.endswith(" weights") else each.tensor
+                peak = each.error / each.allowed if each.error is not None and each.allowed else float("inf")
+                rms = each.rms_ratio if each.rms_ratio is not None else float("inf")
+                yield Margin(*place, seed, workload.id, probe, name, workload.dtype, kind, peak, rms)
+
+
+def measure(file: Path, seeds: int, place: tuple[str, int]) -> None:
+    """Go through the seeds that the file does not have, and add a line for each."""
+    torch.set_num_threads(place[1])
+    done = {json.loads(line)["seed"] for line in file.read_text().splitlines()} if file.exists() else set()
+    found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED}
+    every = {name: each for name, each in found.items() if not each.compiles}
+    with file.open("a", encoding="utf-8") as lines:
+        for seed in range(seeds):
+            if seed not in done:
+                margins = [msgspec.to_builtins(each) for each in margins_of(seed, every, place)]
+                lines.write(json.dumps({"seed": seed, "margins": margins}) + "\n")
+                lines.flush()
+
+
+def capabilities() -> list[str]:
+    """The instruction sets that PyTorch can be held to here, up to its own choice."""
+    here = torch.backends.cpu.get_cpu_capability().lower()
+    return list(CAPABILITIES[: CAPABILITIES.index(here) + 1]) if here in CAPABILITIES else ["default"]
+
+
+def main(
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/margins"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each instruction set and number of threads.")] = 300,
+    only: Annotated[str, typer.Option(metavar="NAME,N", help="One instruction set and number of threads.")] = "",
+) -> None:
+    """Find the largest share of a limit that honest code shows; exit 1 above one half."""
+    folder = to / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    if only:
+        name, _, number = only.partition(",")
+        measure(folder / f"{name}-{number}.jsonl", seeds, (name, int(number)))
+        return
+    rows = []
+    for capability, threads in product(capabilities(), THREADS):
+        own = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads)}
+        again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
+        subprocess.run(  # noqa: S603 - this very program
+            [*again, "--only", f"{capability},{threads}"], env=os.environ | own, check=True
+        )
+        for line in (folder / f"{capability}-{threads}.jsonl").read_text().splitlines():
+            rows += json.loads(line)["margins"]
+    worst = write(pd.DataFrame(rows), to, seeds)
+    typer.echo(json.dumps({"closest": round(worst, 3), "seeds": seeds, "written to": str(to)}))
+    raise typer.Exit(int(worst > MOST_SHARE))
+
+
+def write(frame: pd.DataFrame, to: Path, seeds: int) -> float:
+    """The table of every implementation, dtype and tensor, and a page; returns the largest share."""
+    keys = ["implementation", "dtype", "tensor"]
+    places = ["capability", "threads"]
+    table = frame.groupby([*keys, *places])[["largest", "rms"]].max().round(3).reset_index()
+    table.to_csv(to / "margins.csv", index=False)
+    frame["share"] = frame[["largest", "rms"]].max(axis=1)
+    of_place = frame.groupby(places)[["largest", "rms"]].max().reset_index()
+    of_kind = frame.loc[frame.groupby(["dtype", "tensor"])["share"].idxmax()]
+    about = (
+        f"{seeds} seeds for each instruction set and number of threads: `python -m studies.margins`. Shares of what is "
+        "allowed (checking/tolerance.py); [every implementation](margins.csv).\n"
+    )
+    lines = [
+        "# How near honest code comes to a limit\n",
+        about,
+        markdown_table([_row(row, ("capability", "threads")) for row in of_place.to_dict("records")]),
+        "\n## The closest of each kind\n",
+        markdown_table([_row(row, CLOSEST) for row in of_kind.to_dict("records")]),
+    ]
+    (to / "margins.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return float(frame["share"].max())
+
+
+def _row(row: dict[Hashable, Any], columns: Sequence[str]) -> dict[str, str]:
+    """A row of a table: some columns, and the shares."""
+    shares = {"largest error": f"{row['largest']:.2f}", "RMS error": f"{row['rms']:.2f}"}
+    return {name: str(row[name]) for name in columns} | shares
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,152 @@
+"""The one tolerance: by segment of rows, largest and RMS error, and what is imprecise rather than wrong."""
+
+import msgspec
+import pytest
+import torch
+
+from attnbench.checking.reference import ask, errors, reference_for_probe
+from attnbench.checking.tolerance import IMPRECISE_FACTOR, LEAST_NUMBERS, Tolerance, by_row
+from attnbench.contract import Implementation
+from attnbench.storage.records import Agreement, Grade, ProbeResult, TensorError
+from attnbench.workloads.workload import Workload
+from tests.checking.test_agreement import Textbook
+
+ROWS, WIDTH = 256, 64
+NOISE = 2.0**-8
+
+
+def draws(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def answer():
+    """Rows whose size falls by a factor of ten from the first to the last, as under a causal mask."""
+    sizes = torch.logspace(0, -1, ROWS, dtype=torch.float64)[:, None]
+    return torch.randn(ROWS, WIDTH, generator=draws(0), dtype=torch.float64) * sizes
+
+
+def noise(seed, factor=1.0):
+    """Errors in proportion to the size of each row, independent of the answer's signs."""
+    sizes = answer().square().mean(dim=1, keepdim=True).sqrt()
+    return factor * NOISE * sizes * torch.randn(ROWS, WIDTH, generator=draws(seed), dtype=torch.float64)
+
+
+def tolerance():
+    yardsticks = [by_row(noise(seed), -2) for seed in range(1, 5)]
+    return Tolerance("output", answer(), yardsticks, axis=-2, dtype=torch.bfloat16)
+
+
+def judged(error):
+    return tolerance().judge(answer() + error)
+
+
+def test_an_honest_error_is_less_than_half_of_what_is_allowed():
+    found = judged(noise(9))
+    assert found.grade is Grade.right
+    assert found.ratio < 0.5
+
+
+def late(factor):
+    error = torch.zeros(ROWS, WIDTH, dtype=torch.float64)
+    error[192:] = factor * answer()[192:]
+    return error
+
+
+def test_an_error_of_late_small_rows_shows_though_early_rows_may_have_a_larger_one():
+    error = late(0.05)
+    assert error.abs().max() < tolerance().of_rows[0]  # one limit for the whole tensor would let it pass
+    found = judged(error + noise(9))
+    assert found.grade is Grade.wrong
+    assert found.rms_ratio > 2
+    assert found.rows[0] >= 192 - LEAST_NUMBERS // WIDTH
+
+
+def test_noise_that_adds_up_is_imprecise_and_far_more_is_wrong():
+    assert judged(noise(9, 6.0)).grade is Grade.imprecise
+    assert judged(noise(9, 6.0 * IMPRECISE_FACTOR)).grade is Grade.wrong
+
+
+def test_an_error_that_follows_the_answer_is_wrong_however_small():
+    found = judged(0.05 * answer())
+    assert 1 < found.ratio < IMPRECISE_FACTOR
+    assert found.grade is Grade.wrong
+
+
+def test_noise_in_a_few_rows_alone_is_wrong():
+    error = noise(9, 0.5)
+    error[64:80] *= 20
+    found = judged(error)
+    assert 1 < found.ratio < IMPRECISE_FACTOR
+    assert found.grade is Grade.wrong
+
+
+def test_what_is_not_finite_is_wrong():
+    error = noise(9)
+    error[3, 4] = torch.nan
+    found = judged(error)
+    assert (found.error, found.ratio, found.grade) == (None, None, Grade.wrong)
+    assert found.worst == (3, 4)
+
+
+def test_a_parameter_has_its_first_axis_as_rows():
+    right = torch.randn(4, 1024, generator=draws(0), dtype=torch.float64) * torch.tensor([[10.0], [1], [1], [1]])
+    found = Tolerance("parameter", right, [by_row(torch.zeros_like(right), 0)], axis=0, dtype=torch.bfloat16)
+    spoiled = right.clone()
+    spoiled[3] *= 1.02
+    assert found.judge(right).ratio == 0
+    assert found.judge(spoiled).rows == (3, 4)
+    assert found.judge(spoiled).grade is Grade.wrong
+
+
+def test_a_number_is_its_own_row():
+    right = torch.randn(5, generator=draws(0), dtype=torch.float64)
+    found = Tolerance("gradient of sinks", right, [by_row(1e-7 * right, 0)], axis=0, dtype=torch.float32)
+    assert found.judge(right * (1 + 1e-7)).grade is Grade.right
+    assert found.judge(right * 1.01).worst == (int(right.abs().argmax()),)
+
+
+def test_an_error_of_an_old_journal_is_judged_by_its_largest_number():
+    old = {"tensor": "output", "error": 2.0, "allowed": 4.0, "yardstick_error": 1.0, "rounding_band": 1.0}
+    old |= {"worst": [0], "expected": 1.0, "actual": 3.0}
+    found = msgspec.convert(old, TensorError)
+    assert (found.ratio, found.grade) == (0.5, Grade.right)
+    assert msgspec.structs.replace(found, error=5.0).grade is Grade.wrong
+
+
+CAUSAL = {"seq_len": 256, "mask": "causal", "dtype": "bfloat16", "batch_size": 1, "num_heads": 4, "head_dim": 32}
+
+
+class LateRows(Textbook):
+    """The last quarter of the output rows is 10 % too large."""
+
+    def attend(self, query, key, value, mask):
+        factors = torch.ones(query.shape[-2], 1, dtype=query.dtype)
+        factors[3 * len(factors) // 4 :] = 1.1
+        return super().attend(query, key, value, mask) * factors
+
+
+class LateQueries(Textbook):
+    """The gradient of the second half of the queries is 10 % too small."""
+
+    def attend(self, query, key, value, mask):
+        factors = torch.ones(query.shape[-2], 1, dtype=query.dtype)
+        factors[len(factors) // 2 :] = 0.9
+        return super().attend(query * factors + (query * (1 - factors)).detach(), key, value, mask)
+
+
+@pytest.mark.parametrize(("mistaken", "tensor"), [(LateRows, "output"), (LateQueries, "gradient of query")])
+def test_errors_that_later_rows_alone_have_are_found(mistaken, tensor):
+    reference = reference_for_probe(Workload(**CAUSAL, direction="forward_backward"), "normal", 0)
+    observed = ask(Implementation(build=mistaken, source="a test"), reference).compared
+    found = {each.tensor: each for each in errors(observed, reference)}[tensor]
+    assert found.grade is Grade.wrong
+    assert found.rows[0] >= 120
+
+
+def test_an_answer_is_as_right_as_its_worst_tensor():
+    def agreement(*errors, **fields):
+        return Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=errors),), **fields)
+
+    right, imprecise, wrong = (judged(error) for error in (noise(9), noise(9, 6.0), 0.1 * answer()))
+    assert [agreement(right, each).grade for each in (right, imprecise, wrong)] == list(Grade)
+    assert agreement().grade is agreement(right, diagnosis="a fault").grade is Grade.wrong
