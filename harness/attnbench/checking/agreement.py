@@ -18,11 +18,13 @@ from torch import Tensor
 
 from attnbench.checking import conduct, dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
+from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.reference import (
     PROBES,
     TOKENS,
     FormError,
+    Observation,
     Reference,
     VacuousError,
     ask,
@@ -128,17 +130,27 @@ def diagnose(
     )
 
 
-def compare(references: References, implementation: Implementation, known: RulesAt | None = None) -> Compared:
+def compare(
+    references: References,
+    implementation: Implementation,
+    known: RulesAt | None = None,
+    *,
+    is_strict: bool = False,
+) -> Compared:
     """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
 
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
-    workloads, which may share their short length; what they give here is added.
+    workloads, which may share their short length; what they give here is added. Where `is_strict`, a query that sees no
+    key must get 0.
     """
-    results, by_probe = [], dict(references.by_probe)
+    results, by_probe, conventions = [], dict(references.by_probe), dict[str, None]()
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference)
+            if not is_strict:
+                observation, kept = settle(observation, reference)
+                conventions |= {kept: None} if kept else {}
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -151,7 +163,9 @@ def compare(references: References, implementation: Implementation, known: Rules
     if references.for_rules is not None:
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
-    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
+    agreement = Agreement(
+        oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=tuple(conventions)
+    )
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
@@ -243,6 +257,9 @@ class Candidate:
         if normal.workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        compared = {"output": self.output.index_select(-2, normal.rows.to(self.output.device))}
+        if settle(Observation(self.output, compared), normal)[1]:
+            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # it may give such queries what it likes
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 

@@ -1,34 +1,39 @@
 """What is wrong with a candidate that disagrees, in words: the nearest known mistake, the first step that differs.
 
-The candidate's answers are compared with those of every mistake of the catalogue, by the rule of the check itself. Two
-mistakes with the same answers at this workload are both named. Where no mistake explains the answers, the diagnosis
-describes the weights that the candidate uses: which keys have weight, whether a query's weights add up to 1.
+First what has a closed form: answers of an earlier call, rows that were never written, factors. Then every mistake of
+the catalogue is computed on the probe that shows the error best, and those that are near are compared in full, by the
+tolerance of the check. A mistake may explain the wrong rows alone, where the others are right. Then numbers are
+fitted: a temperature, the keys that a query sees, a rotary base, roundings. Where nothing explains the answers, the
+diagnosis describes the weights that the candidate uses.
 """
 
 import contextlib
+import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking import oracle
+from attnbench.checking import oracle, steps
 from attnbench.checking.case import build, stored
-from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.conventions import CONVENTIONS, settle
+from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes.wrong_masks import showing
 from attnbench.checking.reference import (
     Reference,
     answers,
+    ask,
     differences,
     largest,
-    observe,
     reference_for_probe,
     rounding_band,
 )
-from attnbench.checking.steps import Textbook
+from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
@@ -38,10 +43,10 @@ MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
 """Up to this many scores a failing workload is diagnosed as it is; else at a short one, where it fails there too."""
+LEAST_ROWS = 8
 SHORTLIST = 32
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-LEAST_ROWS = 8
 EXPLAINED = 0.9
 """A fitted number explains an error if what is left of its squares is at most 1 minus this."""
 ROUNDING_EXPLAINED = 0.38
@@ -58,20 +63,43 @@ SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
 """A fitted number is no larger than this."""
+FITTED_ROWS = 6
+COMMON = {
+    *("mask_ignored", "causal_unasked", "mask_inverted", "mask_argument", "mask_after_softmax", "bottom_right_for_top_left"),
+    *("no_scale", "scaled_by_width", "scaled_by_embedding", "kv_heads_interleaved", "keys_and_values_head_order"),
+    *("value_head_order", "no_softmax", "softmax_over_heads", "softmax_over_queries", "not_normalised", "bias_ignored"),
+    *("output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
+}
+"""Mistakes that are tried two at a time."""
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
     "layouts": "read_as_contiguous",
 }
-KEPT = "outputs apart"
-"""Whoever breaks this rule may be wrong for no other reason: it answers from an earlier call."""
+STALE = "outputs apart"
 UNKNOWN = "No known mistake explains it."
-RANDOM = {mistake.name for mistake in ALL if mistake.is_random}
+KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
+RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
 SMALL_WEIGHT = 1e-3
 """The ratio to a right weight below this says nothing."""
 CLOSE = 0.05
 WEIGHT_ROUNDINGS = 16
 """Weights that are off by no more than this many roundings are right."""
+AXES = {4: ("batch row", "head", "row", "column"), 3: ("batch row", "row", "column"), 2: ("row", "column"), 1: ("number",)}
+
+
+def tolerance(reference: Reference, name: str) -> float:
+    """The largest error that a tensor may have."""
+    return reference.tolerance(name)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An explanation: a whole sentence, the names of mistakes, the first step that differs."""
+
+    words: str
+    names: tuple[str, ...] = ()
+    step: str = ""
 
 
 class Evidence:
@@ -79,9 +107,9 @@ class Evidence:
 
     def __init__(self, implementation: Implementation, reference: Reference) -> None:
         """Ask the candidate; what it raises passes through."""
-        given = observe(implementation, reference)
+        seen, self.convention = settle(ask(implementation, reference), reference)
         self.reference = reference
-        self.observed = {name: tensor.detach().double().cpu() for name, tensor in given.items()}
+        self.observed = {name: tensor.detach().double().cpu() for name, tensor in seen.compared.items()}
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
         # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
@@ -90,8 +118,12 @@ class Evidence:
 
     def is_wrong(self, name: str) -> bool:
         """Whether that tensor's error exceeds its tolerance."""
-        error = largest(self.observed[name], self.reference.expected[name])
-        return not error <= self.reference.tolerance(name)
+        return bool(self.wrong(name).any())
+
+    def wrong(self, name: str) -> Tensor:
+        """Which elements of a tensor are wrong."""
+        apart = (self.observed[name] - self.reference.expected[name]).abs()
+        return ~(apart <= tolerance(self.reference, name))
 
     @property
     def has_all_rows(self) -> bool:
@@ -144,9 +176,9 @@ class Outputs:
     @torch.no_grad()
     def __call__(self, mistake: Mistake) -> Tensor:
         """The output at the chosen rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
-        made: Tensor = (self.whole if mistake.needs_all_rows else self.chosen).output(mistake.changes).double()
+        result: Tensor = (self.whole if mistake.needs_all_rows else self.chosen).output(mistake.changes).double()
         is_cut = mistake.needs_all_rows and self.whole is not self.chosen
-        return made.index_select(made.dim() - 2, self.rows) if is_cut else made
+        return result.index_select(result.dim() - 2, self.rows) if is_cut else result
 
 
 def explain(  # noqa: PLR0913 - the last two have defaults that serve
@@ -160,60 +192,30 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
 ) -> Agreement:
     """The agreement of a candidate that disagrees with its diagnosis; what it raises when called again passes through.
 
-    `on_step` is called before each known mistake is tried: all of them together may take long. `earlier` are diagnoses
-    of the same candidate at other workloads: a mistake that one of them named is tried first, and where it explains
-    this failure too no other is. If none explained a failure with the same symptoms, or that one was random, none is
-    tried.
+    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads:
+    a mistake that one of them named is tried first, and where it explains this failure too no other is. If none
+    explained a failure with the same symptoms, or that one was random, none is tried.
     """
 
-    def diagnosed(words: str, mistakes: tuple[str, ...] = (), step: str = "") -> Agreement:
-        return msgspec.structs.replace(wrong, diagnosis=words, mistakes=mistakes, step=step)
+    def diagnosed(found: Finding) -> Agreement:
+        return msgspec.structs.replace(wrong, diagnosis=found.words, mistakes=found.names, step=found.step)
 
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
-        return diagnosed(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
-    place = describe(wrong)
+        return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
     evidence = gather(implementation, references, seed)
     before = {name for each in earlier for name in each.mistakes} - RANDOM
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
-    matches = match(evidence, on_step, before) if before else []
-    if not matches and set() in alike:
-        return diagnosed(f"{UNKNOWN} The failure looks like an earlier one. {place}")
-    if not matches and not any(names <= RANDOM for names in alike):
-        matches = match(evidence, on_step)
-    if matches:
-        first, *others = matches
-        words = f"It looks as if {first.words}."
-        also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
-        if also and first.is_rounding:  # these add up
-            words += f" And as if {'; '.join(also)}."
-        elif also:
-            words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
-        step = first.step
-        where = f"the backward pass of {step}" if first.is_gradient else step
-        names = tuple(dict.fromkeys(each.name for each in matches))
-        return diagnosed(f"{words} First step that differs: {where}. {place}", names, step)
-    random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
-    words, names, step = UNKNOWN, (), ""
-    reference = evidence[0].reference
-    if not any(each.is_wrong("output") for each in evidence):
-        words, step = "No known mistake explains it; the output is right, the backward pass is not.", "backward pass"
-    elif reference.workload.scope == "attention" and len(reference.rows) == reference.workload.seq_len:
-        forward = msgspec.structs.replace(reference.workload, direction="inference")
-        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
-            at_normal = reference_for_probe(forward, "normal", 0)
-            words, names, step = describe_weights(implementation, at_normal, is_random=random is not None)
-    if random is not None and not names and step != "weights":
-        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
-        names = ("dropout_in_evaluation", "dropout_without_rescaling")
-        step = "weights"
-    elif random is not None and not names:
-        words = f"Something random is active: on equal inputs {random.found}. {words}"
-    if not names and (apart := [rule for rule in wrong.broken_rules if rule.rule == KEPT]):
-        words = f"{apart[0].found[0].upper()}{apart[0].found[1:]} (rule: {KEPT}). {words}"
-        names = (RULE_MISTAKES[KEPT],)
-    return diagnosed(f"{words} {place}", names, step)
+    found = _known(evidence, on_step, before) if before else None
+    place = describe(wrong)
+    if found is None and set() in alike:
+        return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
+    if found is None and not any(names <= RANDOM for names in alike):
+        found = _closed_form(evidence) or _known(evidence, on_step)
+        found = found or _known(evidence, on_step, is_paired=True) or _stale(evidence)
+    found = found or _unknown(implementation, evidence, wrong)
+    return diagnosed(replace(found, words=f"{found.words} {place}"))
 
 
 def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
@@ -248,47 +250,244 @@ def shorter(workload: Workload) -> Iterator[Workload]:
         yield short
 
 
+# What has a closed form.
+
+
+def _closed_form(evidence: list[Evidence]) -> Finding | None:
+    """Conventions, float32 inside, numbers that outputs or gradients are multiplied by."""
+    if not any(each.is_wrong(name) for each in evidence for name in each.names):
+        if conventions := {each.convention: None for each in evidence if each.convention}:
+            words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
+            kind = "mean" if "mean" in conventions else "nan"
+            return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
+        words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
+        return Finding(words, (RULE_MISTAKES[STALE],), "output")
+    return _narrow(evidence) or _factor(evidence)
+
+
+def _stale(evidence: list[Evidence]) -> Finding | None:
+    """Whether an answer is that to other inputs, or to some operands of other inputs."""
+    for each, other in itertools.permutations(evidence, 2):
+        mine, others = each.reference.drawn, other.reference.drawn
+        allowed = tolerance(each.reference, "output")
+        is_apart = largest(each.reference.expected["output"], other.reference.expected["output"]) > 2 * MATCH * allowed
+        for names in (tuple(mine.tensors), *KEPT_OPERANDS) if is_apart and each.is_wrong("output") else ():
+            if not set(names) <= set(mine.tensors):
+                continue
+            tensors = mine.tensors | {name: others.tensors[name] for name in names}
+            kept = Textbook(each.reference.workload, replace(mine, tensors=tensors), each.reference.rows).output({})
+            moved = largest(kept, each.reference.expected["output"])
+            if moved > 2 * MATCH * allowed and largest(each.observed["output"], kept) <= allowed:
+                what = "the output" if len(names) == len(mine.tensors) else f"the {' and the '.join(names)}"
+                words = f"It looks as if {what} of an earlier call is used again, with other inputs."
+                return Finding(words, (RULE_MISTAKES[STALE],), "output")
+    return None
+
+
+def _narrow(evidence: list[Evidence]) -> Finding | None:
+    """Whether float64 cells are right by the tolerance of float32."""
+    if evidence[0].reference.workload.dtype != "float64":
+        return None
+    for each in evidence:
+        workload = msgspec.structs.replace(each.reference.workload, dtype="float32")
+        drawn = each.reference.drawn
+        narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
+        for name in each.names:
+            if not largest(each.observed[name], each.reference.expected[name]) <= tolerance(narrow, name):
+                return None
+    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", ("float32_inside",))
+
+
+def _factor(evidence: list[Evidence]) -> Finding | None:
+    """Whether what is wrong is a number times what is right: in all rows, or from one on, in some heads, ..."""
+    of_output = any(each.is_wrong("output") for each in evidence)
+    names = ["output"] if of_output else [name for name in evidence[0].names if name != "output"]
+    ratios = {name: ratio for name in names if (ratio := _ratio(evidence, name)) is not None}
+    if any(each.is_wrong(name) and name not in ratios for each in evidence for name in each.names if name in names):
+        return None
+    if not ratios or all(ratio[0] is None for ratio in ratios.values()):
+        return None
+    sentences, kinds = [], []
+    for name, (factor, where) in ratios.items():
+        if factor is None:
+            continue
+        what = f"the {name}" if name != "output" or not where else f"rows of the {name}"
+        kind = name.removeprefix("gradient of ")
+        kind = kind if kind == name else f"{kind}_gradient"
+        if factor == 0:
+            unwritten = "as if it had never been written" if name == "output" else "no gradient reaches it"
+            sentences.append(f"the {name} is 0{where}, {unwritten}")
+        else:
+            sentences.append(f"the {name} is {factor:.6g} times what it should be{_constant(factor, evidence)}{where}")
+        kinds.append(f"{kind.replace(' ', '_')}_{'zero' if factor == 0 else 'factor'}")
+    step = "context" if of_output else "backward pass"
+    return Finding(f"It looks as if {'; '.join(sentences)}. First step that differs: {step}.", tuple(kinds), step)
+
+
+def _ratio(evidence: list[Evidence], name: str) -> tuple[float | None, str] | None:
+    """By what a tensor is multiplied where it is wrong, and where that is; None for the number where it is right."""
+    these = [each for each in evidence if name in each.names]
+    if not these or not all(each.observed[name].isfinite().all() for each in these):
+        return None
+    is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
+    if not is_wrong.any():
+        return None, ""
+    bias = these[0].reference.drawn.weights.out_bias if name == "output" and is_wrong.dim() == 3 else None  # noqa: PLR2004
+    for base in (0.0,) if bias is None else (0.0, bias):
+        region = [is_wrong.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(is_wrong.dim())]
+        pairs = []
+        for each in these:
+            observed, expected = (tensor - base for tensor in (each.observed[name], each.reference.expected[name]))
+            for dim, chosen in enumerate(region):
+                observed, expected = observed.index_select(dim, chosen), expected.index_select(dim, chosen)
+            pairs.append((observed, expected, tolerance(each.reference, name)))
+        scale = [1 / allowed if allowed else 1.0 for *_, allowed in pairs]
+        above = sum(float((o * e).sum()) * s * s for (o, e, _), s in zip(pairs, scale, strict=True))
+        below = sum(float((e * e).sum()) * s * s for (_, e, _), s in zip(pairs, scale, strict=True))
+        factor = above / below if below else math.nan
+        if all(not (o.any()) for o, *_ in pairs):
+            factor = 0.0
+        if all(float((o - factor * e).abs().max()) <= MATCH / 2 * max(1.0, abs(factor)) * a for o, e, a in pairs):
+            rows = these[0].reference.rows if name == "output" else None
+            return _neat(factor), _where(region, tuple(is_wrong.shape), rows)
+    return None
+
+
+def _neat(factor: float) -> float:
+    """The number with as few digits as it is known to."""
+    return float(f"{factor:.3g}") if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else factor
+
+
+def _constant(factor: float, evidence: list[Evidence]) -> str:
+    """What a factor may stand for."""
+    workload = evidence[0].reference.workload
+    scale, root = workload.score_scale, math.sqrt(workload.head_dim)
+    known = {"1/scale": 1 / scale, "the scale": scale, "sqrt(K)": root, "1/sqrt(K)": 1 / root}
+    known |= {"1/H": 1 / workload.num_heads, "H": workload.num_heads}
+    return next((f" ({words})" for words, number in known.items() if math.isclose(number, factor, rel_tol=1e-3)), "")
+
+
+def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
+    """The part of a tensor that some indices make, in words: "" where it is all of it."""
+    words = []
+    for axis, chosen, size in zip(axes or AXES[len(shape)], region, shape, strict=True):
+        places = chosen if rows is None or axis != "row" else rows[chosen]
+        first, last = int(places[0]), int(places[-1])
+        if len(chosen) == size:
+            continue
+        if len(chosen) == 1:
+            words.append(f"in {axis} {first}")
+        elif int(chosen[-1]) == size - 1 and len(chosen) == size - int(chosen[0]):
+            words.append(f"from {axis} {first} on")
+        elif int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen):
+            words.append(f"in {axis}s {first} to {last}")
+        else:
+            some = ", ".join(map(str, places[:4].tolist()))
+            words.append(f"in {len(chosen)} of {size} {axis}s ({some}{', ...' if len(chosen) > 4 else ''})")  # noqa: PLR2004
+    return "".join(f" {each}" for each in words)
+
+
+# Known mistakes.
+
+
+def _known(
+    evidence: list[Evidence],
+    on_step: Callable[[], object] = lambda: None,
+    names: Collection[str] = (),
+    *,
+    is_paired: bool = False,
+) -> Finding | None:
+    """The sentence about the mistakes that explain everything, or the wrong rows where the others are right."""
+    where, matches = "", match(evidence, on_step, names, is_paired=is_paired)
+    if not matches and not is_paired and (partly := _wrong_rows(evidence)) is not None:
+        region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
+        where = _where(region, tuple(partly.shape), evidence[0].reference.rows, AXES[partly.dim() + 1][:-1])
+        matches = match(evidence, on_step, names, partly)
+    if not matches:
+        return None
+    first, *others = matches
+    words = f"It looks as if{',' * bool(where)}{where}{',' * bool(where)} {first.words}."
+    also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
+    if also and first.is_rounding:  # these add up
+        words += f" And as if {'; '.join(also)}."
+    elif also:
+        words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
+    step = f"the backward pass of {first.step}" if first.is_gradient else first.step
+    return Finding(f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step)
+
+
+def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
+    """Which rows of the output are wrong on some probe, (B, H, R) or (B, R), if only some of them are."""
+    if not evidence[0].observed["output"].isfinite().all():
+        return None
+    rows = torch.stack([each.wrong("output").any(dim=-1) for each in evidence]).any(dim=0)
+    return rows if rows.any() and not rows.all() else None
+
+
 def match(
-    evidence: list[Evidence], on_step: Callable[[], object] = lambda: None, names: Collection[str] = ()
+    evidence: list[Evidence],
+    on_step: Callable[[], object] = lambda: None,
+    names: Collection[str] = (),
+    partly: Tensor | None = None,
+    *,
+    is_paired: bool = False,
 ) -> list[Mistake]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely.
 
-    Where `names` are given, only these are tried.
+    Where `names` are given, only these are tried; where `partly` (B, H, R) is, only those rows of the output compared;
+    where `is_paired`, common mistakes two at a time.
     """
     workload = evidence[0].reference.workload
     has_all_rows = all(each.has_all_rows for each in evidence)
     known = [
         each
-        for each in catalogue(workload)
-        if not (each.is_random or each.is_memory) and (has_all_rows or not each.needs_all_rows)
+        for each in (_pairs(workload) if is_paired else catalogue(workload))
+        if not (each.is_random or each.is_memory or each.is_factor) and (has_all_rows or not each.needs_all_rows)
         if not names or each.name in names
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    exact = [each for each in known if not (each.is_fitted or each.is_rounding)]
-    tried = [Tried(each) for each in exact if each.is_gradient is not is_output_wrong]
+    exact = [each for each in known if not (each.fit or each.is_rounding)]
+    trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
     # What is wrong on one probe is looked at first: it leaves few.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        tried = _left(tried, each, on_step)
-    limit = MATCH
-    for one in sorted(tried, key=lambda one: one.worst):  # the best first: it leaves few of the others
-        for each in evidence:
-            if one.worst <= limit and each.has_more:
-                on_step()
-                one.compare_all(each)
-        limit = limit if one.is_idle else min(limit, max(1.0, 2 * one.worst))
-    tried = [one for one in tried if one.worst <= limit]
-    explaining = [one for one in tried if not one.is_idle]
-    if is_output_wrong and not any(one.worst <= 1 for one in explaining):  # a number fits better than what hardly fits
         on_step()
-        explaining += _fitted({each.name for each in known if each.is_fitted}, evidence)
+        trials = _nearest(trials, each, partly)
+    limit = MATCH
+    for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
+        for each in evidence if partly is None else ():
+            if trial.worst <= limit and each.has_more:
+                on_step()
+                trial.compare_all(each)
+        limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
+    explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
+    if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
+        on_step()  # a number fits better than what hardly fits
+        explaining += _fitted([each for each in known if each.fit], evidence)
     if explaining:
-        explaining.sort(key=lambda one: one.worst)
+        explaining.sort(key=lambda trial: trial.worst)
         limit = min(MATCH, max(1.0, 2 * explaining[0].worst))
-        return [one.mistake for one in explaining if one.worst <= limit]
-    return _by_rounding([each for each in known if each.is_rounding], evidence) if is_output_wrong else []
+        return [trial.mistake for trial in explaining if trial.worst <= limit]
+    if not is_output_wrong or partly is not None:
+        return []
+    return _by_rounding([each for each in known if each.is_rounding], evidence)
 
 
-class Tried:
+def _pairs(workload: Workload) -> Iterator[Mistake]:
+    """Two common mistakes at once, in different steps."""
+    common = [each for each in catalogue(workload) if each.name in COMMON and not each.is_gradient]
+    for one, other in itertools.combinations(common, 2):
+        if not set(one.changes) & set(other.changes):
+            first, second = sorted((one, other), key=lambda each: [*steps.DEFAULTS].index(each.step))
+            yield replace(
+                first,
+                name=f"{first.name}+{second.name}",
+                words=f"{first.words}; and as if {second.words}",
+                changes={**first.changes, **second.changes},
+                needs_all_rows=one.needs_all_rows or other.needs_all_rows,
+            )
+
+
+class Trial:
     """A mistake, and how far the candidate is from it, as a share of the tolerance: the worst so far."""
 
     def __init__(self, mistake: Mistake) -> None:
@@ -297,16 +496,13 @@ class Tried:
         self.worst = 0.0
         self.is_idle = True  # it changes nothing here, and explains nothing
 
-    def compare(self, each: Evidence, name: str, exact: Tensor, own: Tensor, places: Tensor | None = None) -> None:
-        """Compare one tensor with the mistake's: as it is exactly, and in the candidate's dtype."""
-        reference = each.reference
-        expected, observed = reference.expected[name], each.observed[name]
-        if places is not None:
-            expected, observed = expected.index_select(-2, places), observed.index_select(-2, places)
-        tolerance, scale = reference.tolerance(name), float(exact.nan_to_num().abs().max())
-        band = rounding_band(exact.nan_to_num(), scale, reference.workload, 0.0)
-        self.is_idle &= largest(exact, expected) <= tolerance
-        limit = 2 * _apart(own, exact) + band + tolerance
+    def compare(self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        """Compare what was observed, what is right, and the mistake's answer as it is exactly and in the own dtype."""
+        observed, expected, exact, own = tensors
+        allowed, scale = tolerance(each.reference, name), float(exact.nan_to_num().abs().max())
+        band = rounding_band(exact.nan_to_num(), scale, each.reference.workload, 0.0)
+        self.is_idle &= largest(exact, expected) <= allowed
+        limit = 2 * _apart(own, exact) + band + allowed
         apart = min(_apart(observed, exact), _apart(observed, own))
         self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
 
@@ -315,33 +511,38 @@ class Tried:
         exact = _answers(self.mistake, each.reference, each.dtype)
         own = _answers(self.mistake, each.reference, each.own_dtype)
         for name in each.names:
-            self.compare(each, name, exact[name], own[name])
+            self.compare(each, name, (each.observed[name], each.reference.expected[name], exact[name], own[name]))
 
 
-def _left(tried: list[Tried], each: Evidence, on_step: Callable[[], object]) -> list[Tried]:
+def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None) -> list[Trial]:
     """The mistakes that explain the output on one probe, of those that are nearest to it beyond the tolerance."""
     places = each.places()
     exactly, own = Outputs(each, places, each.dtype), Outputs(each, places, each.own_dtype)
-    observed, tolerance = each.observed["output"].index_select(-2, places), each.reference.tolerance("output")
+    chosen = slice(None) if partly is None else partly.index_select(-1, places)
+    if partly is not None and not chosen.any():
+        return trials
+    observed, expected = (
+        tensor.index_select(-2, places)[chosen]
+        for tensor in (each.observed["output"], each.reference.expected["output"])
+    )
     near = []
-    for one in tried:
-        on_step()
-        made = exactly(one.mistake)
-        scale = float(made.nan_to_num().abs().max()) or 1.0
-        near.append(((_apart(observed, made) - tolerance) / scale, one, made))
+    for trial in trials:
+        answer = exactly(trial.mistake)[chosen]
+        scale = float(answer.nan_to_num().abs().max()) or 1.0
+        near.append(((_apart(observed, answer) - tolerance(each.reference, "output")) / scale, trial, answer))
     near.sort(key=operator.itemgetter(0))
-    for _, one, made in near[:SHORTLIST]:
-        on_step()
-        one.compare(each, "output", made, made if each.dtype == each.own_dtype else own(one.mistake), places)
-    return [one for _, one, _ in near[:SHORTLIST] if one.worst <= MATCH]
+    for _, trial, answer in near[:SHORTLIST]:
+        rounded = answer if each.dtype == each.own_dtype else own(trial.mistake)[chosen]
+        trial.compare(each, "output", (observed, expected, answer, rounded))
+    return [trial for _, trial, _ in near[:SHORTLIST] if trial.worst <= MATCH]
 
 
 def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the mistake answers in that dtype, in float64."""
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
     ask = mistake.answer(reference.workload, reference.rows)
-    made = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
-    return {name: tensor.double() for name, tensor in made.items()}
+    result = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+    return {name: tensor.double() for name, tensor in result.items()}
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
@@ -354,10 +555,13 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-def _fitted(names: Collection[str], evidence: list[Evidence]) -> list[Tried]:
-    """The mistakes with a free number that explain the outputs, with that number.
+# Numbers that are fitted.
 
-    The number is fitted where the output is wrong, and must do for every probe.
+
+def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
+    """The mistakes with a free number that explain the outputs, with that number, and the keys that queries see.
+
+    Numbers are fitted where the output is wrong, and must do for every probe.
     """
     wrong = next(each for each in evidence if each.is_wrong("output"))
     if not all(each.observed["output"].isfinite().all() for each in evidence):
@@ -365,34 +569,37 @@ def _fitted(names: Collection[str], evidence: list[Evidence]) -> list[Tried]:
     outputs = [Outputs(each, each.places(), torch.float64) for each in evidence]
     own = [Outputs(each, each.places(), each.own_dtype) for each in evidence]
     found = []
-    for mistake in ALL:
-        if mistake.name not in names:
+    fitted = [_fit(mistake, wrong, outputs[evidence.index(wrong)]) for mistake in known]
+    for mistake in [*fitted, _interval(wrong)]:
+        if mistake is None:
             continue
-        number = _fit(mistake, wrong, outputs[evidence.index(wrong)])
-        if number is None:
-            continue
-        fitted = Tried(mistake.with_choice(f"{number:.6g}", number))
+        trial = Trial(mistake)
         is_explained = True
         for each, exactly, rounded in zip(evidence, outputs, own, strict=True):
-            places = each.places()
-            made = exactly(fitted.mistake)
-            fitted.compare(each, "output", made, rounded(fitted.mistake), places)
-            observed = each.observed["output"].index_select(-2, places)
-            right = each.reference.expected["output"].index_select(-2, places)
-            is_better = (observed - made).square().sum() <= (1 - EXPLAINED) * (observed - right).square().sum()
+            places, answer = each.places(), exactly(mistake)
+            observed, right = (
+                tensor.index_select(-2, places)
+                for tensor in (each.observed["output"], each.reference.expected["output"])
+            )
+            trial.compare(each, "output", (observed, right, answer, rounded(mistake)))
+            is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - right).square().sum()
             is_explained &= bool(is_better) or not each.is_wrong("output")
-        if is_explained and fitted.worst <= MATCH and not fitted.is_idle:
-            found.append(fitted)
+        if is_explained and trial.worst <= MATCH and not trial.is_idle:
+            found.append(trial)
     return found
 
 
-def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> float | None:
-    """The number with which a mistake is nearest to the candidate's output, by Gauss and Newton; None where none is."""
-    observed, number = evidence.observed["output"].index_select(-2, evidence.places()), 1.0
+def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> Mistake | None:
+    """The mistake with the number that is nearest to the candidate's output, by Gauss and Newton; None if none is."""
+    places, number = evidence.places(), 1.0
+    observed = evidence.observed["output"].index_select(-2, places)
+    error = (observed - evidence.reference.expected["output"].index_select(-2, places)).square().sum()
+    if mistake.fit is None or (observed - outputs(mistake.fit(1.0))).square().sum() > error:
+        return None
     for _ in range(MOST_FITS):
         size = max(1.0, abs(number))
         step = 1e-4 * size
-        below, here, above = (outputs(mistake.with_choice("", each)) for each in (number - step, number, number + step))
+        below, here, above = (outputs(mistake.fit(each)) for each in (number - step, number, number + step))
         slope = (above - below) / (2 * step)
         moved = float(((observed - here) * slope).sum() / slope.square().sum())
         number += moved
@@ -400,7 +607,53 @@ def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> float | None
             return None
         if abs(moved) <= 1e-7 * size:  # what float32 can resolve
             break
-    return number
+    return mistake.fit(number)
+
+
+def _interval(evidence: Evidence) -> Mistake | None:
+    """The mistake that a query sees other keys, which lie side by side: from the output of a few rows alone.
+
+    Of all intervals of keys the one is taken whose softmax gives what the row has. The first and last keys of several
+    rows say whether they are counted from the query, or the same for all.
+    """
+    workload, rows = evidence.reference.workload, evidence.reference.rows
+    if workload.sinks != "none" or workload.kv_len > 2 * SHORT_LEN or len(rows) < FITTED_ROWS:
+        return None
+    books = Outputs(evidence, torch.arange(len(rows)), torch.float64).chosen
+    scores = books.mask.changed(books.right["scores"])[:1]
+    value, ends = books.right["value"][:1], []
+    for place in torch.linspace(1, len(rows) - 1, FITTED_ROWS).long().tolist():
+        powers = (scores[:, :, place] - scores[:, :, place].amax(dim=-1, keepdim=True)).exp()[..., None]  # (1,H,S,1)
+        sums = torch.nn.functional.pad((powers * torch.cat([value, torch.ones_like(powers)], dim=-1)).cumsum(dim=2), (0, 0, 1, 0))
+        first, past = torch.triu_indices(workload.kv_len + 1, workload.kv_len + 1, offset=1)
+        mixed = sums[:, :, past] - sums[:, :, first]  # (1,H,pairs,V+1)
+        answer = mixed[..., :-1] / mixed[..., -1:]
+        if books.is_module:
+            answer = steps.output(answer, books.inputs.weights)
+        observed = evidence.observed["output"][:1, ..., place : place + 1, :]
+        apart = (answer - observed).abs().transpose(-2, 0).flatten(1).amax(dim=1)
+        best = int(apart.argmin())
+        if not float(apart[best]) <= MATCH * tolerance(evidence.reference, "output"):
+            return None
+        ends.append((int(rows[place]), int(first[best]), int(past[best]) - 1))
+    queries, firsts, lasts = map(torch.tensor, zip(*ends, strict=True))
+    left, right = queries - firsts, lasts - queries
+    inner, outer = firsts > 0, lasts < workload.kv_len - 1
+    far_left, far_right = (bool(away[within].unique().numel() == 1) for away, within in ((left, inner), (right, outer)))
+    if (inner.any() and not far_left) or (outer.any() and not far_right):
+        return None
+    before = int(left[inner][0]) if inner.any() else None
+    after = int(right[outer][0]) if outer.any() else None
+
+    def seen(mask: oracle.RowMask) -> Tensor:
+        ahead = mask.keys - mask.queries
+        is_seen = torch.ones_like(mask.seen)
+        return is_seen & (ahead >= -(workload.kv_len if before is None else before)) & (ahead <= (workload.kv_len if after is None else after))
+
+    start = "key 0" if before is None else f"key i-{before}" if before > 0 else f"key i+{-before}"
+    end = "the last key" if after is None else "key i" if after == 0 else f"key i{after:+d}"
+    words = f"query i sees {start} to {end}, where the mask is {workload.mask}"
+    return wrong("window_of_its_own", words, masked_scores=lambda scores, mask: showing(scores, mask, seen(mask)))
 
 
 def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mistake]:
@@ -429,7 +682,7 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     is_coarse = torch.equal(observed.bfloat16().double(), observed)
     if not (is_small and is_coarse) or torch.equal(expected.bfloat16().double(), expected):
         return []
-    # In another order a sum makes other errors, but every result is a number that bfloat16 has.
+    # Sums in another order have other errors, but every result is a number that bfloat16 has.
     sums = [mistake for mistake in known if mistake.name == "bfloat16_sums"]
     return [replace(each, words="the sum over the keys is accumulated in bfloat16") for each in sums[:1]]
 
@@ -478,14 +731,39 @@ def _are_smallest(actual: Tensor, right: Tensor) -> bool:
     return bool((largest_left_out <= (1 + CLOSE) * smallest_kept).all())
 
 
-def describe_weights(
-    implementation: Implementation, reference: Reference, *, is_random: bool = False
-) -> tuple[str, tuple[str, ...], str]:
-    """What the candidate's weights (B, H, T, S) show, which mistakes that could be, and the first step that differs.
+def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
+    """What can be said of a failure that no known mistake explains: the weights, and what rules and notes say."""
+    random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
+    stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
+    failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
+    found = Finding(UNKNOWN)
+    if failing is None:
+        names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
+        words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
+        found = Finding(words, (), "backward pass")
+    elif failing.workload.scope == "attention" and len(failing.rows) == failing.workload.seq_len:
+        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
+            found = describe_weights(implementation, failing, is_random=random is not None)
+    if found.names or (random and found.step == "weights" and found.words.startswith("It looks")):
+        return found
+    if random is not None and found.step != "weights":
+        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
+        return Finding(words, tuple(sorted(RANDOM)), "weights")
+    if random is not None:
+        found = replace(found, words=f"Something random is active: on equal inputs {random.found}. {found.words}")
+    if stale is not None:
+        words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {found.words}"
+        return Finding(words, (RULE_MISTAKES[STALE],), found.step)
+    return found
+
+
+def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
+    """What the candidate's weights (B, H, T, S) show on the reference's queries and keys.
 
     `reference` has scope `attention` and all query rows.
     """
-    workload, inputs = reference.workload, reference.inputs
+    workload = msgspec.structs.replace(reference.workload, direction="inference")
+    inputs = reference.inputs
 
     def attend(value: Tensor) -> Tensor:
         case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
@@ -503,24 +781,25 @@ def describe_weights(
     ratio = (actual / right)[right > SMALL_WEIGHT]
     dropped = ratio.abs() < CLOSE
     kept, share = ratio[~dropped], float(dropped.double().mean())
-    if 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
+    is_zero_row = bool(((actual == 0).all(dim=-1) & (right > SMALL_WEIGHT).any(dim=-1)).any())
+    if not is_zero_row and 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
         factor = float(kept.median())
         if not is_random and _are_smallest(actual, right):
             times = f" and the others multiplied by {factor:.2f}" if abs(factor - 1) > CLOSE / 2 else ""
-            return f"{UNKNOWN} Small weights are pruned: {share:.0%} of them are 0{times}.", (), "weights"
+            return Finding(f"{UNKNOWN} Small weights are pruned: {share:.0%} of them are 0{times}.", (), "weights")
         is_rescaled = abs(factor - 1) > CLOSE / 2
         name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
         also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
         words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
-        return f"{words} First step that differs: weights.", (name,), "weights"
+        return Finding(f"{words} First step that differs: weights.", (name,), "weights")
     apart, place = differences(actual, right)
     if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
-        return "No known mistake explains it; its weights, seen from outside, are right.", (), "context"
+        return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     batch, head, query, key = place
-    worst, expected = float(actual[place]), float(right[place])
-    facts = [
-        f"query {query} gives key {key} {worst:.3g} where {expected:.3g} is right (batch row {batch}, head {head})"
-    ]
+    actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
+    facts = [f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"]
+    if is_zero_row:
+        facts.append("some queries give no key any weight")
     sums = actual.sum(dim=-1)
     low, high = float(sums.min()), float(sums.max())
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
@@ -528,7 +807,16 @@ def describe_weights(
     leaked = float(actual.where(~mask.seen, 0.0).abs().max())
     if leaked > SMALL_WEIGHT:
         facts.append(f"hidden keys get up to {leaked:.3g}")
-    return f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights"
+    return Finding(f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights")
+
+
+def _distinct(actual: float, right: float) -> tuple[str, str]:
+    """Two numbers with as few digits as show that they differ, three at least."""
+    for digits in range(3, 18):
+        words = f"{actual:.{digits}g}", f"{right:.{digits}g}"
+        if words[0] != words[1]:
+            return words
+    return words
 
 
 def describe(agreement: Agreement) -> str:
@@ -537,8 +825,9 @@ def describe(agreement: Agreement) -> str:
     ratios = [each.error / each.allowed if each.error is not None and each.allowed else math.inf for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))
-    actual = "not finite" if worst.actual is None else f"{worst.actual:.6g}"
-    value = f"at [{place}] it is {actual}, the oracle says {worst.expected:.6g}"
+    actual, expected = _distinct(math.nan if worst.actual is None else worst.actual, worst.expected)
+    actual = "not finite" if worst.actual is None else actual
+    value = f"at [{place}] it is {actual}, the oracle says {expected}"
     size = "not finite" if worst.error is None else f"{worst.error:.3g}"
     others = sorted({tensor.tensor for _, tensor in wrong} - {worst.tensor})
     also = f"; also wrong: {', '.join(others)}" if others else ""

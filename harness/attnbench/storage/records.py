@@ -124,6 +124,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: str = ""
     mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
     step: str = ""  # the first step that differs, where it is known
+    conventions: tuple[str, ...] = ()  # what is neither right nor wrong: keys of checking.conventions.CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
         """Every compared tensor with the name of its probe."""
