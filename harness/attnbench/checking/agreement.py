@@ -143,14 +143,14 @@ def compare(
     workloads, which may share their short length; what they give here is added. Where `is_strict`, a query that sees no
     key must get 0.
     """
-    results, by_probe, conventions = [], dict(references.by_probe), dict[str, None]()
+    results, by_probe = [], dict(references.by_probe)
+    convention = "" if is_strict else None
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference)
-            if not is_strict:
-                observation, kept = settle(observation, reference)
-                conventions |= {kept: None} if kept else {}
+            observation, here = settle(observation, reference, convention)
+            convention = here if convention is None else convention
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
@@ -164,7 +164,7 @@ def compare(
         rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
     agreement = Agreement(
-        oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=tuple(conventions)
+        oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=(convention,) if convention else ()
     )
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()

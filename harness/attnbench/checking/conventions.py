@@ -49,11 +49,14 @@ NAN = wrong("nan_where_nothing_is_seen", CONVENTIONS["nan"], masked_scores=infin
 MEANS = tuple(wrong("mean_where_nothing_is_seen", "", masked_scores=form, weights=softmax) for form in (filled, added))
 
 
-def settle(seen: Observation, reference: Reference) -> tuple[Observation, str]:
+def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
     """An observation with the right answer for queries that see no key, and which of `CONVENTIONS` it had there.
 
     It is "" where there are no such queries, or where they have the right answer or another one: nothing is changed.
+    `only` is what it was on another probe: a convention is the same on all.
     """
+    if only == "":
+        return seen, ""
     empty, everywhere = _empty(reference, reference.rows, seen), _empty(reference, None, seen)
     if not empty.any() or reference.workload.sinks != "none":
         return seen, ""
@@ -61,7 +64,7 @@ def settle(seen: Observation, reference: Reference) -> tuple[Observation, str]:
     right = reference.expected["output"]
     is_nan = observed["output"][empty].isnan()
     form = _answer(NAN, reference, observed)
-    if not is_nan.any() or is_nan.all():
+    if only != "mean" and (not is_nan.any() or is_nan.all()):
         settled = {
             name: tensor.where(~(tensor.isnan() & form[name].isnan()), reference.expected[name])
             for name, tensor in observed.items()
@@ -70,7 +73,7 @@ def settle(seen: Observation, reference: Reference) -> tuple[Observation, str]:
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
             return _replaced(seen, settled, everywhere, right[empty][0]), key
     shares = []
-    for mean in MEANS:
+    for mean in MEANS if only in {None, "mean"} else ():
         form = _answer(mean, reference, observed)
         settled = {name: tensor - (form[name] - reference.expected[name]) for name, tensor in observed.items()}
         allowed = reference.tolerance("output")

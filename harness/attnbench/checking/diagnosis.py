@@ -63,6 +63,8 @@ SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
 """A fitted number is no larger than this."""
+WORSE = 1.01
+"""A number is fitted if the first guess is no worse than no mistake at all."""
 FITTED_ROWS = 6
 COMMON = {
     *("mask_ignored", "causal_unasked", "mask_inverted", "mask_argument", "mask_after_softmax", "bottom_right_for_top_left"),
@@ -79,6 +81,8 @@ RULE_MISTAKES = {
 STALE = "outputs apart"
 UNKNOWN = "No known mistake explains it."
 KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
+STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
+"""The step at which a factor of an output or gradient is made."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
 SMALL_WEIGHT = 1e-3
 """The ratio to a right weight below this says nothing."""
@@ -105,9 +109,10 @@ class Finding:
 class Evidence:
     """What a candidate answered to one probe."""
 
-    def __init__(self, implementation: Implementation, reference: Reference) -> None:
-        """Ask the candidate; what it raises passes through."""
-        seen, self.convention = settle(ask(implementation, reference), reference)
+    def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
+        """Ask the candidate, which has a convention on other probes; what it raises passes through."""
+        seen, here = settle(ask(implementation, reference), reference, convention)
+        self.convention = here if convention is None else convention
         self.reference = reference
         self.observed = {name: tensor.detach().double().cpu() for name, tensor in seen.compared.items()}
         is_finite = bool(self.observed["output"].isfinite().all())
@@ -230,12 +235,19 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     for short in shorter(workload) if num_scores > MOST_SCORES else ():
         try:
-            at_short = [Evidence(implementation, reference_for_probe(short, probe, seed)) for probe in references]
+            at_short = _gathered(implementation, (reference_for_probe(short, probe, seed) for probe in references))
         except Exception:  # noqa: BLE001, S112 - the candidate may not support these sizes
             continue
         if any(each.is_wrong(name) for each in at_short for name in each.names):
             return at_short
-    return [Evidence(implementation, reference) for reference in references.values()]
+    return _gathered(implementation, references.values())
+
+
+def _gathered(implementation: Implementation, references: Iterable[Reference]) -> list[Evidence]:
+    evidence: list[Evidence] = []
+    for reference in references:
+        evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
+    return evidence
 
 
 def shorter(workload: Workload) -> Iterator[Workload]:
@@ -300,56 +312,50 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
     """Whether what is wrong is a number times what is right: in all rows, or from one on, in some heads, ..."""
-    of_output = any(each.is_wrong("output") for each in evidence)
-    names = ["output"] if of_output else [name for name in evidence[0].names if name != "output"]
-    ratios = {name: ratio for name in names if (ratio := _ratio(evidence, name)) is not None}
-    if any(each.is_wrong(name) and name not in ratios for each in evidence for name in each.names if name in names):
+    names = ["output"]
+    if not any(each.is_wrong("output") for each in evidence):  # gradients of tokens are sums of several
+        names = [name for name in evidence[0].names if name not in {"output", "gradient of x", "gradient of context"}]
+    sentences, kinds, step = [], [], "context"
+    for name in (name for name in names if any(each.is_wrong(name) for each in evidence if name in each.names)):
+        if (ratio := _ratio(evidence, name)) is None:
+            return None
+        factor, where = ratio
+        operand = name.removeprefix("gradient of ").removesuffix(" weights")
+        operand = next((kind for kind in STEPS if operand.startswith(kind)), "bias" if "bias" in operand else operand)
+        kinds.append(f"{operand}{'_gradient' * (name != operand)}_{'factor' if factor else 'zero'}")
+        step = STEPS.get(operand, "masked scores")
+        zero = "is 0{}, as if it had never been written" if name == "output" else "is 0{}: none reaches it"
+        times = f"is {factor:.6g} times what it should be{_constant(factor, evidence)}{{}}" if factor else zero
+        sentences.append(f"the {name} {times.format(where)}")
+    if not kinds:
         return None
-    if not ratios or all(ratio[0] is None for ratio in ratios.values()):
-        return None
-    sentences, kinds = [], []
-    for name, (factor, where) in ratios.items():
-        if factor is None:
-            continue
-        what = f"the {name}" if name != "output" or not where else f"rows of the {name}"
-        kind = name.removeprefix("gradient of ")
-        kind = kind if kind == name else f"{kind}_gradient"
-        if factor == 0:
-            unwritten = "as if it had never been written" if name == "output" else "no gradient reaches it"
-            sentences.append(f"the {name} is 0{where}, {unwritten}")
-        else:
-            sentences.append(f"the {name} is {factor:.6g} times what it should be{_constant(factor, evidence)}{where}")
-        kinds.append(f"{kind.replace(' ', '_')}_{'zero' if factor == 0 else 'factor'}")
-    step = "context" if of_output else "backward pass"
-    return Finding(f"It looks as if {'; '.join(sentences)}. First step that differs: {step}.", tuple(kinds), step)
+    first = step if names == ["output"] else f"the backward pass of {step}"
+    return Finding(f"It looks as if {'; '.join(sentences)}. First step that differs: {first}.", tuple(dict.fromkeys(kinds)), step)
 
 
-def _ratio(evidence: list[Evidence], name: str) -> tuple[float | None, str] | None:
-    """By what a tensor is multiplied where it is wrong, and where that is; None for the number where it is right."""
+def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
+    """The number that a wrong tensor is multiplied by where it is wrong, and where that is; None if there is none."""
     these = [each for each in evidence if name in each.names]
-    if not these or not all(each.observed[name].isfinite().all() for each in these):
+    if not all(each.observed[name].isfinite().all() for each in these):
         return None
     is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
-    if not is_wrong.any():
-        return None, ""
-    bias = these[0].reference.drawn.weights.out_bias if name == "output" and is_wrong.dim() == 3 else None  # noqa: PLR2004
-    for base in (0.0,) if bias is None else (0.0, bias):
-        region = [is_wrong.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(is_wrong.dim())]
+    region = [is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)]
+    weights = these[0].reference.drawn.weights
+    is_projected = name == "output" and these[0].reference.workload.scope == "module" and weights.out_bias is not None
+    for base in (0.0, weights.out_bias) if is_projected else (0.0,):
         pairs = []
         for each in these:
             observed, expected = (tensor - base for tensor in (each.observed[name], each.reference.expected[name]))
-            for dim, chosen in enumerate(region):
-                observed, expected = observed.index_select(dim, chosen), expected.index_select(dim, chosen)
-            pairs.append((observed, expected, tolerance(each.reference, name)))
-        scale = [1 / allowed if allowed else 1.0 for *_, allowed in pairs]
-        above = sum(float((o * e).sum()) * s * s for (o, e, _), s in zip(pairs, scale, strict=True))
-        below = sum(float((e * e).sum()) * s * s for (_, e, _), s in zip(pairs, scale, strict=True))
-        factor = above / below if below else math.nan
-        if all(not (o.any()) for o, *_ in pairs):
-            factor = 0.0
-        if all(float((o - factor * e).abs().max()) <= MATCH / 2 * max(1.0, abs(factor)) * a for o, e, a in pairs):
-            rows = these[0].reference.rows if name == "output" else None
-            return _neat(factor), _where(region, tuple(is_wrong.shape), rows)
+            for dim, places in enumerate(region):
+                observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
+            allowed = tolerance(each.reference, name) or SMALLEST
+            pairs.append((observed / allowed, expected / allowed))
+        observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+        factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
+        if largest(observed, factor * expected) <= MATCH / 2 * max(1.0, abs(factor)):
+            if not any(each.observed[name].any() for each in these):
+                return 0.0, ""
+            return _neat(factor), _where(region, tuple(is_wrong.shape), these[0].reference.rows if name == "output" else None)
     return None
 
 
@@ -594,7 +600,7 @@ def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> Mistake | No
     places, number = evidence.places(), 1.0
     observed = evidence.observed["output"].index_select(-2, places)
     error = (observed - evidence.reference.expected["output"].index_select(-2, places)).square().sum()
-    if mistake.fit is None or (observed - outputs(mistake.fit(1.0))).square().sum() > error:
+    if mistake.fit is None or (observed - outputs(mistake.fit(1.0))).square().sum() > WORSE * error:
         return None
     for _ in range(MOST_FITS):
         size = max(1.0, abs(number))
@@ -782,7 +788,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     dropped = ratio.abs() < CLOSE
     kept, share = ratio[~dropped], float(dropped.double().mean())
     is_zero_row = bool(((actual == 0).all(dim=-1) & (right > SMALL_WEIGHT).any(dim=-1)).any())
-    if not is_zero_row and 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
+    if (is_random or not is_zero_row) and 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
         factor = float(kept.median())
         if not is_random and _are_smallest(actual, right):
             times = f" and the others multiplied by {factor:.2f}" if abs(factor - 1) > CLOSE / 2 else ""

@@ -42,7 +42,7 @@ def factors(workload: Workload) -> Iterator[Mistake]:
 
             change = partial(context, factor=factor, first=first)
             yield wrong(f"output_{kind}", f"the output is {words} times what it should be{where}", "is_factor", context=change)
-            for operand in ("query", "key", "value"):
+            for operand in ("query", "key", "value") if not first or workload.scope == "attention" else ():
 
                 def heads(
                     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, operand: str, factor: float, first: int

@@ -179,7 +179,7 @@ def of_changes(workload: Workload) -> Iterator[Mistake]:
                 add = lambda scores, part: scores + bias(mask.bias(part), mask, part).to(scores.dtype)
                 return by_part(scores, mask, add, biases)
 
-            return wrong(name, words, "is_gradient" if name.startswith("no_grad") else "", masked_scores=masked)
+            return wrong(name, words, "is_gradient is_factor" * name.endswith("gradient_zero"), masked_scores=masked)
 
         yield with_bias("bias_sign_flipped", "the bias has the wrong sign", lambda bias, *_: -bias)
         for times in (0.5, 2.0, workload.score_scale):
@@ -187,7 +187,7 @@ def of_changes(workload: Workload) -> Iterator[Mistake]:
             yield with_bias("bias_scaled", words, partial(lambda bias, *_, times: bias * times, times=times))
         if rule.is_learned:
             words = "no gradient reaches the learned bias"
-            yield with_bias("no_gradient_of_learned_bias", words, lambda bias, *_: bias.detach())
+            yield with_bias("bias_gradient_zero", words, lambda bias, *_: bias.detach())
             yield from looked_up_elsewhere(workload)
         if workload.seq_len != workload.kv_len and (alibi := kinds & {masks.Alibi, masks.AlibiBottomRight}):
             other = masks.AlibiBottomRight() if masks.Alibi in alibi else masks.Alibi()
@@ -312,12 +312,12 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
             masked, mask.sinks * workload.score_scale
         ),
         ("sink_weight_to_last_key", "the weight of a sink is not dropped: the last key gets it"): to_last,
-        ("no_gradient_of_sinks", "no gradient reaches the sinks"): lambda masked, mask: softmax_with_sinks(
+        ("sinks_gradient_zero", "no gradient reaches the sinks"): lambda masked, mask: softmax_with_sinks(
             masked, mask.sinks.detach()
         ),
     }
     for (name, words), form in forms.items():
-        yield wrong(name, words, "is_gradient" if name.startswith("no_grad") else "", weights=form)
+        yield wrong(name, words, "is_gradient is_factor" * name.endswith("gradient_zero"), weights=form)
 
 
 def of_caches(workload: Workload) -> Iterator[Mistake]:
