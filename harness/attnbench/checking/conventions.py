@@ -79,7 +79,9 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
         allowed = reference.tolerance("output")
         is_mean = largest(observed["output"][empty], form["output"][empty]) <= allowed
         if is_mean and not largest(observed["output"][empty], right[empty]) <= allowed:
-            worst = max(largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items())
+            worst = max(
+                largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items()
+            )
             shares.append((worst, len(shares), settled))
     if not shares:
         return seen, ""

@@ -13,11 +13,12 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build, stored
@@ -67,7 +68,14 @@ WORSE = 1.01
 """A number is fitted if the first guess is no worse than no mistake at all."""
 FITTED_ROWS = 6
 COMMON = {
-    *("mask_ignored", "causal_unasked", "mask_inverted", "mask_argument", "mask_after_softmax", "bottom_right_for_top_left"),
+    *(
+        "mask_ignored",
+        "causal_unasked",
+        "mask_inverted",
+        "mask_argument",
+        "mask_after_softmax",
+        "bottom_right_for_top_left",
+    ),
     *("no_scale", "scaled_by_width", "scaled_by_embedding", "kv_heads_interleaved", "keys_and_values_head_order"),
     *("value_head_order", "no_softmax", "softmax_over_heads", "softmax_over_queries", "not_normalised", "bias_ignored"),
     *("output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
@@ -89,7 +97,12 @@ SMALL_WEIGHT = 1e-3
 CLOSE = 0.05
 WEIGHT_ROUNDINGS = 16
 """Weights that are off by no more than this many roundings are right."""
-AXES = {4: ("batch row", "head", "row", "column"), 3: ("batch row", "row", "column"), 2: ("row", "column"), 1: ("number",)}
+AXES = {
+    4: ("batch row", "head", "row", "column"),
+    3: ("batch row", "row", "column"),
+    2: ("row", "column"),
+    1: ("number",),
+}
 
 
 def tolerance(reference: Reference, name: str) -> float:
@@ -113,13 +126,14 @@ class Evidence:
         """Ask the candidate, which has a convention on other probes; what it raises passes through."""
         seen, here = settle(ask(implementation, reference), reference, convention)
         self.convention = here if convention is None else convention
-        self.reference = reference
-        self.observed = {name: tensor.detach().double().cpu() for name, tensor in seen.compared.items()}
+        self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
+        self.observed = {name: seen.compared[name].detach().double().cpu() for name in self.expected if name in seen.compared}
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
         # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
         self.dtype = torch.float64 if is_finite else self.own_dtype
-        self.names = [name for name in self.observed if name in reference.expected] if is_finite else ["output"]
+        self.names = [*self.observed] if is_finite else ["output"]
+        self._books: dict[torch.dtype, Textbook] = {}
 
     def is_wrong(self, name: str) -> bool:
         """Whether that tensor's error exceeds its tolerance."""
@@ -127,63 +141,30 @@ class Evidence:
 
     def wrong(self, name: str) -> Tensor:
         """Which elements of a tensor are wrong."""
-        apart = (self.observed[name] - self.reference.expected[name]).abs()
-        return ~(apart <= tolerance(self.reference, name))
+        return ~((self.observed[name] - self.expected[name]).abs() <= tolerance(self.reference, name))
 
     @property
     def has_all_rows(self) -> bool:
         """Whether every query row is compared."""
-        return len(self.reference.rows) == self.reference.workload.seq_len
+        return len(self.rows) == self.reference.workload.seq_len
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is more than the output at the rows that distinguish mistakes."""
-        return len(self.names) > 1 or len(self.places()) < len(self.reference.rows)
+    def cut(self, places: Tensor) -> None:
+        """Keep these rows of the output alone, counted from 0 among those that are compared."""
+        self.rows, self._books = self.rows[places], {}
+        for tensors in (self.observed, self.expected):
+            tensors["output"] = tensors["output"].index_select(-2, places)
 
-    def places(self) -> Tensor:
-        """Which of the compared rows (R,) distinguish mistakes: all, or of many scores the worst, and some.
-
-        Counted from 0 to R - 1.
-        """
-        workload, num_rows = self.reference.workload, len(self.reference.rows)
-        scores_of_row = workload.batch_size * workload.num_heads * workload.kv_len
-        most = max(LEAST_ROWS, MOST_SCORES // scores_of_row)
-        if num_rows <= most:
-            return torch.arange(num_rows)
-        apart, _ = differences(self.observed["output"], self.reference.expected["output"])
-        by_row = apart.movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
-        spread = torch.linspace(0, num_rows - 1, most // 2).long()
-        worst = by_row.topk(most - most // 2).indices
-        chosen: Tensor = torch.cat([worst, spread]).unique()  # in order
-        return chosen
-
-
-class Outputs:
-    """The outputs of mistakes for one probe, at the rows that distinguish them, in one dtype, with shared steps."""
-
-    def __init__(self, evidence: Evidence, places: Tensor, dtype: torch.dtype) -> None:
-        """Compute the right steps, from which each mistake goes on."""
-        reference = evidence.reference
-        self.workload, self.rows = reference.workload, reference.rows[places]
-        self.inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-
-    @cached_property
-    def chosen(self) -> Textbook:
-        """The right steps at the chosen rows."""
-        return Textbook(self.workload, self.inputs, self.rows)
-
-    @cached_property
-    def whole(self) -> Textbook:
-        """The right steps at every row."""
-        is_all = len(self.rows) == self.workload.seq_len
-        return self.chosen if is_all else Textbook(self.workload, self.inputs, torch.arange(self.workload.seq_len))
+    def book(self, dtype: torch.dtype) -> Textbook:
+        """The right steps at these rows."""
+        if dtype not in self._books:
+            inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
+            self._books[dtype] = Textbook(self.reference.workload, inputs, self.rows)
+        return self._books[dtype]
 
     @torch.no_grad()
-    def __call__(self, mistake: Mistake) -> Tensor:
-        """The output at the chosen rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
-        result: Tensor = (self.whole if mistake.needs_all_rows else self.chosen).output(mistake.changes).double()
-        is_cut = mistake.needs_all_rows and self.whole is not self.chosen
-        return result.index_select(result.dim() - 2, self.rows) if is_cut else result
+    def output(self, mistake: Mistake, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The mistake's output at these rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
+        return self.book(dtype).output(mistake.changes).double()
 
 
 def explain(  # noqa: PLR0913 - the last two have defaults that serve
@@ -209,16 +190,16 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
         return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
-    evidence = gather(implementation, references, seed)
+    evidence, place = gather(implementation, references, seed), describe(wrong)
     before = {name for each in earlier for name in each.mistakes} - RANDOM
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
-    found = _known(evidence, on_step, before) if before else None
-    place = describe(wrong)
+    if (found := _closed_form(evidence)) is None:
+        cut(evidence)
+        found = _known(evidence, on_step, before) if before else None
     if found is None and set() in alike:
         return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
     if found is None and not any(names <= RANDOM for names in alike):
-        found = _closed_form(evidence) or _known(evidence, on_step)
-        found = found or _known(evidence, on_step, is_paired=True) or _stale(evidence)
+        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True) or _stale(evidence)
     found = found or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(found, words=f"{found.words} {place}"))
 
@@ -248,6 +229,18 @@ def _gathered(implementation: Implementation, references: Iterable[Reference]) -
     for reference in references:
         evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
     return evidence
+
+
+def cut(evidence: list[Evidence]) -> None:
+    """Of very many scores, keep the rows that are wrong by most on some probe, and some others."""
+    workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
+    most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
+    if num_rows > most:
+        apart = [differences(each.observed["output"], each.expected["output"])[0] for each in evidence]
+        by_row = torch.stack(apart).movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
+        places = torch.cat([by_row.topk(most // 2).indices, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
+        for each in evidence:
+            each.cut(places)
 
 
 def shorter(workload: Workload) -> Iterator[Workload]:
@@ -281,15 +274,13 @@ def _stale(evidence: list[Evidence]) -> Finding | None:
     """Whether an answer is that to other inputs, or to some operands of other inputs."""
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn
-        allowed = tolerance(each.reference, "output")
-        is_apart = largest(each.reference.expected["output"], other.reference.expected["output"]) > 2 * MATCH * allowed
-        for names in (tuple(mine.tensors), *KEPT_OPERANDS) if is_apart and each.is_wrong("output") else ():
+        allowed, right = tolerance(each.reference, "output"), each.expected["output"]
+        for names in (tuple(mine.tensors), *KEPT_OPERANDS) if each.is_wrong("output") else ():
             if not set(names) <= set(mine.tensors):
                 continue
             tensors = mine.tensors | {name: others.tensors[name] for name in names}
-            kept = Textbook(each.reference.workload, replace(mine, tensors=tensors), each.reference.rows).output({})
-            moved = largest(kept, each.reference.expected["output"])
-            if moved > 2 * MATCH * allowed and largest(each.observed["output"], kept) <= allowed:
+            stale = Textbook(each.reference.workload, replace(mine, tensors=tensors), each.rows).output({})
+            if largest(stale, right) > 2 * MATCH * allowed and largest(each.observed["output"], stale) <= allowed:
                 what = "the output" if len(names) == len(mine.tensors) else f"the {' and the '.join(names)}"
                 words = f"It looks as if {what} of an earlier call is used again, with other inputs."
                 return Finding(words, (RULE_MISTAKES[STALE],), "output")
@@ -305,7 +296,7 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
         drawn = each.reference.drawn
         narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
         for name in each.names:
-            if not largest(each.observed[name], each.reference.expected[name]) <= tolerance(narrow, name):
+            if not largest(each.observed[name], each.expected[name]) <= tolerance(narrow, name):
                 return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", ("float32_inside",))
 
@@ -330,7 +321,9 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
     if not kinds:
         return None
     first = step if names == ["output"] else f"the backward pass of {step}"
-    return Finding(f"It looks as if {'; '.join(sentences)}. First step that differs: {first}.", tuple(dict.fromkeys(kinds)), step)
+    return Finding(
+        f"It looks as if {'; '.join(sentences)}. First step that differs: {first}.", tuple(dict.fromkeys(kinds)), step
+    )
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
@@ -339,13 +332,15 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
     is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
-    region = [is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)]
+    region = [
+        is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
+    ]
     weights = these[0].reference.drawn.weights
     is_projected = name == "output" and these[0].reference.workload.scope == "module" and weights.out_bias is not None
     for base in (0.0, weights.out_bias) if is_projected else (0.0,):
         pairs = []
         for each in these:
-            observed, expected = (tensor - base for tensor in (each.observed[name], each.reference.expected[name]))
+            observed, expected = (tensor - base for tensor in (each.observed[name], each.expected[name]))
             for dim, places in enumerate(region):
                 observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
             allowed = tolerance(each.reference, name) or SMALLEST
@@ -355,7 +350,9 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         if largest(observed, factor * expected) <= MATCH / 2 * max(1.0, abs(factor)):
             if not any(each.observed[name].any() for each in these):
                 return 0.0, ""
-            return _neat(factor), _where(region, tuple(is_wrong.shape), these[0].reference.rows if name == "output" else None)
+            return _neat(factor), _where(
+                region, tuple(is_wrong.shape), these[0].rows if name == "output" else None
+            )
     return None
 
 
@@ -407,7 +404,7 @@ def _known(
     where, matches = "", match(evidence, on_step, names, is_paired=is_paired)
     if not matches and not is_paired and (partly := _wrong_rows(evidence)) is not None:
         region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
-        where = _where(region, tuple(partly.shape), evidence[0].reference.rows, AXES[partly.dim() + 1][:-1])
+        where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
         matches = match(evidence, on_step, names, partly)
     if not matches:
         return None
@@ -419,7 +416,9 @@ def _known(
     elif also:
         words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
     step = f"the backward pass of {first.step}" if first.is_gradient else first.step
-    return Finding(f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step)
+    return Finding(
+        f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step
+    )
 
 
 def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
@@ -456,14 +455,13 @@ def match(
     trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
     # What is wrong on one probe is looked at first: it leaves few.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        on_step()
-        trials = _nearest(trials, each, partly)
+        trials = _nearest(trials, each, partly, on_step)
     limit = MATCH
     for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
         for each in evidence if partly is None else ():
-            if trial.worst <= limit and each.has_more:
+            if trial.worst <= limit and len(each.names) > 1:
                 on_step()
-                trial.compare_all(each)
+                trial.compare_gradients(each)
         limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
     explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
     if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
@@ -512,35 +510,30 @@ class Trial:
         apart = min(_apart(observed, exact), _apart(observed, own))
         self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
 
-    def compare_all(self, each: Evidence) -> None:
-        """Compare every tensor, the output at every row."""
+    def compare_gradients(self, each: Evidence) -> None:
+        """Compare every gradient."""
         exact = _answers(self.mistake, each.reference, each.dtype)
         own = _answers(self.mistake, each.reference, each.own_dtype)
         for name in each.names:
-            self.compare(each, name, (each.observed[name], each.reference.expected[name], exact[name], own[name]))
+            if name != "output":
+                self.compare(each, name, (each.observed[name], each.expected[name], exact[name], own[name]))
 
 
-def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None) -> list[Trial]:
+def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step: Callable[[], object]) -> list[Trial]:
     """The mistakes that explain the output on one probe, of those that are nearest to it beyond the tolerance."""
-    places = each.places()
-    exactly, own = Outputs(each, places, each.dtype), Outputs(each, places, each.own_dtype)
-    chosen = slice(None) if partly is None else partly.index_select(-1, places)
-    if partly is not None and not chosen.any():
-        return trials
-    observed, expected = (
-        tensor.index_select(-2, places)[chosen]
-        for tensor in (each.observed["output"], each.reference.expected["output"])
-    )
+    chosen = slice(None) if partly is None else partly
+    observed, expected = each.observed["output"][chosen], each.expected["output"][chosen]
     near = []
     for trial in trials:
-        answer = exactly(trial.mistake)[chosen]
+        on_step()
+        answer = each.output(trial.mistake, each.dtype)[chosen]
         scale = float(answer.nan_to_num().abs().max()) or 1.0
         near.append(((_apart(observed, answer) - tolerance(each.reference, "output")) / scale, trial, answer))
-    near.sort(key=operator.itemgetter(0))
-    for _, trial, answer in near[:SHORTLIST]:
-        rounded = answer if each.dtype == each.own_dtype else own(trial.mistake)[chosen]
+    near = sorted(near, key=operator.itemgetter(0))[:SHORTLIST]
+    for _, trial, answer in near:
+        rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
         trial.compare(each, "output", (observed, expected, answer, rounded))
-    return [trial for _, trial, _ in near[:SHORTLIST] if trial.worst <= MATCH]
+    return [trial for _, trial, _ in near if trial.worst <= MATCH]
 
 
 def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -569,43 +562,34 @@ def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
 
     Numbers are fitted where the output is wrong, and must do for every probe.
     """
-    wrong = next(each for each in evidence if each.is_wrong("output"))
     if not all(each.observed["output"].isfinite().all() for each in evidence):
         return []
-    outputs = [Outputs(each, each.places(), torch.float64) for each in evidence]
-    own = [Outputs(each, each.places(), each.own_dtype) for each in evidence]
-    found = []
-    fitted = [_fit(mistake, wrong, outputs[evidence.index(wrong)]) for mistake in known]
-    for mistake in [*fitted, _interval(wrong)]:
+    wrong, trials = next(each for each in evidence if each.is_wrong("output")), []
+    for mistake in (*(_fit(each, wrong) for each in known), _interval(wrong)):
         if mistake is None:
             continue
-        trial = Trial(mistake)
-        is_explained = True
-        for each, exactly, rounded in zip(evidence, outputs, own, strict=True):
-            places, answer = each.places(), exactly(mistake)
-            observed, right = (
-                tensor.index_select(-2, places)
-                for tensor in (each.observed["output"], each.reference.expected["output"])
-            )
-            trial.compare(each, "output", (observed, right, answer, rounded(mistake)))
-            is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - right).square().sum()
+        trial, is_explained = Trial(mistake), True
+        for each in evidence:
+            observed, expected, answer = each.observed["output"], each.expected["output"], each.output(mistake)
+            trial.compare(each, "output", (observed, expected, answer, each.output(mistake, each.own_dtype)))
+            is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - expected).square().sum()
             is_explained &= bool(is_better) or not each.is_wrong("output")
         if is_explained and trial.worst <= MATCH and not trial.is_idle:
-            found.append(trial)
-    return found
+            trials.append(trial)
+    return trials
 
 
-def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> Mistake | None:
+def _fit(mistake: Mistake, each: Evidence) -> Mistake | None:
     """The mistake with the number that is nearest to the candidate's output, by Gauss and Newton; None if none is."""
-    places, number = evidence.places(), 1.0
-    observed = evidence.observed["output"].index_select(-2, places)
-    error = (observed - evidence.reference.expected["output"].index_select(-2, places)).square().sum()
-    if mistake.fit is None or (observed - outputs(mistake.fit(1.0))).square().sum() > WORSE * error:
+    assert mistake.fit is not None
+    observed, number = each.observed["output"], 1.0
+    error = (observed - each.expected["output"]).square().sum()
+    if (observed - each.output(mistake.fit(number))).square().sum() > WORSE * error:
         return None
     for _ in range(MOST_FITS):
         size = max(1.0, abs(number))
         step = 1e-4 * size
-        below, here, above = (outputs(mistake.fit(each)) for each in (number - step, number, number + step))
+        below, here, above = (each.output(mistake.fit(near)) for near in (number - step, number, number + step))
         slope = (above - below) / (2 * step)
         moved = float(((observed - here) * slope).sum() / slope.square().sum())
         number += moved
@@ -616,50 +600,44 @@ def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> Mistake | No
     return mistake.fit(number)
 
 
-def _interval(evidence: Evidence) -> Mistake | None:
+def _interval(each: Evidence) -> Mistake | None:
     """The mistake that a query sees other keys, which lie side by side: from the output of a few rows alone.
 
     Of all intervals of keys the one is taken whose softmax gives what the row has. The first and last keys of several
     rows say whether they are counted from the query, or the same for all.
     """
-    workload, rows = evidence.reference.workload, evidence.reference.rows
+    workload, rows, book = each.reference.workload, each.rows, each.book(torch.float64)
     if workload.sinks != "none" or workload.kv_len > 2 * SHORT_LEN or len(rows) < FITTED_ROWS:
         return None
-    books = Outputs(evidence, torch.arange(len(rows)), torch.float64).chosen
-    scores = books.mask.changed(books.right["scores"])[:1]
-    value, ends = books.right["value"][:1], []
+    scores, value, length = book.mask.changed(book.right["scores"])[:1], book.right["value"][:1], workload.kv_len
+    first, past = torch.triu_indices(length + 1, length + 1, offset=1)
+    ends = []
     for place in torch.linspace(1, len(rows) - 1, FITTED_ROWS).long().tolist():
         powers = (scores[:, :, place] - scores[:, :, place].amax(dim=-1, keepdim=True)).exp()[..., None]  # (1,H,S,1)
-        sums = torch.nn.functional.pad((powers * torch.cat([value, torch.ones_like(powers)], dim=-1)).cumsum(dim=2), (0, 0, 1, 0))
-        first, past = torch.triu_indices(workload.kv_len + 1, workload.kv_len + 1, offset=1)
-        mixed = sums[:, :, past] - sums[:, :, first]  # (1,H,pairs,V+1)
+        sums = pad((powers * pad(value, (0, 1), value=1.0)).cumsum(dim=2), (0, 0, 1, 0))
+        mixed = sums[:, :, past] - sums[:, :, first]  # (1,H,pairs,V+1): the last column is the sum of the powers
         answer = mixed[..., :-1] / mixed[..., -1:]
-        if books.is_module:
-            answer = steps.output(answer, books.inputs.weights)
-        observed = evidence.observed["output"][:1, ..., place : place + 1, :]
-        apart = (answer - observed).abs().transpose(-2, 0).flatten(1).amax(dim=1)
-        best = int(apart.argmin())
-        if not float(apart[best]) <= MATCH * tolerance(evidence.reference, "output"):
+        answer = steps.output(answer, book.inputs.weights) if book.is_module else answer
+        apart = (answer - each.observed["output"][:1, ..., place : place + 1, :]).abs()
+        by_pair = apart.transpose(-2, 0).flatten(1).amax(dim=1)
+        best = int(by_pair.argmin())
+        if not float(by_pair[best]) <= MATCH * tolerance(each.reference, "output"):
             return None
         ends.append((int(rows[place]), int(first[best]), int(past[best]) - 1))
-    queries, firsts, lasts = map(torch.tensor, zip(*ends, strict=True))
-    left, right = queries - firsts, lasts - queries
-    inner, outer = firsts > 0, lasts < workload.kv_len - 1
-    far_left, far_right = (bool(away[within].unique().numel() == 1) for away, within in ((left, inner), (right, outer)))
-    if (inner.any() and not far_left) or (outer.any() and not far_right):
+    left = {query - start for query, start, _ in ends if start > 0} or {length}
+    right = {end - query for query, _, end in ends if end < length - 1} or {length}
+    if len(left) > 1 or len(right) > 1:
         return None
-    before = int(left[inner][0]) if inner.any() else None
-    after = int(right[outer][0]) if outer.any() else None
+    (before,), (after,) = left, right
+    start = "key 0" if before == length else f"key i{-before:+d}" if before else "key i"
+    end = "the last key" if after == length else f"key i{after:+d}" if after else "key i"
+    words = f"query i sees {start} to {end}, where the mask is {workload.mask}"
 
     def seen(mask: oracle.RowMask) -> Tensor:
         ahead = mask.keys - mask.queries
-        is_seen = torch.ones_like(mask.seen)
-        return is_seen & (ahead >= -(workload.kv_len if before is None else before)) & (ahead <= (workload.kv_len if after is None else after))
+        return ((-before <= ahead) & (ahead <= after)).expand_as(mask.seen)
 
-    start = "key 0" if before is None else f"key i-{before}" if before > 0 else f"key i+{-before}"
-    end = "the last key" if after is None else "key i" if after == 0 else f"key i{after:+d}"
-    words = f"query i sees {start} to {end}, where the mask is {workload.mask}"
-    return wrong("window_of_its_own", words, masked_scores=lambda scores, mask: showing(scores, mask, seen(mask)))
+    return wrong("window_of_its_own", words, masked_scores=partial(showing, seen=seen))
 
 
 def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mistake]:
@@ -668,14 +646,11 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     Many errors have the size of a rounding; only its own is large and small at the same places.
     """
     wrong = next(each for each in evidence if each.is_wrong("output"))
-    if not known or not wrong.observed["output"].isfinite().all():
+    observed, expected = wrong.observed["output"], wrong.expected["output"]
+    if not known or not observed.isfinite().all():
         return []
-    places = wrong.places()
-    outputs = Outputs(wrong, places, wrong.own_dtype)
-    observed = wrong.observed["output"].index_select(-2, places)
-    expected = wrong.reference.expected["output"].index_select(-2, places)
     error = (observed - expected).flatten()
-    rounded = torch.stack([(outputs(mistake) - expected).flatten() for mistake in known], dim=-1)  # (n, mistakes)
+    rounded = torch.stack([(wrong.output(each, wrong.own_dtype) - expected).flatten() for each in known], dim=-1)
     chosen, explained = _pursuit(rounded, error)
     sizes, size = rounded.norm(dim=0), float(error.norm())
     shares = (rounded.T @ error).abs() / (sizes * size).clamp(min=SMALLEST)
@@ -788,7 +763,12 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     dropped = ratio.abs() < CLOSE
     kept, share = ratio[~dropped], float(dropped.double().mean())
     is_zero_row = bool(((actual == 0).all(dim=-1) & (right > SMALL_WEIGHT).any(dim=-1)).any())
-    if (is_random or not is_zero_row) and 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
+    if (
+        (is_random or not is_zero_row)
+        and 0 < share < 1
+        and len(kept)
+        and not float((kept / kept.median() - 1).abs().max()) > CLOSE
+    ):
         factor = float(kept.median())
         if not is_random and _are_smallest(actual, right):
             times = f" and the others multiplied by {factor:.2f}" if abs(factor - 1) > CLOSE / 2 else ""
@@ -803,7 +783,9 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     batch, head, query, key = place
     actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
-    facts = [f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"]
+    facts = [
+        f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
+    ]
     if is_zero_row:
         facts.append("some queries give no key any weight")
     sums = actual.sum(dim=-1)

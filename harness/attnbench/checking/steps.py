@@ -7,7 +7,7 @@ Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries;
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,4 +212,21 @@ def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any])
     """A mistake that replaces these steps, whose names have `_` for a space; `flags` as in "is_gradient is_memory"."""
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
-    return Mistake(name=name, step=first, words=words, changes=steps, **dict.fromkeys(flags.split(), True))  # type: ignore[arg-type]
+    named: dict[str, Any] = dict.fromkeys(flags.split(), True)
+    return Mistake(name=name, step=first, words=words, changes=steps, **named)
+
+
+def table(step: str, flags: str, *rows: tuple[str, str, Callable[..., Any]]) -> Iterator[Mistake]:
+    """Mistakes in one step, each with its name, its words, and what replaces the step."""
+    for name, words, change in rows:
+        yield wrong(name, words, flags, **{step: change})
+
+
+def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
+    """The step with its operands at these places changed first."""
+    return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
+
+
+def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The step with its result changed."""
+    return lambda *operands: change(DEFAULTS[step](*operands))

@@ -31,4 +31,6 @@ def catalogue(workload: Workload, only: str = "") -> Iterator[Mistake]:
     """Every mistake that can be made at this workload, or those of one generator."""
     for name, generator in GENERATORS.items():
         if only in {"", name}:
-            yield from (each for each in generator(workload) if not each.is_gradient or workload.direction != "inference")
+            yield from (
+                each for each in generator(workload) if not each.is_gradient or workload.direction != "inference"
+            )

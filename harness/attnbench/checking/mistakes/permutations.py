@@ -1,143 +1,48 @@
 """Operands in the wrong order: heads, batch rows and positions of query, key, value, output, bias and sinks."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
-import torch
 from torch import Tensor
 
-from attnbench.checking import steps
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, hide, product, wrong
+from attnbench.checking.steps import Mistake, after, before, hide, product, wrong
 from attnbench.contract import softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
-Order = list[int]
-BATCH, HEAD, POSITION = 0, 1, 2
-PARTS = {"query": ("query",), "key": ("key",), "value": ("value",), "keys and values": ("key", "value")}
+AXES = ("batch", "head", "position")
+OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "query": ("scores", (0,)),
+    "key": ("heads", (1,)),
+    "value": ("heads", (2,)),
+    "keys_and_values": ("heads", (1, 2)),
+    "output": ("context", ()),
+}
+"""The step that reads each operand, and where among its own; of the output, the step that returns it."""
 
 
-def orders(number: int) -> dict[str, Order]:
+def orders(number: int) -> dict[str, list[int]]:
     """Wrong orders of things by how they are described, none of them twice."""
     things = list(range(number))
-    known = {"in reverse": things[::-1], "each in the place of the one before it": things[1:] + things[:1]}
-    known["each in the place of the one after it"] = things[-1:] + things[:-1]
-    for groups in range(2, number):
-        if number % groups == 0:
-            grouped = [row + groups * column for row in range(groups) for column in range(number // groups)]
-            known[f"grouped as ({number // groups}, {groups}) and read as ({groups}, {number // groups})"] = grouped
-    known["those of the first alone"] = [0] * number
-    distinct = {tuple(order): words for words, order in reversed(known.items()) if order != things}
-    return {words: list(order) for order, words in reversed(distinct.items())}
-
-
-def key_heads(workload: Workload) -> dict[str, Order]:
-    """The key/value head that each query head reads by mistake."""
-    heads, groups = workload.num_heads, workload.num_kv_heads
-    right = [head // (heads // groups) for head in range(heads)]
-    known = {words: [order[group] for group in right] for words, order in orders(groups).items()}
-    if 1 < groups < heads:
-        known["read as head h % G by query head h: repeat instead of repeat_interleave"] = [
-            head % groups for head in range(heads)
+    known = {"in reverse": things[::-1], "one place early": things[1:] + things[:1], "one place late": [-1, *things[:-1]]}
+    known |= {
+        f"grouped as ({number // rows}, {rows}) and read as ({rows}, {number // rows})": [
+            row + rows * column for row in range(rows) for column in range(number // rows)
         ]
-    return known
+        for rows in range(2, number)
+        if number % rows == 0
+    }
+    known["those of the first alone"] = [0] * number
+    distinct = {tuple(place % number for place in order): words for words, order in reversed(known.items())}
+    return {words: list(order) for order, words in reversed(distinct.items()) if list(order) != things}
 
 
-def taken(operands: tuple[str, ...], dim: int, order: Order, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value, those of `operands` in another order."""
-    named = dict(zip(("query", "key", "value"), tensors, strict=True))
-    changed = (each[(slice(None),) * dim + (order,)] if name in operands else each for name, each in named.items())
-    query, key, value = changed
-    return query, key, value
-
-
-def name_of(operand: str, axis: int, words: str) -> str:
-    """The name of a mistake."""
-    if words.startswith("read as head h %"):
-        return "kv_heads_interleaved"
-    return f"{operand.replace(' ', '_')}_{('batch', 'head', 'position')[axis]}_order"
-
-
-def operands_permuted(workload: Workload) -> Iterator[Mistake]:
-    """Query, key, value, or keys and values together, in another order of heads, batch rows or positions."""
-    for operand, names in PARTS.items():
-        for axis, number in ((BATCH, workload.batch_size), (POSITION, workload.kv_len)):
-            if axis == POSITION and operand in {"query", "keys and values"}:
-                continue  # rows of the output, or no change at all where every key is seen
-            for words, order in orders(number).items() if number > 1 else ():
-                if axis == POSITION and words.startswith(("grouped", "those")):
-                    continue
-
-                def attend(  # noqa: PLR0913, PLR0917 - the operands, then what is bound
-                    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, names: tuple[str, ...], axis: int, order: Order
-                ) -> Tensor:
-                    return steps.attend(*taken(names, axis, order, query, key, value), mask)["context"]
-
-                what = "batch rows" if axis == BATCH else "positions"
-                change = partial(attend, names=names, axis=axis, order=order)
-                yield wrong(name_of(operand, axis, words), f"the {what} of the {operand} are {words}", whole=change)
-        if operand == "query":
-            continue
-        for words, order in key_heads(workload).items():
-
-            def heads(
-                query: Tensor, key: Tensor, value: Tensor, mask: RowMask, names: tuple[str, ...], order: Order
-            ) -> tuple[Tensor, Tensor]:
-                right = steps.heads(query, key, value, mask)
-                return key[:, order] if "key" in names else right[0], value[:, order] if "value" in names else right[1]
-
-            what = f"the heads of the {operand} are {words}"
-            yield wrong(name_of(operand, HEAD, words), what, heads=partial(heads, names=names, order=order))
-
-
-def outputs_permuted(workload: Workload) -> Iterator[Mistake]:
-    """The output in another order; that of the query's heads comes to the same as of the key's and value's."""
-    sizes = (workload.batch_size, workload.num_heads, workload.seq_len)
-    for axis, number in enumerate(sizes):
-        for words, order in orders(number).items() if number > 1 else ():
-            if axis == POSITION and words.startswith("grouped"):
-                continue
-
-            def context(weights: Tensor, value: Tensor, mask: RowMask, axis: int, order: Order) -> Tensor:
-                return steps.context(weights, value, mask)[(slice(None),) * axis + (order,)]
-
-            what = ("batch rows", "heads", "rows")[axis]
-            yield wrong(
-                name_of("output", axis, words),
-                f"the {what} of the output are {words}",
-                "needs_all_rows" if axis == POSITION else "",
-                context=partial(context, axis=axis, order=order),
-            )
-
-
-def biases_permuted(workload: Workload) -> Iterator[Mistake]:
-    """Biases, slopes and sinks of other heads."""
-    if workload.num_heads == 1:
-        return
-    for words, order in orders(workload.num_heads).items():
-        if workload.mask_rule.changes_scores:
-
-            def masked(scores: Tensor, mask: RowMask, order: Order) -> Tensor:
-                for part in mask.rule.changes:
-                    bias = mask.bias(part).expand(*scores.shape[-3:]) if part.is_additive and not part.is_learned else None
-                    if part.is_learned:
-                        bias = mask.bias(part).expand_as(scores)
-                    scores = mask.change(scores, part) if bias is None else scores + bias[..., order, :, :].to(scores.dtype)
-                return hide(scores, mask.seen)
-
-            change = partial(masked, order=order)
-            yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=change)
-        if workload.sinks != "none":
-
-            def weights(masked: Tensor, mask: RowMask, order: Order) -> Tensor:
-                assert mask.sinks is not None
-                return softmax_with_sinks(masked, mask.sinks[order])
-
-            yield wrong("sink_head_order", f"the heads of the sinks are {words}", weights=partial(weights, order=order))
+def in_order(axis: int, order: list[int]) -> Callable[[Tensor], Tensor]:
+    """A function that puts one axis of a tensor into another order."""
+    return lambda tensor: tensor[(slice(None),) * axis + (order,)]
 
 
 def viewed(tensor: Tensor) -> Tensor:
-    """(B, T, H, K) that should be (B, H, T, K) by a view, without a transpose."""
+    """(B, T, H, K) taken for (B, H, T, K) by a view, without a transpose."""
     return tensor.transpose(1, 2).reshape(tensor.shape)
 
 
@@ -147,41 +52,71 @@ def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Te
     return product(scores.softmax(dim=-1), value.transpose(1, 2)).transpose(1, 2)
 
 
-def layouts_confused(workload: Workload) -> Iterator[Mistake]:
+def of_operands(workload: Workload) -> Iterator[Mistake]:
+    """Query, key, value, keys with their values, or the output in another order of one axis."""
+    for operand, (step, places) in OPERANDS.items():
+        is_output, what = operand == "output", operand.replace("_", " ")
+        heads = workload.num_kv_heads if step == "heads" else workload.num_heads
+        sizes = (workload.batch_size, heads, workload.kv_len if step == "heads" else workload.seq_len)
+        for axis, number in enumerate(sizes):
+            if operand == "query" and axis:
+                continue  # as with keys and values, or the output
+            for words, order in orders(number).items():
+                if AXES[axis] == "position" and words.startswith("grouped"):
+                    continue
+                change = in_order(axis, order)
+                replaced = after(step, change) if is_output else before(step, change, *places)
+                flags = "needs_all_rows" if is_output and AXES[axis] == "position" else ""
+                text = f"the {AXES[axis]}s of the {what} are {words}".replace("batchs", "batch rows")
+                yield wrong(f"{operand}_{AXES[axis]}_order", text, flags, **{step: replaced})
+    times = workload.num_heads // workload.num_kv_heads
+    if min(times, workload.num_kv_heads) > 1:
+        words = "query head h reads key/value head h % G, not h // (H / G): repeat instead of repeat_interleave"
+        repeated = lambda _, key, value, __: (key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1))  # noqa: E731
+        yield wrong("kv_heads_interleaved", words, heads=repeated)
+
+
+def biased(scores: Tensor, mask: RowMask, order: list[int]) -> Tensor:
+    """The masked scores with what is added to them in another order of heads."""
+    for part in mask.rule.changes:
+        if part.is_additive:
+            scores = scores + mask.bias(part).expand(scores.shape)[:, order].to(scores.dtype)
+        else:
+            scores = mask.change(scores, part)
+    return hide(scores, mask.seen)
+
+
+def of_heads(workload: Workload) -> Iterator[Mistake]:
+    """Biases and sinks of other heads."""
+    for words, order in orders(workload.num_heads).items():
+        if any(part.is_additive for part in workload.mask_rule.changes):
+            change = lambda scores, mask, order=order: biased(scores, mask, order)  # noqa: E731
+            yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=change)
+        if workload.sinks != "none":
+            change = lambda masked, mask, order=order: softmax_with_sinks(masked, mask.sinks[order])  # noqa: E731
+            yield wrong("sink_head_order", f"the heads of the sinks are {words}", weights=change)
+
+
+def of_layouts(workload: Workload) -> Iterator[Mistake]:
     """(B, H, T, K) taken for (B, T, H, K), or the other way round."""
-    if workload.num_heads == 1 or workload.seq_len == 1:
+    if min(workload.num_heads, workload.seq_len) == 1:
         return
-    whole = "needs_all_rows"
     if workload.seq_len == workload.kv_len:
         words = "query, key and value are read as (B, T, H, K), and are (B, H, T, K): attention runs over the heads"
-        yield wrong("heads_for_positions", words, whole, whole=across_heads)
-    operands: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
-        "query, key and value": lambda query, key, value: (viewed(query), viewed(key), viewed(value)),
-        "query": lambda query, key, value: (viewed(query), key, value),
-        "key": lambda query, key, value: (query, viewed(key), value),
-        "value": lambda query, key, value: (query, key, viewed(value)),
-    }
-    for operand, change in operands.items():
-
-        def attend(
-            query: Tensor, key: Tensor, value: Tensor, mask: RowMask, change: Callable[..., tuple[Tensor, Tensor, Tensor]]
-        ) -> Tensor:
-            return steps.attend(*change(query, key, value), mask)["context"]
-
-        words = f"the {operand} went from (B, T, H, K) to (B, H, T, K) by a view or reshape, without a transpose"
-        yield wrong("viewed_not_transposed", words, whole, whole=partial(attend, change=change))
+        yield wrong("heads_for_positions", words, "needs_all_rows", whole=across_heads)
+    views = {"query": before("scores", viewed, 0), "key": before("heads", viewed, 1), "value": before("heads", viewed, 2)}
+    every = {"scores": views["query"], "heads": before("heads", viewed, 1, 2)}
+    words = "a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K)"
+    yield wrong("viewed_not_transposed", f"{words}, in query, key and value", "needs_all_rows", **every)
+    for operand, change in views.items():
+        step = OPERANDS[operand][0]
+        yield wrong("viewed_not_transposed", f"{words}, in the {operand}", "needs_all_rows", **{step: change})
     words = "heads and tokens of the output are exchanged by a view or reshape, without a transpose"
-    yield wrong(
-        "output_viewed_not_transposed",
-        words,
-        whole,
-        context=lambda weights, value, mask: viewed(steps.context(weights, value, mask)),
-    )
+    yield wrong("output_viewed_not_transposed", words, "needs_all_rows", context=after("context", viewed))
 
 
 def permutations(workload: Workload) -> Iterator[Mistake]:
     """Every operand in a wrong order."""
-    yield from operands_permuted(workload)
-    yield from outputs_permuted(workload)
-    yield from biases_permuted(workload)
-    yield from layouts_confused(workload)
+    yield from of_operands(workload)
+    yield from of_heads(workload)
+    yield from of_layouts(workload)

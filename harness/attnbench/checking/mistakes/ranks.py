@@ -1,6 +1,5 @@
 """Mistakes of attention over several ranks: how parts are merged, and where each rank's tokens are."""
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.parts import among, named, partial_softmaxes, twice, without
+from attnbench.checking.mistakes.parts import partial_softmaxes, twice, without
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, hide, product, wrong
 from attnbench.contract import tokens_of
@@ -34,7 +33,10 @@ def wrong_ranks(workload: Workload) -> Iterator[Mistake]:
         yield wrong("keys_of_rank_twice", words, masked_scores=partial(twice, keys=keys))
         words = f"the keys of a rank never arrive: those of rank {rank}, {keys.start} to {keys.stop - 1}"
         yield wrong("keys_of_rank_missing", words, masked_scores=partial(without, keys=keys))
-    for merge, name in (("added up", "ranks_added_without_logsumexp"), ("averaged", "ranks_averaged_without_logsumexp")):
+    for merge, name in (
+        ("added up", "ranks_added_without_logsumexp"),
+        ("averaged", "ranks_averaged_without_logsumexp"),
+    ):
         words = f"the outputs of the ranks' keys are {merge}, without the weights that their logsumexps give them"
         change = partial(partial_softmaxes, lengths=[len(part) for part in parts], merge=merge)
         yield wrong(name, words, weights=change)

@@ -3,12 +3,13 @@
 import functools
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.checking.oracle import RowMask
+from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
@@ -29,19 +30,28 @@ MOST_ROWS = 256
 """Masks that show the same to this many queries are taken for the same."""
 
 
-def showing(scores: Tensor, mask: RowMask, seen: Tensor) -> Tensor:
-    """The masked scores where other keys are seen, (B, 1, R, S) or what broadcasts to it."""
-    return hide(mask.changed(scores), seen)
+Seen = Callable[[RowMask], Tensor]
+"""The keys that queries see (B, 1, R, S), or what broadcasts to (B, H, R, S)."""
 
 
-def instead(words: str, seen: Callable[[RowMask], Tensor], name: str = "mask_wrong", flags: str = "") -> Mistake:
-    """The mistake that shows `seen(mask)` (B, 1, R, S)."""
-    return wrong(name, words, flags, masked_scores=lambda scores, mask: showing(scores, mask, seen(mask)))
+@dataclass(frozen=True)
+class WrongMask:
+    """Other keys that are seen; `words` complete "It looks as if ..."."""
+
+    name: str
+    words: str
+    seen: Seen
+    flags: str = ""
 
 
-def seen_with(other: Mask, others: tuple[Mask, ...]) -> Callable[[RowMask], Tensor]:
+def showing(scores: Tensor, mask: RowMask, seen: Seen) -> Tensor:
+    """The masked scores where other keys are seen."""
+    return hide(mask.changed(scores), seen(mask))
+
+
+def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
     """What is seen under a mask and under all of `others`."""
-    return lambda mask: functools.reduce(operator.and_, map(mask.seen_under, (other, *others)))
+    return functools.reduce(operator.and_, map(mask.seen_under, (other, *others)))
 
 
 def explicit(part: Mask, sizes: tuple[int, int, int]) -> Mask:
@@ -99,25 +109,18 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
         yield name, mask
 
 
-def neighbour_masks(workload: Workload) -> Iterator[Mistake]:
-    """Each part of the mask replaced by its neighbours, none of which shows what another does."""
-    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
+    """Each part of the mask ignored, or replaced by its neighbours."""
     parts = tuple(part for part in workload.mask_rule.parts if part.hides)
-    everything = Mask()
-    rows = np.unique(np.linspace(0, workload.seq_len - 1, MOST_ROWS, dtype=np.int64))
-    known = {workload.mask_rule.dense(*sizes, rows=rows).tobytes()}
     for part in parts:
         others = tuple(other for other in parts if other is not part)
-        for name, mask in neighbours(part, sizes):
-            mask_seen = functools.reduce(operator.and_, (each.dense(*sizes, rows=rows) for each in (mask, *others)))
-            if (seen := mask_seen.tobytes()) in known or not mask_seen.any():
-                continue
-            known.add(seen)
-            end = f", {END if name.startswith('bottom') else START}" if name.endswith(("_left", "_right")) else ""
-            yield instead(f"the mask is {mask}{end}, where {part} was asked for", seen_with(mask, others), name)
-        if len(parts) > 1:
+        if others:
             words = f"a part of the mask is ignored, {part}: what it alone hides gets weight"
-            yield instead(words, seen_with(everything, others), "mask_part_ignored")
+            yield WrongMask("mask_part_ignored", words, partial(seen_with, Mask(), others))
+        for name, mask in neighbours(part, (workload.batch_size, workload.seq_len, workload.kv_len)):
+            end = f", {END if name.startswith('bottom') else START}" if name.endswith(("_left", "_right")) else ""
+            words = f"the mask is {mask}{end}, where {part} was asked for"
+            yield WrongMask(name, words, partial(seen_with, mask, others))
 
 
 def moved(seen: Tensor, step: int, end: str) -> Tensor:
@@ -135,51 +138,56 @@ def by_head(mask: RowMask) -> Tensor:
     return mask.seen[place, 0]
 
 
-def changed_masks(workload: Workload) -> Iterator[Mistake]:
+def of_queries(mask: RowMask) -> Tensor:
+    """The padding applied to the queries."""
+    parts = [part for part in mask.rule.parts if part.hides]
+    padding = next(part for part in parts if isinstance(part, masks.Padding))
+    lengths = torch.from_numpy(padding.table(*mask.sizes))[:, None, None, None].to(mask.rows.device)
+    others = (mask.seen_under(part) for part in parts if part is not padding)
+    return functools.reduce(operator.and_, others, (mask.queries < lengths).expand_as(mask.seen))
+
+
+def changed_masks(workload: Workload) -> Iterator[WrongMask]:
     """The whole mask ignored, inverted, shifted, or given to others than those it is for."""
     rule, square = workload.mask_rule, workload.seq_len == workload.kv_len
-    if workload.kv_len > 1 and not any(isinstance(part, CAUSAL) for part in rule.parts):
-        for kind, end in zip(CAUSAL, ("", "") if square else (f", {START}", f", {END}"), strict=True):
-            if kind is CAUSAL[0] or not square:
-                seen = functools.partial(lambda mask, kind: mask.seen & mask.seen_under(kind()), kind=kind)
-                yield instead(f"a causal mask is applied that was not asked for{end}", seen, "causal_unasked")
+    if not any(isinstance(part, CAUSAL) for part in rule.parts):
+        for kind, end in zip(CAUSAL, (START, END), strict=True):
+            words = "a causal mask is applied that was not asked for" + f", {end}" * (not square)
+            yield WrongMask(
+                "causal_unasked", words, partial(lambda mask, kind: mask.seen & mask.seen_under(kind()), kind=kind)
+            )
     if not rule.hides:
         return
     name = "padding_ignored" if isinstance(rule, masks.Padding) else "mask_ignored"
-    words = "the mask is ignored: hidden keys get weight"
-    yield wrong(name, words, masked_scores=lambda scores, mask: mask.changed(scores))
+    yield WrongMask(name, "the mask is ignored: hidden keys get weight", lambda mask: torch.ones_like(mask.seen))
     words = "the mask is inverted: visible keys are hidden, hidden ones visible (True means visible)"
-    yield instead(words, lambda mask: ~mask.seen, "mask_inverted")
+    yield WrongMask("mask_inverted", words, lambda mask: ~mask.seen)
     if square:
         words = "the mask is transposed: queries and keys have changed places"
-        yield instead(words, lambda mask: mask.seen.mT, "mask_transposed", "needs_all_rows")
-        yield instead("the mask hides a query's own key", lambda mask: mask.seen & (mask.keys != mask.queries))
+        yield WrongMask("mask_transposed", words, lambda mask: mask.seen.mT, "needs_all_rows")
+        words = "the mask hides a query's own key"
+        yield WrongMask("own_key_hidden", words, lambda mask: mask.seen & (mask.keys != mask.queries))
+    if workload.batch_size > 1:
+        words = "the mask of batch row 0 is used for every batch row"
+        yield WrongMask("first_rows_mask_for_all", words, lambda mask: mask.seen[:1].expand_as(mask.seen))
+        words = "each batch row has the mask of the next one"
+        yield WrongMask("mask_of_other_rows", words, lambda mask: mask.seen.roll(-1, 0))
+        words = "the masks of batch rows are given to heads (repeat instead of repeat_interleave)"
+        yield WrongMask("mask_per_head", words, by_head)
+    if any(isinstance(part, masks.Padding) for part in rule.parts) and square:
+        words = "the padding is applied to the queries instead of the keys"
+        yield WrongMask("padding_of_queries", words, of_queries)
     ends = {"stays": "", "hidden": ", and the key at the end is hidden", "rolled": ", round the end"}
     for step in (step for step in MOVES if abs(step) < workload.kv_len):
-        for end, words in ends.items() if abs(step) == 1 else (("stays", ""),):
-            seen = functools.partial(lambda mask, step, end: moved(mask.seen, step, end), step=step, end=end)
-            way = f"{abs(step)} {'after' if step > 0 else 'before'} it"
-            yield instead(f"the mask is shifted: what it says of a key holds for the key {way}{words}", seen, "mask_shifted")
-    if workload.batch_size > 1 and not all(isinstance(part, CAUSAL) for part in rule.parts):
-        words = "the mask of batch row 0 is used for every batch row"
-        yield instead(words, lambda mask: mask.seen[:1].expand_as(mask.seen), "first_rows_mask_for_all")
-        words = "each batch row has the mask of the next one"
-        yield instead(words, lambda mask: mask.seen.roll(-1, 0), "mask_of_other_rows")
-        words = "the masks of batch rows are given to heads: head h has that of a batch row other than its own"
-        yield instead(words + " (repeat instead of repeat_interleave)", by_head, "mask_per_head")
-    if any(isinstance(part, masks.Padding) for part in rule.parts) and square:
-
-        def of_queries(mask: RowMask) -> Tensor:
-            parts = (part for part in mask.rule.parts if part.hides)
-            shown = (mask.seen_under(part) for part in parts if not isinstance(part, masks.Padding))
-            padding = next(part for part in mask.rule.parts if isinstance(part, masks.Padding))
-            lengths = torch.from_numpy(padding.table(*mask.sizes))[:, None, None, None]
-            return functools.reduce(operator.and_, shown, mask.queries < lengths.to(mask.queries.device))
-
-        yield instead("the padding is applied to the queries instead of the keys", of_queries, "padding_of_queries")
+        way = f"{abs(step)} {'after' if step > 0 else 'before'} it"
+        for end, at_end in ends.items() if abs(step) == 1 else (("stays", ""),):
+            words = f"the mask is shifted: what it says of a key holds for the key {way}{at_end}"
+            yield WrongMask(
+                "mask_shifted", words, partial(lambda mask, step, end: moved(mask.seen, step, end), step=step, end=end)
+            )
 
 
-def trees(workload: Workload) -> Iterator[Mistake]:
+def trees(workload: Workload) -> Iterator[WrongMask]:
     """What becomes of a tree of drafted tokens."""
     tree = next((part for part in workload.mask_rule.parts if isinstance(part, masks.Tree)), None)
     if tree is None:
@@ -194,14 +202,21 @@ def trees(workload: Workload) -> Iterator[Mistake]:
         return (number(mask) < 0) | (number(mask) == mask.queries) | ((number(mask) == parent) & (parent >= 0))
 
     words = "a drafted token sees the cache and itself, and none of its ancestors"
-    yield instead(words, lambda mask: (number(mask) < 0) | (number(mask) == mask.queries), "tree_wrong")
+    yield WrongMask("tree_wrong", words, lambda mask: (number(mask) < 0) | (number(mask) == mask.queries))
     words = "a drafted token sees its ancestors, and nothing of the cache"
-    yield instead(words, lambda mask: mask.seen & (number(mask) >= 0), "tree_wrong")
-    yield instead("a drafted token sees its parent, and no ancestor before that", with_parent, "tree_wrong")
+    yield WrongMask("tree_wrong", words, lambda mask: mask.seen & (number(mask) >= 0))
+    yield WrongMask("tree_wrong", "a drafted token sees its parent, and no ancestor before that", with_parent)
 
 
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
-    """Every wrong mask at a workload."""
-    yield from neighbour_masks(workload)
-    yield from changed_masks(workload)
-    yield from trees(workload)
+    """Every wrong mask at a workload, none of which shows what another does."""
+    rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
+    right, shape = row_mask(workload, rows), (-1, workload.num_heads, -1, -1)
+    known = {right.seen.expand(shape).numpy().tobytes()}
+    for each in (*changed_masks(workload), *neighbour_masks(workload), *trees(workload)):
+        if "needs_all_rows" not in each.flags or len(rows) == workload.seq_len:
+            seen = each.seen(right).expand(workload.batch_size, *shape[1:])
+            if not seen.any() or (shown := seen.numpy().tobytes()) in known:
+                continue
+            known.add(shown)
+        yield wrong(each.name, each.words, each.flags, masked_scores=partial(showing, seen=each.seen))
