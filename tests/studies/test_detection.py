@@ -90,6 +90,8 @@ def test_the_kept_table_holds_every_cell(cells, tmp_path):
         if row[asked]
     }
     assert found == {
-        (each.mistake, each.form, each.dtype, str(each.length), each.workload, f"{each.inputs}: {each.rule}"): str(each.is_caught)
+        (each.mistake, each.form, each.dtype, str(each.length), each.workload, f"{each.inputs}: {each.rule}"): str(
+            each.is_caught
+        )
         for each in cells.itertuples()
     }

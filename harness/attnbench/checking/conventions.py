@@ -24,7 +24,7 @@ CONVENTIONS = {
 """What is neither right nor wrong, by the key that `settle` and the diagnosis give it."""
 
 
-def softmax(masked: Tensor, mask: RowMask) -> Tensor:
+def softmax(masked: Tensor, _: RowMask) -> Tensor:
     """NaN where every score is minus infinity."""
     return masked.softmax(dim=-1)
 
@@ -72,7 +72,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
         key = "nan" if is_nan.all() else "nan_gradient"
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
             return _replaced(seen, settled, everywhere, right[empty][0]), key
-    shares = []
+    shares: list[tuple[float, int, dict[str, Tensor]]] = []
     for mean in MEANS if only in {None, "mean"} else ():
         form = _answer(mean, reference, observed)
         settled = {name: tensor - (form[name] - reference.expected[name]) for name, tensor in observed.items()}

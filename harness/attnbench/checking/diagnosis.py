@@ -112,7 +112,7 @@ def tolerance(reference: Reference, name: str) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """An explanation: a whole sentence, the names of mistakes, the first step that differs."""
+    """An explanation: whole sentences, the names of mistakes, the first step that differs."""
 
     words: str
     names: tuple[str, ...] = ()
@@ -127,7 +127,9 @@ class Evidence:
         seen, here = settle(ask(implementation, reference), reference, convention)
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
-        self.observed = {name: seen.compared[name].detach().double().cpu() for name in self.expected if name in seen.compared}
+        self.observed = {
+            name: seen.compared[name].detach().double().cpu() for name in self.expected if name in seen.compared
+        }
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
         # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
@@ -336,8 +338,9 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
     ]
     weights = these[0].reference.drawn.weights
-    is_projected = name == "output" and these[0].reference.workload.scope == "module" and weights.out_bias is not None
-    for base in (0.0, weights.out_bias) if is_projected else (0.0,):
+    is_projected = name == "output" and these[0].reference.workload.scope == "module"
+    bases = [torch.zeros(()), *([weights.out_bias] if is_projected and weights.out_bias is not None else [])]
+    for base in bases:
         pairs = []
         for each in these:
             observed, expected = (tensor - base for tensor in (each.observed[name], each.expected[name]))
@@ -350,9 +353,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         if largest(observed, factor * expected) <= MATCH / 2 * max(1.0, abs(factor)):
             if not any(each.observed[name].any() for each in these):
                 return 0.0, ""
-            return _neat(factor), _where(
-                region, tuple(is_wrong.shape), these[0].rows if name == "output" else None
-            )
+            return _neat(factor), _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
     return None
 
 
@@ -459,7 +460,7 @@ def match(
     limit = MATCH
     for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
         for each in evidence if partly is None else ():
-            if trial.worst <= limit and len(each.names) > 1:
+            if trial.worst <= limit and len(each.names) > 1 and not each.convention:
                 on_step()
                 trial.compare_gradients(each)
         limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
@@ -704,14 +705,6 @@ def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
-def _are_smallest(actual: Tensor, right: Tensor) -> bool:
-    """Whether the weights that a candidate leaves out are, in each row, the smallest of those that count."""
-    counts, is_left_out = right > SMALL_WEIGHT, actual.abs() < CLOSE * right
-    largest_left_out = right.where(counts & is_left_out, 0.0).amax(dim=-1)
-    smallest_kept = right.where(counts & ~is_left_out, math.inf).amin(dim=-1)
-    return bool((largest_left_out <= (1 + CLOSE) * smallest_kept).all())
-
-
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
     """What can be said of a failure that no known mistake explains: the weights, and what rules and notes say."""
     random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
@@ -725,12 +718,10 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     elif failing.workload.scope == "attention" and len(failing.rows) == failing.workload.seq_len:
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
             found = describe_weights(implementation, failing, is_random=random is not None)
-    if found.names or (random and found.step == "weights" and found.words.startswith("It looks")):
-        return found
-    if random is not None and found.step != "weights":
+    if random is not None and not found.names and found.step != "weights":
         words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
         return Finding(words, tuple(sorted(RANDOM)), "weights")
-    if random is not None:
+    if random is not None and not found.names:
         found = replace(found, words=f"Something random is active: on equal inputs {random.found}. {found.words}")
     if stale is not None:
         words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {found.words}"
@@ -759,25 +750,15 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
     like = reference.drawn.tensors["value"].to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
-    ratio = (actual / right)[right > SMALL_WEIGHT]
-    dropped = ratio.abs() < CLOSE
-    kept, share = ratio[~dropped], float(dropped.double().mean())
-    is_zero_row = bool(((actual == 0).all(dim=-1) & (right > SMALL_WEIGHT).any(dim=-1)).any())
-    if (
-        (is_random or not is_zero_row)
-        and 0 < share < 1
-        and len(kept)
-        and not float((kept / kept.median() - 1).abs().max()) > CLOSE
-    ):
-        factor = float(kept.median())
-        if not is_random and _are_smallest(actual, right):
-            times = f" and the others multiplied by {factor:.2f}" if abs(factor - 1) > CLOSE / 2 else ""
-            return Finding(f"{UNKNOWN} Small weights are pruned: {share:.0%} of them are 0{times}.", (), "weights")
-        is_rescaled = abs(factor - 1) > CLOSE / 2
-        name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
-        also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
-        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
-        return Finding(f"{words} First step that differs: weights.", (name,), "weights")
+    is_lost = (actual == 0) & (right > SMALL_WEIGHT)
+    if is_random and is_lost.any():
+        factor = float((actual / right)[(right > SMALL_WEIGHT) & ~is_lost].median())
+        name, how = ("in_evaluation", f"multiplied by {factor:.2f}")
+        if abs(factor - 1) < CLOSE / 2:
+            name, how = ("without_rescaling", "as they were, without rescaling")
+        share = float(is_lost.double().sum() / (right > SMALL_WEIGHT).sum())
+        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}."
+        return Finding(f"{words} First step that differs: weights.", (f"dropout_{name}",), "weights")
     apart, place = differences(actual, right)
     if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
@@ -786,8 +767,8 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     facts = [
         f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
     ]
-    if is_zero_row:
-        facts.append("some queries give no key any weight")
+    if empty := int(((actual == 0).all(dim=-1) & is_lost.any(dim=-1)).sum()):
+        facts.append(f"{empty} queries give no key any weight")
     sums = actual.sum(dim=-1)
     low, high = float(sums.min()), float(sums.max())
     if max(abs(low - 1), abs(high - 1)) > CLOSE:

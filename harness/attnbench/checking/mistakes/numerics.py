@@ -33,20 +33,22 @@ def scales(workload: Workload) -> Iterator[Mistake]:
     """Scores that are scaled by something else, or not at all."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
     rows = [
-        ("no_scale", "the scores are not scaled: they are not divided by sqrt(K), or multiplied by the scale given", 1.0),
+        ("no_scale", "the scores are not scaled, by 1/sqrt(K) say", 1.0),
         ("scale_ignored", "the scale that is given is ignored: the scores are divided by sqrt(K)", 1 / root),
         ("scaled_by_width", "the scores are divided by K, or twice by sqrt(K), instead of once by sqrt(K)", 1 / width),
         ("scaled_twice", "the scores are scaled twice", right**2),
         ("multiplied_by_root", "the scores are divided by the scale, 1/sqrt(K) say, instead of multiplied", 1 / right),
         (
             "scaled_by_embedding",
-            "the scores are divided by the root of all heads' width, sqrt(H*K), instead of one head's",
+            "the scores are divided by sqrt(H*K) instead of sqrt(K)",
             1 / math.sqrt(workload.num_heads * width),
         ),
         ("scaled_by_value_width", "the scores are divided by the root of the values' width", workload.value_dim**-0.5),
         ("scale_and_root", "the scores are multiplied by the given scale, and divided by sqrt(K)", right / root),
     ]
-    widths = {other: f"the scores are scaled for heads {other} wide, and they are {width} wide" for other in (32, 64, 128)}
+    widths = {
+        other: f"the scores are scaled for heads {other} wide, and they are {width} wide" for other in (32, 64, 128)
+    }
     rows += [("scaled_by_other_width", words, other**-0.5) for other, words in widths.items()]
     known = [right]
     for name, words, scale in rows:
@@ -55,7 +57,7 @@ def scales(workload: Workload) -> Iterator[Mistake]:
             yield wrong(name, words, scores=after("scores", lambda x, ratio=scale / right: ratio * x))  # type: ignore[misc]
     yield scaled(1.25)
     if workload.mask_rule.changes_scores and right != 1:
-        words = "the scores are given their bias, or capped, before they are scaled, by 1/sqrt(K) say, instead of after it"
+        words = "the scores are scaled after the bias is added or the softcap, not before"
         early: Callable[..., Tensor] = lambda query, key, mask: mask.changed(product(query, key.mT)) * right  # noqa: E731
         yield wrong("changed_before_scale", words, scores=early, masked_scores=lambda x, mask: hide(x, mask.seen))
 
@@ -93,25 +95,39 @@ def normalisations(_: Workload) -> Iterator[Mistake]:
     yield from table(
         "weights",
         "",
-        ("no_softmax", "there is no softmax: the scores themselves are the weights", lambda x, _: x.where(x.isfinite(), 0)),
+        (
+            "no_softmax",
+            "there is no softmax: the scores themselves are the weights",
+            lambda x, _: x.where(x.isfinite(), 0),
+        ),
         ("not_normalised", "the exponentials are not divided by their sum", lambda x, _: exponentials(x)),
         ("relu_for_softmax", "relu takes the place of the exponential", lambda x, _: shares(x.relu(), least=1e-30)),
-        ("softmax_of_base_2", "the softmax has powers of 2 for those of e", lambda x, m: steps.weights(x * math.log(2), m)),
+        (
+            "softmax_of_base_2",
+            "the softmax has powers of 2 for those of e",
+            lambda x, m: steps.weights(x * math.log(2), m),
+        ),
         ("one_more_in_the_sum", extra, lambda x, _: torch.nn.functional.pad(x, (0, 1)).softmax(dim=-1)[..., :-1]),
         ("sigmoid_for_softmax", "a sigmoid takes the place of the softmax", lambda x, _: x.sigmoid()),
         (
             "sigmoid_for_softmax",
-            "a sigmoid of the scores - log(S) takes the place of the softmax",
+            "a sigmoid of scores - log(S) takes the place of the softmax",
             lambda x, _: (x - math.log(x.shape[-1])).sigmoid(),
         ),
-        ("softmax_twice", "the softmax is taken twice", lambda x, m: steps.weights(hide(steps.weights(x, m), m.seen), m)),
+        (
+            "softmax_twice",
+            "the softmax is taken twice",
+            lambda x, m: steps.weights(hide(steps.weights(x, m), m.seen), m),
+        ),
         ("no_maximum", maximum, lambda x, _: shares(x.exp())),
         ("no_maximum", f"{maximum}, and a tiny number is added to the sum", lambda x, _: shares(x.exp(), 1e-30)),
         ("no_maximum", f"{maximum}, and 1e-6 is added to the sum", lambda x, _: shares(x.exp(), 1e-6)),
     )
     for most in (10.0, 20.0, 50.0, 80.0):
         clamped = lambda x, m, most=most: shares(x.clamp(-most, most).exp().where(m.seen, 0.0))  # noqa: E731
-        yield wrong("no_maximum", f"scores are clamped to {most:g} before an exponential without maximum", weights=clamped)
+        yield wrong(
+            "no_maximum", f"scores are clamped to {most:g} before an exponential without maximum", weights=clamped
+        )
     for small in (1e-4, 1e-3, 1e-2):
         added = lambda x, _, small=small: shares(exponentials(x), small)  # noqa: E731
         yield wrong("eps_in_the_sum", f"{small:g} is added to the softmax's sum", weights=added)
@@ -137,12 +153,12 @@ def fills(workload: Workload) -> Iterator[Mistake]:
         "",
         (
             "mask_added_as_number",
-            "the boolean mask is added to the scores as 0 and 1 instead of hiding keys",
+            "the boolean mask is added to the scores as 0 and 1",
             lambda x, m: m.changed(x) + m.seen.to(x.dtype),
         ),
         (
             "mask_multiplied",
-            "the scores are multiplied by the mask: a hidden key has score 0 instead of minus infinity",
+            "the scores are multiplied by the mask: hidden keys have score 0",
             lambda x, m: m.changed(x) * m.seen.to(x.dtype),
         ),
     )
@@ -151,9 +167,14 @@ def fills(workload: Workload) -> Iterator[Mistake]:
     yield wrong("mask_after_softmax", words, masked_scores=lambda x, m: m.changed(x), weights=late)
 
 
-def coarse(tensor: Tensor | Weights) -> Tensor | Weights:
+def coarse(tensor: Tensor) -> Tensor:
     """Rounded to bfloat16, in the own dtype."""
-    return tensor.bfloat16().to(tensor.dtype) if isinstance(tensor, Tensor) else tensor.map(coarse)  # type: ignore[arg-type]
+    return tensor.bfloat16().to(tensor.dtype)
+
+
+def coarse_weights(weights: Weights) -> Weights:
+    """Every weight rounded."""
+    return weights.map(coarse)
 
 
 def rounded_powers(masked: Tensor, mask: RowMask, *, is_sum: bool) -> Tensor:
@@ -188,18 +209,28 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
         rows: list[tuple[str, str, str, Callable[..., object]]] = [
             ("scores", "scores", "queries", before("scores", coarse, 0)),
             ("scores", "scores", "keys", before("scores", coarse, 1)),
-            ("scores", "scores", "products of queries and keys", lambda q, k, m: coarse(product(q, k.mT)) * m.scale_for(q.shape[-1])),
+            (
+                "scores",
+                "scores",
+                "products of queries and keys",
+                lambda q, k, m: coarse(product(q, k.mT)) * m.scale_for(q.shape[-1]),
+            ),
             ("scores", "scores", "scores", after("scores", coarse)),
             ("weights", "exponentials", "exponentials of the scores", partial(rounded_powers, is_sum=False)),
-            ("weights", "exponentials", "exponentials of the scores, and so their sum,", partial(rounded_powers, is_sum=True)),
+            (
+                "weights",
+                "exponentials",
+                "exponentials of the scores, and so their sum,",
+                partial(rounded_powers, is_sum=True),
+            ),
             ("context", "inside", "weights", before("context", coarse, 0)),
             ("context", "inside", "values", before("context", coarse, 1)),
             ("context", "inside", "results", after("context", coarse)),
         ]
         if workload.scope == "module":
             rows.append(("projection", "projections", "tokens", before("projection", coarse, 0, 1)))
-            rows.append(("projection", "projections", "projection weights", before("projection", coarse, 2)))
-            rows.append(("output", "output_projection", "output's weights", before("output", coarse, 1)))
+            rows.append(("projection", "projections", "projection weights", before("projection", coarse_weights, 2)))
+            rows.append(("output", "output_projection", "output's weights", before("output", coarse_weights, 1)))
         for step, name, what, change in rows:
             yield wrong(f"bfloat16_{name}", says.format(what), "is_rounding", **{step: change})
         if workload.mask_rule.changes_scores:
@@ -216,9 +247,10 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
             yield wrong("bfloat16_sums", text, "is_rounding", context=change)
 
 
+KINDS = [scales, normalisations, fills, roundings]
+
+
 def wrong_numerics(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of scale, normalisation and precision."""
-    yield from scales(workload)
-    yield from normalisations(workload)
-    yield from fills(workload)
-    yield from roundings(workload)
+    for kind in KINDS:
+        yield from kind(workload)

@@ -84,7 +84,9 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
         name = "tile_dropped" if what == "a tile" else "last_partial_tile_dropped"
         yield wrong(name, f"{what} is left out: {where}", masked_scores=partial(without, keys=keys))
         if what == "a tile":
-            yield wrong("tile_counted_twice", f"a tile is counted twice: {where}", masked_scores=partial(twice, keys=keys))
+            yield wrong(
+                "tile_counted_twice", f"a tile is counted twice: {where}", masked_scores=partial(twice, keys=keys)
+            )
             change = before("context", partial(unwritten, keys=keys), 1)
             yield wrong("tile_without_values", f"the values of a tile are 0: {where}", context=change)
 
@@ -120,7 +122,9 @@ def merges(workload: Workload) -> Iterator[Mistake]:
             yield wrong("partial_softmaxes_merged", words, weights=change)
     for tile in usual:
         for name, forgotten in (("maximum", "sum and output"), ("output", "output"), ("sum", "sum")):
-            words = f"an online softmax over tiles of {tile} keys does not rescale its {forgotten} when the maximum grows"
+            words = (
+                f"an online softmax over tiles of {tile} keys does not rescale its {forgotten} when the maximum grows"
+            )
             yield wrong(f"{name}_not_rescaled", words, weights=partial(online, tile=tile, forgotten=forgotten))
 
 
@@ -134,7 +138,9 @@ def cut_widths(workload: Workload) -> Iterator[Mistake]:
                 scale = mask.scale_for(width if is_scaled else full)
                 return product(query[..., :width], key[..., :width].transpose(-2, -1)) * scale
 
-            words = f"only the first {width} of {full} numbers of query and key count" + ", scaled for as many" * is_scaled
+            words = (
+                f"only the first {width} of {full} numbers of query and key count" + ", scaled for as many" * is_scaled
+            )
             if not (is_scaled and workload.scale):
                 yield wrong("width_cut", words, scores=partial(cut, width=width, is_scaled=is_scaled))
 

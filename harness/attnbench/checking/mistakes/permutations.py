@@ -23,7 +23,11 @@ OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
 def orders(number: int) -> dict[str, list[int]]:
     """Wrong orders of things by how they are described, none of them twice."""
     things = list(range(number))
-    known = {"in reverse": things[::-1], "one place early": things[1:] + things[:1], "one place late": [-1, *things[:-1]]}
+    known = {
+        "in reverse": things[::-1],
+        "one place early": things[1:] + things[:1],
+        "one place late": [-1, *things[:-1]],
+    }
     known |= {
         f"grouped as ({number // rows}, {rows}) and read as ({rows}, {number // rows})": [
             row + rows * column for row in range(rows) for column in range(number // rows)
@@ -104,7 +108,11 @@ def of_layouts(workload: Workload) -> Iterator[Mistake]:
     if workload.seq_len == workload.kv_len:
         words = "query, key and value are read as (B, T, H, K), and are (B, H, T, K): attention runs over the heads"
         yield wrong("heads_for_positions", words, "needs_all_rows", whole=across_heads)
-    views = {"query": before("scores", viewed, 0), "key": before("heads", viewed, 1), "value": before("heads", viewed, 2)}
+    views = {
+        "query": before("scores", viewed, 0),
+        "key": before("heads", viewed, 1),
+        "value": before("heads", viewed, 2),
+    }
     every = {"scores": views["query"], "heads": before("heads", viewed, 1, 2)}
     words = "a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K)"
     yield wrong("viewed_not_transposed", f"{words}, in query, key and value", "needs_all_rows", **every)

@@ -49,7 +49,7 @@ def wrong_ranks(workload: Workload) -> Iterator[Mistake]:
         yield from causal_ranks(parts, order)
     if is_square:
         words = "the output is left in the order in which zigzag ranks have the tokens"
-        unsorted = lambda weights, value, mask: product(weights, value)[:, :, order]  # noqa: E731
+        unsorted = lambda weights, value, _: product(weights, value)[:, :, order]  # noqa: E731
         yield wrong("zigzag_not_undone", words, "needs_all_rows", context=unsorted)
     words = "keys are in the order of zigzag ranks and their values are not, so that each key has the value of another"
     misplaced = lambda query, key, value, mask: steps.heads(query, key, value[:, :, order], mask)  # noqa: E731
@@ -75,7 +75,7 @@ def causal_ranks(parts: list[range], order: Tensor) -> Iterator[Mistake]:
         "queries_of_rank_from_zero": "takes each rank's queries to begin at token 0, and keys where they are",
         "keys_of_rank_from_zero": "takes the keys of each rank to begin at token 0, and queries where they are",
         "every_block_causal": "is laid over every pair of ranks, as if both began at the same token",
-        "later_ranks_not_hidden": "holds within a rank alone: keys of later ranks are seen as those of earlier ones are",
+        "later_ranks_not_hidden": "holds within a rank alone: keys of later ranks are seen, too",
         "zigzag_masked_in_one_part": "goes by the places that zigzag ranks give the tokens, and not by the tokens' own",
     }
     for name, what in words.items():

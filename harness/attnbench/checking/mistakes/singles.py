@@ -1,4 +1,4 @@
-"""Mistakes of their own: projections, what models add to attention, caches, rotary positions, dropout, memory, gradients."""
+"""Mistakes of their own: projections, what models add to attention, caches, rotary positions, memory, gradients."""
 
 import itertools
 import math
@@ -49,7 +49,8 @@ def by_feature(parts: list[Tensor]) -> Iterable[Tensor]:
 def by_head(parts: list[Tensor]) -> Iterable[Tensor]:
     """All queries, all keys, all values read head by head."""
     num_heads, head_dim = parts[0].shape[:2]
-    return torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim)).unbind(dim=1)
+    packed = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
+    return [packed[:, place] for place in range(3)]
 
 
 def in_thirds(parts: list[Tensor]) -> Iterable[Tensor]:
@@ -71,7 +72,11 @@ def projections(workload: Workload) -> Iterator[Mistake]:
         "projection",
         "",
         ("no_input_biases", "the biases of the input projections are dropped", before("projection", unbiased, 2)),
-        ("split_feature_by_feature", "heads are split in the wrong order: (K, H) instead of (H, K)", regrouped(by_feature)),
+        (
+            "split_feature_by_feature",
+            "heads are split in the wrong order: (K, H) instead of (H, K)",
+            regrouped(by_feature),
+        ),
     )
     if heads == groups and width == value:
         yield from table(
@@ -79,19 +84,19 @@ def projections(workload: Workload) -> Iterator[Mistake]:
             "",
             (
                 "packed_read_head_by_head",
-                "weights packed as all queries, all keys, all values are read head by head",
+                "weights packed as all queries, keys, values are read head by head",
                 regrouped(by_head),
             ),
             (
                 "packed_read_in_thirds",
-                "weights packed head by head are read as all queries, all keys, all values",
+                "weights packed head by head are read as all queries, keys, values",
                 regrouped(in_thirds),
             ),
         )
-    words = "heads are merged in the wrong order: feature by feature instead of head by head"
+    words = "heads are merged feature by feature instead of head by head"
     by_features = before("output", lambda x: x.transpose(1, 3), 0)  # (B,H,R,V) -> (B,V,R,H)
     yield wrong("merged_feature_by_feature", words, output=by_features)
-    words = "heads are merged by a view without a transpose: tokens and heads are mixed up"
+    words = "heads are merged by a view without a transpose"
     by_view = before("output", lambda x: x.reshape(x.shape[0], 1, x.shape[2], -1), 0)  # (B,H,R,V) read as (B,R,H*V)
     yield wrong("merged_without_transpose", words, "needs_all_rows", output=by_view)
     words = "the output projection's bias is dropped"
@@ -135,7 +140,8 @@ def rotary(base: float, *, is_interleaved: bool) -> Mistake:
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
     scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
     return replace(
-        wrong("rotary_inside", words, scores=scores), fit=lambda power: rotary(base**power, is_interleaved=is_interleaved)
+        wrong("rotary_inside", words, scores=scores),
+        fit=lambda power: rotary(base**power, is_interleaved=is_interleaved),
     )
 
 
@@ -146,19 +152,18 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
     root = math.sqrt(workload.head_dim)
     lengths = {"length 1": 1 / root, "length 1, without a scale": 1.0, "a root mean square of 1": root}
     for words, scale in lengths.items() if workload.head_dim > 1 else ():
-        unit: Callable[..., Tensor] = partial(normalize, dim=-1)
-        cosines = lambda query, key, _, scale=scale: product(unit(query), unit(key).mT) * scale  # noqa: E731
+        cosines = lambda q, k, _, scale=scale: product(normalize(q, dim=-1), normalize(k, dim=-1).mT) * scale  # noqa: E731
         words = f"query and key are normalised before their product (QK norm), to {words}"  # noqa: PLW2901
         yield wrong("query_key_normalised", words, scores=cosines)
     if workload.seq_len == workload.kv_len:
-        words = "query and key have changed places in the scores: entry (i, j) holds the score of query j with key i"
+        words = "query and key have changed places in the scores"
         swapped: Callable[..., Tensor] = lambda query, key, mask: steps.scores(key, query, mask)  # noqa: E731
         yield wrong("query_key_swapped", words, "needs_all_rows", scores=swapped)
-        words = "the weights are transposed: rows and columns have changed places"
+        words = "the weights are transposed"
         yield wrong("weights_transposed", words, "needs_all_rows", weights=after("weights", lambda x: x.mT))
     first = after("weights", lambda x: x[:, :1].expand_as(x))
     yield wrong("first_heads_weights_for_all", "the weights of head 0 are used in every head", weights=first)
-    words = "query and key play no part: each output is the plain mean of the values that the query sees"
+    words = "query and key play no part: the output is the mean of the values"
     yield wrong("query_and_key_ignored", words, weights=equal_weights)
 
 
@@ -189,7 +194,9 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
     kinds = {type(part) for part in parts}
 
     def biases(*rows: tuple[str, str, Callable[..., Tensor]]) -> Iterator[Mistake]:
-        yield from table("masked_scores", "", *((name, words, partial(biased, bias=bias)) for name, words, bias in rows))
+        yield from table(
+            "masked_scores", "", *((name, words, partial(biased, bias=bias)) for name, words, bias in rows)
+        )
 
     for part in parts:
         ignored = partial(by_part, change=lambda scores, _: scores, kinds=(type(part),))
@@ -239,26 +246,31 @@ def looked_up(part: Mask) -> Iterator[Mistake]:
 
         return wrong("bias_looked_up_elsewhere", words, masked_scores=partial(biased, bias=bias))
 
-    def bucket(mask: RowMask, further: int, sign: int, kind: type[Mask] = type(part)) -> tuple[Tensor, ...]:
-        ahead = (mask.keys - mask.queries - (mask.sizes[2] - mask.sizes[1]) * isinstance(part, masks.RelativeBucketsPast)) * sign
+    def bucket(mask: RowMask, further: int, sign: int, kind: Callable[..., Mask]) -> tuple[Tensor, ...]:
+        ahead = (
+            mask.keys - mask.queries - (mask.sizes[2] - mask.sizes[1]) * isinstance(part, masks.RelativeBucketsPast)
+        ) * sign
         return kind(*part.arguments).index(torch.zeros_like(ahead), ahead + ahead.sign() * further, 0, mask.sizes[2])
 
     if isinstance(part, masks.Decomposed):
         columns = part.columns
         yield elsewhere(
-            "the grid of the keys is read column by column instead of row by row",
-            lambda mask: (mask.keys % (mask.sizes[2] // columns(mask.sizes[2])), mask.keys // (mask.sizes[2] // columns(mask.sizes[2]))),
+            "the grid of the keys is read column by column",
+            lambda mask: (
+                mask.keys % (mask.sizes[2] // columns(mask.sizes[2])),
+                mask.keys // (mask.sizes[2] // columns(mask.sizes[2])),
+            ),
         )
         for axis, without in (("rows", "column_bias"), ("columns", "row_bias")):
             right = lambda mask: part.index(mask.queries, mask.keys, 0, mask.sizes[2])  # noqa: E731
             yield elsewhere(f"of the decomposed bias only that of the {axis} is added", right, without)
         return
-    words = "the distances of the bias have the wrong sign: keys before the query are taken for keys after it"
-    yield elsewhere(words, partial(bucket, further=0, sign=-1))
-    words = "the distances of the bias are counted one too far: neighbours have the bucket of the distance 2"
-    yield elsewhere(words, partial(bucket, further=1, sign=1))
+    words = "the distances of the bias have the wrong sign"
+    yield elsewhere(words, partial(bucket, further=0, sign=-1, kind=type(part)))
+    words = "the distances of the bias are counted one too far"
+    yield elsewhere(words, partial(bucket, further=1, sign=1, kind=type(part)))
     other = masks.RelativeBuckets if isinstance(part, masks.RelativeBucketsPast) else masks.RelativeBucketsPast
-    words = "the buckets are those of the other half of T5: of the decoder for the encoder, or the other way round"
+    words = "the buckets are those of the other half of T5, encoder for decoder"
     yield elsewhere(words, partial(bucket, further=0, sign=1, kind=other))
 
 
@@ -287,18 +299,14 @@ def of_softcap(workload: Workload) -> Iterator[Mistake]:
         "masked_scores",
         "",
         ("softcap_ignored", "the scores are never capped", capped(lambda scores, _: scores)),
-        ("softcap_not_multiplied", "the softcap lacks its last factor: tanh(score / x) without x", no_factor),
+        ("softcap_not_multiplied", "the softcap lacks its last factor, x", no_factor),
         ("softcap_clamped", "the scores are cut off at -x and x instead of squashed by tanh", capped(cut)),
         (
             "softcap_after_mask",
-            "the scores are capped after the mask: a hidden key has the score -x of softcap(x) instead of -inf",
+            "the scores are capped after the mask",
             lambda scores, mask: mask.changed(hide(scores, mask.seen)),
         ),
-        (
-            "changes_in_other_order",
-            "the mask's changes of the scores are made in the opposite order: they run from left to right",
-            backwards,
-        ),
+        ("changes_in_other_order", "the mask's changes of the scores are made in the opposite order", backwards),
     )
 
 
@@ -318,19 +326,15 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
     yield from table(
         "weights",
         "",
-        (
-            "sinks_ignored",
-            "the sinks are ignored: the weights of a query's keys add up to 1",
-            lambda x, _: x.softmax(dim=-1).nan_to_num(0.0),
-        ),
+        ("sinks_ignored", "the sinks are ignored", lambda x, _: x.softmax(dim=-1).nan_to_num(0.0)),
         (
             "sink_without_exponential",
-            "a sink is added to the softmax's sum as it is, without its exponential",
+            "a sink is added to the sum without its exponential",
             lambda x, mask: added(x, mask.sinks),
         ),
         (
             "sink_without_maximum",
-            "the maximum is subtracted from the scores, and not from the sink",
+            "the maximum is not subtracted from the sink",
             lambda x, mask: added(x, mask.sinks.exp()),
         ),
         (
@@ -338,11 +342,7 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
             "a sink is multiplied by the scale, as scores are",
             lambda x, mask: softmax_with_sinks(x, mask.sinks * scale),
         ),
-        (
-            "sink_weight_to_last_key",
-            "the weight of a sink is not dropped: the last key gets it",
-            after("weights", to_last),
-        ),
+        ("sink_weight_to_last_key", "the last key gets the weight of the sink", after("weights", to_last)),
     )
     detached: Callable[..., Tensor] = lambda x, mask: softmax_with_sinks(x, mask.sinks.detach())  # noqa: E731
     words = "the gradient of sinks is 0: none reaches it"
@@ -354,8 +354,12 @@ def of_caches(workload: Workload) -> Iterator[Mistake]:
 
     def read(*rows: tuple[str, str, Callable[[Tensor, Tensor], Pair]]) -> Iterator[Mistake]:
         for name, words, change in rows:
-            heads = lambda query, key, value, mask, change=change: steps.heads(query, *change(key, value), mask)  # noqa: E731
-            yield wrong(name, words, heads=heads)
+
+            def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, change: Callable[..., Pair]) -> Pair:
+                key, value = change(key, value)
+                return steps.heads(query, key, value, mask)
+
+            yield wrong(name, words, heads=partial(heads, change=change))
 
     if workload.layout == "value_in_key" and workload.value_dim < workload.head_dim:
         words = "the values are the last V numbers of their keys instead of the first"
@@ -368,7 +372,7 @@ def of_caches(workload: Workload) -> Iterator[Mistake]:
             return read.transpose(1, 2).flatten(2, 3)[:, :, : workload.kv_len]  # (B,pages,G,page,K) -> (B,G,S,K)
 
         name, in_line = "pages_in_wrong_order", torch.arange(right.numel()).view(right.shape)
-        tables = {"the block table is ignored: a row's pages are read one after the other as they lie": in_line}
+        tables = {"the block table is ignored": in_line}
         tables |= {"each batch row reads the pages of the next one": right.roll(-1, 0)}
         tables |= {"each row's pages are read in the opposite order": right.flip(1)}
         for words, pages in tables.items():
@@ -381,11 +385,19 @@ def of_caches(workload: Workload) -> Iterator[Mistake]:
         def with_first(tensor: Tensor) -> Tensor:
             return tensor * (scale(tensor)[:1] / scale(tensor))
 
-        words = "the keys of the cache are multiplied by the scale of the values, and the other way round"
-        first = "the scale of key/value head 0 is used for every head of the cache"
+        words = "the scales of the cache's keys and values are exchanged"
+        first = "the cache's scale of head 0 is used for every head"
         yield from read(
-            ("cache_scale_ignored", "the keys of the cache are not multiplied by their scale", lambda k, v: (k / scale(k), v)),
-            ("cache_scale_ignored", "the values of the cache are not multiplied by their scale", lambda k, v: (k, v / scale(v))),
+            (
+                "cache_scale_ignored",
+                "the cache's keys are not multiplied by their scale",
+                lambda k, v: (k / scale(k), v),
+            ),
+            (
+                "cache_scale_ignored",
+                "the cache's values are not multiplied by their scale",
+                lambda k, v: (k, v / scale(v)),
+            ),
             ("cache_scales_exchanged", words, lambda k, v: (k * scale(v) / scale(k), v * scale(k) / scale(v))),
             ("cache_scale_of_first_head", first, lambda k, v: (with_first(k), with_first(v))),
         )
@@ -417,10 +429,10 @@ def scaled_in_place(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 
 def of_memory(workload: Workload) -> Iterator[Mistake]:
     """What is random, or depends on how tensors lie in memory or on earlier calls."""
-    words = "dropout is active in evaluation: some weights are 0 and the others scaled up"
+    words = "dropout is active in evaluation"
     raised, as_it_was = (after("weights", partial(dropped, factor=factor)) for factor in (1 / (1 - DROPPED), 1.0))
     yield wrong("dropout_in_evaluation", words, "is_random", weights=raised)
-    words = "dropout is active in evaluation, and without rescaling: some weights are 0, the others as they were"
+    words = "dropout is active in evaluation, without rescaling"
     yield wrong("dropout_without_rescaling", words, "is_random", weights=as_it_was)
     if workload.scope == "module":
         return
@@ -468,7 +480,7 @@ def of_gradients(workload: Workload) -> Iterator[Mistake]:
         words = "the gradient of the values sums over the later half of the queries alone"
         yield wrong("gradient_of_value_partly_lost", words, "is_gradient needs_all_rows", context=later_half)
     if times > 1:
-        words = "a shared key/value head receives the gradient of its group's first query head alone"
+        words = "a key/value head gets the gradient of its group's first query head alone"
         yield wrong("gradient_from_first_of_group", words, "is_gradient", heads=before("heads", first_of_group, 1, 2))
 
 

@@ -68,7 +68,7 @@ def arguments_nearby(part: Mask) -> Iterator[tuple[int, ...]]:
     numbers = part.arguments
     for place in range(len(numbers)):
         moved = {numbers[place] + move for move in MOVES} | {2 * numbers[place], numbers[place] // 2}
-        yield from (numbers[:place] + (number,) + numbers[place + 1 :] for number in sorted(moved))
+        yield from ((*numbers[:place], number, *numbers[place + 1 :]) for number in sorted(moved))
     if len(numbers) > 1:
         yield from (tuple(number + move for number in numbers) for move in MOVES)
         yield from (numbers[::-1], numbers[1:] + numbers[:1], numbers[-1:] + numbers[:-1])
@@ -98,6 +98,8 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
         known.append(("bottom_right_for_top_left", AT_END[type(part)], part.arguments))
     if type(part) in at_start:
         known.append(("top_left_for_bottom_right", at_start[type(part)], part.arguments))
+    if isinstance(part, masks.Tree):  # a token sees the cache and itself
+        known.append(("mask_argument", masks.TreeOf, (0,) * sizes[1]))
     known += (("mask_argument", type(written), numbers) for numbers in arguments_nearby(written))
     known += (("mask_of_other_kind", kind, numbers) for kind, numbers in siblings(part))
     for name, kind, numbers in known:
@@ -167,6 +169,9 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
         yield WrongMask("mask_transposed", words, lambda mask: mask.seen.mT, "needs_all_rows")
         words = "the mask hides a query's own key"
         yield WrongMask("own_key_hidden", words, lambda mask: mask.seen & (mask.keys != mask.queries))
+    if workload.kv_len > workload.seq_len:
+        words = "a query sees nothing of the cache, the keys before the first query's own"
+        yield WrongMask("cache_hidden", words, lambda mask: mask.seen & (mask.keys >= mask.sizes[2] - mask.sizes[1]))
     if workload.batch_size > 1:
         words = "the mask of batch row 0 is used for every batch row"
         yield WrongMask("first_rows_mask_for_all", words, lambda mask: mask.seen[:1].expand_as(mask.seen))
@@ -187,33 +192,12 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
             )
 
 
-def trees(workload: Workload) -> Iterator[WrongMask]:
-    """What becomes of a tree of drafted tokens."""
-    tree = next((part for part in workload.mask_rule.parts if isinstance(part, masks.Tree)), None)
-    if tree is None:
-        return
-
-    def number(mask: RowMask) -> Tensor:
-        """Of each key among the drafted tokens (S,), below 0 in the cache."""
-        return mask.keys - (mask.sizes[2] - mask.sizes[1])
-
-    def with_parent(mask: RowMask) -> Tensor:
-        parent = torch.tensor(tree.parents(mask.sizes[1]), device=mask.rows.device)[mask.queries]
-        return (number(mask) < 0) | (number(mask) == mask.queries) | ((number(mask) == parent) & (parent >= 0))
-
-    words = "a drafted token sees the cache and itself, and none of its ancestors"
-    yield WrongMask("tree_wrong", words, lambda mask: (number(mask) < 0) | (number(mask) == mask.queries))
-    words = "a drafted token sees its ancestors, and nothing of the cache"
-    yield WrongMask("tree_wrong", words, lambda mask: mask.seen & (number(mask) >= 0))
-    yield WrongMask("tree_wrong", "a drafted token sees its parent, and no ancestor before that", with_parent)
-
-
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
     """Every wrong mask at a workload, none of which shows what another does."""
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (-1, workload.num_heads, -1, -1)
     known = {right.seen.expand(shape).numpy().tobytes()}
-    for each in (*changed_masks(workload), *neighbour_masks(workload), *trees(workload)):
+    for each in (*changed_masks(workload), *neighbour_masks(workload)):
         if "needs_all_rows" not in each.flags or len(rows) == workload.seq_len:
             seen = each.seen(right).expand(workload.batch_size, *shape[1:])
             if not seen.any() or (shown := seen.numpy().tobytes()) in known:
