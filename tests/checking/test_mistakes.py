@@ -3,11 +3,13 @@
 from collections import Counter, defaultdict
 from functools import cache
 
+import msgspec
 import pytest
+import torch
 
 from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.mistakes import GENERATORS, catalogue
-from attnbench.checking.reference import answers, largest
+from attnbench.checking.reference import answers, largest, reference_for_probe
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection import power
 from studies.detection.planted import implementation
@@ -115,6 +117,15 @@ def test_every_generator_yields_mistakes_and_no_sentence_twice_at_a_workload():
         words = Counter(planted.words for planted in catalogue(point))
         assert not [each for each, times in words.items() if times > 1 and "clamped" not in each]
     assert all(any(True for point in WORKLOADS for _ in catalogue(point, name)) for name in GENERATORS)
+
+
+@pytest.mark.parametrize("point", WORKLOADS[::5], ids=lambda point: point.id)
+def test_a_mistake_answers_in_the_dtype_of_its_inputs(point):
+    half = msgspec.structs.replace(point, dtype="bfloat16")
+    reference = reference_for_probe(half, "normal", 0)
+    inputs = reference.drawn.map(torch.Tensor.bfloat16)
+    for planted in catalogue(half):
+        assert planted.answer(half, reference.rows)(inputs).dtype == torch.bfloat16, planted.words
 
 
 @pytest.mark.long

@@ -242,7 +242,11 @@ EDITS = [
     edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
     edit("sdpa_math", {"is_causal=mask.is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
     edit("sdpa_math", {EXPLICIT: "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
-    edit("sdpa_math", {"                value,": "                value.roll(-1, dims=2),"}, "key_position_order value_position_order"),
+    edit(
+        "sdpa_math",
+        {"                value,": "                value.roll(-1, dims=2),"},
+        "key_position_order value_position_order",
+    ),
     edit(
         "sdpa_flash",
         {EXPLICIT: "mask.visible[:1]"},

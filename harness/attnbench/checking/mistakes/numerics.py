@@ -146,7 +146,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
         filled = lambda x, m, fill=fill: m.changed(x).where(m.seen, fill)  # noqa: E731
         words = f"hidden keys get a score of about {fill:g} instead of minus infinity"
         yield wrong(name, words, masked_scores=filled, weights=nothing)
-        added = lambda x, m, fill=fill: m.changed(x) + ~m.seen * fill  # noqa: E731
+        added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
         yield wrong(name, f"{fill:g} is added to the scores of hidden keys", masked_scores=added, weights=nothing)
     yield from table(
         "masked_scores",

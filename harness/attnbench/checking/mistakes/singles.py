@@ -237,7 +237,7 @@ def looked_up(part: Mask) -> Iterator[Mistake]:
 
     def elsewhere(words: str, index: Callable[[RowMask], tuple[Tensor, ...]], without: str = "") -> Mistake:
         def bias(right: Tensor, mask: RowMask, each: Mask) -> Tensor:
-            if each is not part:
+            if type(each) is not type(part):
                 return right
             row, head = torch.arange(mask.sizes[0])[:, None, None, None], torch.arange(mask.num_heads)[:, None, None]
             tables = {name: tensor * (name != without) for name, tensor in mask.inputs.items()}
