@@ -12,28 +12,27 @@ import pandas as pd
 import psutil
 import typer
 
-from attnbench.checking.mistakes import ALL, MODULES
-from studies.detection import parts, table
+from attnbench.checking.mistakes import GENERATORS
+from studies.detection import parts, power, table
 
-ONLY = "Only the known mistakes of this module of the catalogue, and no honest results: one more section of the page."
+ONLY = "Only the known mistakes of this generator, and no honest results: one more section of the page."
 PAGE = "detection.md"
 PACKED: Any = {"method": "gzip", "mtime": 0}
-WORDS = {mistake.name: mistake.words.replace("{choice}", "...") for mistake in ALL}
 
 
 def detect(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and picture go.")] = Path("results/detection"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for the honest implementations.")] = 1000,
     lengths: Annotated[str, typer.Option(help="Lengths at which mistakes are tried.")] = "2,3,17,128,1021,8192",
-    only: Annotated[str, typer.Option(metavar="MODULE", help=ONLY)] = "",
+    only: Annotated[str, typer.Option(metavar="GENERATOR", help=ONLY)] = "",
 ) -> None:
     """Plant every known mistake, run every honest implementation, and count who is caught by which rule."""
     try:
         chosen = [int(length) for length in lengths.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{lengths}: give whole numbers with commas between them") from error
-    if only and only not in MODULES:
-        raise typer.BadParameter(f"--only {only}: choose among {', '.join(MODULES)}")
+    if only and only not in GENERATORS:
+        raise typer.BadParameter(f"--only {only}: choose among {', '.join(GENERATORS)}")
     folder = to / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     every = list(parts.names(chosen, seeds, only))
@@ -58,7 +57,7 @@ def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
     absent, trials = pd.DataFrame(made["absent"]), pd.DataFrame(made["honest"]).sort_values("seed", kind="stable")
     for name, frame in (("mistakes", table.wide(cells)), ("absent", absent), ("honest", trials)):
         frame.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
-    (to / PAGE).write_text(table.markdown(cells, absent, trials, WORDS), encoding="utf-8")
+    (to / PAGE).write_text(table.markdown(cells, absent, trials, _words()), encoding="utf-8")
     steps = dict(zip(cells["mistake"], cells["step"], strict=True))
     save([chart.draw(cells, steps)], to, "detection")
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
@@ -72,13 +71,18 @@ def _write_section(made: dict[str, list[dict[str, Any]]], to: Path, only: str) -
     table.wide(cells).to_csv(to / f"{only}.csv.gz", index=False, compression=PACKED)
     page = to / PAGE
     above = page.read_text(encoding="utf-8") if page.exists() else ""
-    page.write_text(table.with_section(above, only, cells, absent, WORDS), encoding="utf-8")
+    page.write_text(table.with_section(above, only, cells, absent, _words()), encoding="utf-8")
     return int((~cells[cells["inputs"] == "all"]["is_caught"]).sum())
+
+
+def _words() -> dict[str, str]:
+    """The words of the first mistake of each name."""
+    return {name: mistake.words for name, mistake in power.kinds().items()}
 
 
 def _in_order(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """The cells as a table, in the order of the steps, short lengths first."""
-    order, cells = {mistake.name: number for number, mistake in enumerate(ALL)}, pd.DataFrame(rows)
+    order, cells = {name: number for number, name in enumerate(power.kinds())}, pd.DataFrame(rows)
     return cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
 
 

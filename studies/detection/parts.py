@@ -15,7 +15,7 @@ KINDS = {"Cell": "mistakes", "Absent": "absent", "Trial": "honest"}
 
 
 def names(lengths: list[int], seeds: int, only: str = "") -> Iterator[str]:
-    """The name of each piece of the work, the longest pieces first: all, or those of one module of the catalogue."""
+    """The name of each piece of the work, the longest pieces first: all, or those of one generator."""
     kind = only or "mistakes"
     yield from (f"{kind}-{length}-{dtype}" for length in sorted(lengths, reverse=True) for dtype in DTYPES)
     if not only:
@@ -30,7 +30,6 @@ def make(part: str, folder: Path) -> str:
     """Do one piece and leave it in the folder, whole or not at all."""
     import torch
 
-    from attnbench.checking.mistakes import ALL, MODULES, of_modules
     from studies.detection import honest, power
 
     torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
@@ -39,8 +38,7 @@ def make(part: str, folder: Path) -> str:
     if kind == "honest":
         found = list(honest.trials(range(int(first), int(second))))
     else:
-        mistakes = of_modules(MODULES[kind]) if kind in MODULES else ALL
-        found = list(power.cells(int(first), second, mistakes))
+        found = list(power.cells(int(first), second, "" if kind == "mistakes" else kind))
     rows: dict[str, list[Any]] = {kind: [] for kind in KINDS.values()}
     for each in found:
         rows[KINDS[type(each).__name__]].append(each)

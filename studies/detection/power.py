@@ -1,6 +1,6 @@
 """Which mistakes are caught: every known one, by every rule, on every kind of input, in each dtype, at many lengths."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,7 +9,7 @@ import torch
 
 from attnbench.checking import agreement
 from attnbench.checking.case import Inputs
-from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
@@ -28,6 +28,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one rule caught one mistake on one kind of input; the inputs `all` are every probe and the rules."""
 
     mistake: str
+    form: str  # which of the mistakes of that name, in words
     step: str
     dtype: str
     length: int
@@ -130,20 +131,34 @@ FAMILIES = (
 """Each mistake is tried at the first of these where it can be made and makes a difference."""
 
 
-def planted_in(mistake: Mistake, workload: Workload) -> Mistake | None:
-    """The mistake at a workload, where it can be made there; of several forms the one in the middle."""
-    forms = [each for each in catalogue(workload) if each.name == mistake.name]
-    return forms[len(forms) // 2] if forms else None
+MOST_FORMS_LEN = 32
+"""Up to this length every form of a mistake is tried, beyond it the one in the middle."""
+USUAL_LEN = 17
 
 
 @cache
-def _differs(mistake: Mistake, family: int, length: int, direction: str) -> bool:
+def forms(family: int, length: int, dtype: str, direction: str, only: str = "") -> dict[str, list[Mistake]]:
+    """The mistakes that can be made at a family's workload by name, or those of one generator."""
+    found: dict[str, list[Mistake]] = {}
+    for mistake in catalogue(FAMILIES[family].at(length, dtype, direction), only):
+        found.setdefault(mistake.name, []).append(mistake)
+    return found
+
+
+@cache
+def kinds(only: str = "") -> dict[str, Mistake]:
+    """The first mistake of every name, in the order of the catalogue, or of one generator."""
+    every = [forms(number, USUAL_LEN, "float32", "forward_backward", only) for number in range(len(FAMILIES))]
+    every += [forms(number, USUAL_LEN, "float32", "inference", only) for number in range(len(FAMILIES))]
+    found: dict[str, Mistake] = {}
+    for each in every:
+        found |= {name: mistakes[0] for name, mistakes in each.items() if name not in found}
+    return found
+
+
+def _differs(planted: Mistake, workload: Workload) -> bool:
     """Whether the exact answer with the mistake is another one than without."""
-    workload = FAMILIES[family].at(length, "float64", direction)
-    planted = planted_in(mistake, workload)
-    if planted is None:
-        return False
-    if mistake.is_memory or mistake.is_random or mistake.is_rounding:
+    if planted.is_memory or planted.is_random or planted.is_rounding:
         return True
     for probe in ("normal", "needles", "large"):
         against = _bar(probe, workload)
@@ -172,28 +187,34 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
     return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
 
 
-def cells(length: int, dtype: str, mistakes: Sequence[Mistake] = ALL) -> Iterator[Cell | Absent]:
-    """Try every mistake at one length in one dtype."""
-    for mistake in mistakes:
-        yield from _tried(mistake, length, dtype)
+def cells(length: int, dtype: str, only: str = "", names: Collection[str] = ()) -> Iterator[Cell | Absent]:
+    """Try every mistake at one length in one dtype: all, those of one generator, or those of some names."""
+    for name, kind in kinds(only).items():
+        if not names or name in names:
+            yield from _tried(kind, length, dtype)
     _bar.cache_clear()
+    forms.cache_clear()
 
 
-def _tried(mistake: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
-    direction = "forward_backward" if mistake.is_gradient else "inference"
+def _tried(kind: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
+    """Try the forms of one name, each at the first family where it can be made and makes a difference."""
+    direction, tried = "forward_backward" if kind.is_gradient else "inference", set[str]()
     for number, family in enumerate(FAMILIES):
-        workload = family.at(length, dtype, direction)
-        planted = planted_in(mistake, workload)
-        if planted is not None and _differs(mistake, number, length, direction):
-            yield from _judged(planted, workload)
-            return
-    yield Absent(mistake=mistake.name, dtype=dtype, length=length)
+        every = forms(number, length, dtype, direction).get(kind.name, [])
+        for planted in every if length <= MOST_FORMS_LEN else every[len(every) // 2 :][:1]:
+            is_new = planted.words not in tried and not (tried and length > MOST_FORMS_LEN)
+            if is_new and _differs(planted, family.at(length, "float64", direction)):
+                tried.add(planted.words)
+                yield from _judged(planted, family.at(length, dtype, direction))
+    if not tried:
+        yield Absent(mistake=kind.name, dtype=dtype, length=length)
 
 
 def _judged(planted: Mistake, workload: Workload) -> Iterator[Cell]:
     def cell(inputs: str, rule: str, *, is_caught: bool) -> Cell:
         return Cell(
             mistake=planted.name,
+            form=planted.words,
             step=planted.step,
             dtype=workload.dtype,
             length=workload.seq_len,

@@ -131,7 +131,7 @@ def with_section(page: str, module: str, cells: pd.DataFrame, absent: pd.DataFra
 
 def wide(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with a row for each mistake, dtype and length, and a column for each input and rule: whether caught."""
-    place = ["mistake", "step", "dtype", "length", "workload"]
+    place = ["mistake", "form", "step", "dtype", "length", "workload"]
     asked = cells["inputs"] + ": " + cells["rule"]
     told = cells.assign(asked=asked)
     shaped = told.pivot_table(index=place, columns="asked", values="is_caught", aggfunc="first")

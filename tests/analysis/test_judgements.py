@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.analysis.judgements import CheckVerdict, Judgement, is_finding, is_inconclusive
-from attnbench.storage.records import Agreement, ProbeResult, Record, RuleResult, Status, TensorError
+from attnbench.storage.records import CONVENTIONS, Agreement, ProbeResult, Record, RuleResult, Status, TensorError
 from attnbench.workloads.workload import Workload
 
 PLANNED = tuple(
@@ -109,7 +109,7 @@ def test_nothing_compared_is_no_verdict() -> None:
 
 
 def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
-    judged = judgement(*[Status.ok] * 12, found="a NaN", conventions=("NaN where nothing is seen",))
-    assert judged.conventions == ("NaN where nothing is seen",)
+    judged = judgement(*[Status.ok] * 12, found="a NaN", conventions=("nan",))
+    assert judged.conventions == (CONVENTIONS["nan"],)
     assert dict(judged.notes) == {"hidden NaN": "a NaN"}
     assert judged.verdict is CheckVerdict.right

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.agreement import LAYOUTS, References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, generator, reason_against
-from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
 from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
 from attnbench.contract import Implementation
@@ -249,4 +249,4 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
     assert all(part < size for part, size in zip(index, shape, strict=True))
     finders = found.diagnosis.rpartition("; found by: ")[2]
     assert all(name in finders for name in judge.by_probe)
-    assert set(found.mistakes) <= {mistake.name for mistake in ALL}
+    assert "It looks as if" in found.diagnosis or not found.mistakes

@@ -1,13 +1,15 @@
 """Every mistake of the catalogue is caught where it makes a difference, and named for what it is."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 
+import msgspec
 import pytest
+import torch
 
 from attnbench.checking.agreement import References, ask_oracle, check
-from attnbench.checking.mistakes import ALL, catalogue
-from attnbench.checking.reference import answers, largest
+from attnbench.checking.mistakes import GENERATORS, catalogue
+from attnbench.checking.reference import answers, largest, reference_for_probe
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection import power
 from studies.detection.planted import implementation
@@ -58,8 +60,10 @@ WORKLOADS = (
     workload(world_size=2, mask="causal"),
     workload(world_size=3, seq_len=13),
 )
-NAMES = [mistake.name for mistake in ALL]
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
+NAMES = {planted.name for _, planted in MADE}
+PER_NAME = 3
+"""Workloads at which each name is tried: at each another of its forms."""
 
 
 @cache
@@ -67,19 +71,18 @@ def references(point: Workload) -> References:
     return ask_oracle(point, 0)
 
 
-def first_of_each(point: Workload):
-    """Each mistake once for a workload; of several forms the one in the middle."""
-    return [planted for mistake in ALL if (planted := power.planted_in(mistake, point)) is not None]
-
-
 def chosen():
-    """Each mistake at the first two workloads where it can be made: together they are enough, and soon done."""
+    """A few forms of each name, each at another workload: all of them are the study's."""
     times = Counter()
     for point in WORKLOADS:
-        for planted in first_of_each(point):
-            times[planted.name] += 1
-            if times[planted.name] <= 2:
-                yield pytest.param(point, planted, id=f"{planted.name}-{point.id}")
+        forms = defaultdict(list)
+        for planted in catalogue(point):
+            forms[planted.name].append(planted)
+        for name, planted in forms.items():
+            if times[name] < PER_NAME:
+                form = planted[times[name] * (len(planted) - 1) // (PER_NAME - 1)]
+                times[name] += 1
+                yield pytest.param(point, form, id=f"{name}-{point.id}")
 
 
 CASES = list(chosen())
@@ -102,16 +105,27 @@ def test_it_is_caught_and_named(point, planted):
         assert not makes_a_difference(point, planted)
         return
     assert planted.name in found.mistakes, found.diagnosis
-    assert set(found.mistakes) <= set(NAMES)
+    assert set(found.mistakes) <= NAMES
     if len(found.mistakes) == 1 and not planted.is_memory:
         assert found.step == planted.step
     if len(found.mistakes) > 1:
         assert "cannot be distinguished from" in found.diagnosis or "something else random" in found.diagnosis
 
 
-def test_every_mistake_has_a_name_of_its_own_and_is_planted_somewhere_here():
-    assert len(NAMES) == len(set(NAMES))
-    assert {planted.name for _, planted in MADE} == set(NAMES)
+def test_every_generator_yields_mistakes_and_no_sentence_twice_at_a_workload():
+    for point in WORKLOADS:
+        words = Counter(planted.words for planted in catalogue(point))
+        assert not [each for each, times in words.items() if times > 1 and "clamped" not in each]
+    assert all(any(True for point in WORKLOADS for _ in catalogue(point, name)) for name in GENERATORS)
+
+
+@pytest.mark.parametrize("point", WORKLOADS[::5], ids=lambda point: point.id)
+def test_a_mistake_answers_in_the_dtype_of_its_inputs(point):
+    half = msgspec.structs.replace(point, dtype="bfloat16")
+    reference = reference_for_probe(half, "normal", 0)
+    inputs = reference.drawn.map(torch.Tensor.bfloat16)
+    for planted in catalogue(half):
+        assert planted.answer(half, reference.rows)(inputs).dtype == torch.bfloat16, planted.words
 
 
 @pytest.mark.long
@@ -124,17 +138,17 @@ def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
     assert len(whole) > 60
     assert [cell.mistake for cell in whole if not cell.is_caught] == []
     absent = {cell.mistake for cell in cells if isinstance(cell, power.Absent)}
-    roundings = {mistake.name for mistake in ALL if mistake.is_rounding}
+    roundings = {name for name, mistake in power.kinds().items() if mistake.is_rounding}
     assert absent - roundings <= (TAKES_MORE if length == 2 else set())
     assert not absent & roundings or dtype in {"bfloat16", "float16"}
 
 
 def test_uniform_inputs_let_mistakes_through_that_needles_catch():
     """The reason for our inputs: with values from 0 to 1 an average hides what is lost."""
-    lost = [mistake for mistake in ALL if mistake.name in {"tile_dropped", "scaled_by_width", "query_and_key_ignored"}]
-    cells = list(power.cells(512, "float32", lost))
+    lost = ("tile_dropped", "scaled_by_width", "query_and_key_ignored")
+    cells = list(power.cells(512, "float32", names=lost))
     caught = {(cell.mistake, cell.inputs, cell.rule): cell.is_caught for cell in cells if isinstance(cell, power.Cell)}
     for mistake in lost:
-        assert not caught[mistake.name, "uniform", "allclose 1e-1/1e-2"]
-        assert caught[mistake.name, "needles", "allclose 1e-1/1e-2"]
-        assert caught[mistake.name, "all", "ours"]
+        assert not caught[mistake, "uniform", "allclose 1e-1/1e-2"]
+        assert caught[mistake, "needles", "allclose 1e-1/1e-2"]
+        assert caught[mistake, "all", "ours"]

@@ -56,14 +56,14 @@ EDITS = [
         "kv_heads_interleaved",
         GROUPED,
     ),
-    edit("naive_loop", {", value[b, h // group_size]": ", value[b, 0]"}, "first_value_head_for_all"),
+    edit("naive_loop", {", value[b, h // group_size]": ", value[b, 0]"}, "value_head_order"),
     edit(
         "naive_loop",
         {"view(batch_size, num_heads, query_len, -1)": "view(batch_size, query_len, num_heads, -1).transpose(1, 2)"},
         "merged_without_transpose",
         MODULE,
     ),
-    edit("module_list", {EACH_HEAD: EACH_HEAD + "[::-1]"}, "merged_in_reverse", MODULE),
+    edit("module_list", {EACH_HEAD: EACH_HEAD + "[::-1]"}, "output_head_order", MODULE),
     edit(
         "module_list",
         {f"torch.cat([{EACH_HEAD}], dim=-1)": f"torch.stack([{EACH_HEAD}], dim=-1).flatten(2)"},
@@ -79,12 +79,6 @@ EDITS = [
     ),
     edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
     edit("module_list", {HEAD_SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
-    edit(
-        "module_list",
-        {"mask.empty.squeeze(1), 0.0": "mask.empty.squeeze(1), torch.nan"},
-        "nan_where_nothing_is_seen",
-        {"mask": "causal_bottom_right", "kv_len": 7},
-    ),
     edit("fused", {HIDING: "scores = scores * ~mask.hidden"}, "mask_multiplied", {"mask": "causal"}),
     edit(
         "fused",
@@ -101,13 +95,13 @@ EDITS = [
     edit(
         "module_list",
         {"mask.adjust(scores, heads=number)": "mask.adjust(scores, heads=0)"},
-        "bias_of_first_head_for_all",
+        "bias_head_order",
         {"mask": "additive", "num_heads": 3},
     ),
     edit(
         "naive_loop",
         {"heads=head, queries": "heads=(head + 1) % num_heads, queries"},
-        "bias_of_next_head",
+        "bias_head_order",
         {"mask": "causal+alibi", "num_heads": 3},
     ),
     edit("fused", {HIDING: HIDING.replace("-torch.inf", "-10.0")}, "mask_too_weak", {"mask": "sliding_window(3)"}),
@@ -125,7 +119,7 @@ EDITS = [
             KEY_ROWS: "key.reshape(len(key), self.num_kv_heads, -1, self.head_dim)",
             VALUE_ROWS: "value.reshape(len(value), self.num_kv_heads, -1, self.value_dim)",
         },
-        "projected_without_transpose",
+        "viewed_not_transposed",
         MODULE,
     ),
     edit(
@@ -212,19 +206,19 @@ EDITS = [
     edit(
         "chunked",
         {"return grad_query,": "return math.sqrt(query.shape[-1]) * grad_query,"},
-        "gradient_of_query_not_scaled",
+        "query_gradient_factor",
         TILES | BOTH,
     ),
     edit(
         "chunked",
         {"return grad_query, grad_key,": "return grad_query, math.sqrt(query.shape[-1]) * grad_key,"},
-        "gradient_of_key_not_scaled",
+        "key_gradient_factor",
         TILES | BOTH | {"mask": "causal"},
     ),
     edit(
         "chunked",
         {"grad_value, grad_sinks": "torch.zeros_like(value), grad_sinks"},
-        "no_gradient_of_value",
+        "value_gradient_zero",
         TILES | BOTH | {"mask": "padding", "batch_size": 2},
     ),
     edit("sdpa", {"dropout_p=self.dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
@@ -244,11 +238,15 @@ EDITS = [
         {"mask": "causal+additive"},
     ),
     edit("sdpa_math", {EXPLICIT: "mask.visible"}, "bias_ignored", {"mask": "causal+alibi"}),
-    edit("sdpa_math", {EXPLICIT: "mask.bias(query.dtype).flip(1)"}, "bias_heads_reversed", {"mask": "causal+alibi"}),
+    edit("sdpa_math", {EXPLICIT: "mask.bias(query.dtype).flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
     edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
     edit("sdpa_math", {"is_causal=mask.is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
     edit("sdpa_math", {EXPLICIT: "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
-    edit("sdpa_math", {"                value,": "                value.roll(-1, dims=2),"}, "value_of_next_key"),
+    edit(
+        "sdpa_math",
+        {"                value,": "                value.roll(-1, dims=2),"},
+        "key_position_order value_position_order",
+    ),
     edit(
         "sdpa_flash",
         {EXPLICIT: "mask.visible[:1]"},
@@ -261,7 +259,7 @@ EDITS = [
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 19},
     ),
-    edit("sdpa_flash", {"                key,": "                key.detach(),"}, "no_gradient_of_key", BOTH),
+    edit("sdpa_flash", {"                key,": "                key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
         "torch_mha",
         {

@@ -6,11 +6,10 @@ import pandas as pd
 import pytest
 import typer
 
-from attnbench.checking.mistakes import ALL, ranks
 from studies.detection import parts, power, table
-from studies.detection.__main__ import PAGE, WORDS, _write_section, detect
+from studies.detection.__main__ import PAGE, _words, _write_section, detect
 
-OF_RANKS = [each for each in ALL if vars(ranks).get(each.name) is each]
+OF_RANKS = list(power.kinds("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -30,30 +29,30 @@ def test_there_are_eleven():
     assert len(OF_RANKS) == 11
 
 
-@pytest.mark.parametrize("mistake", OF_RANKS, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", OF_RANKS)
 def test_each_mistake_of_ranks_is_planted_and_caught(mistake):
-    found = list(power.cells(17, "float32", [mistake]))
+    found = list(power.cells(17, "float32", "ranks", [mistake]))
     assert not [each for each in found if isinstance(each, power.Absent)]
-    (whole,) = [each for each in found if each.inputs == power.EVERYTHING]
-    assert "world_size2" in whole.workload
-    assert whole.is_caught
+    whole = [each for each in found if each.inputs == power.EVERYTHING]
+    assert whole
+    assert all("world_size2" in each.workload and each.is_caught for each in whole)
 
 
 def test_only_one_module_is_its_mistakes_and_nothing_honest(made, cells):
     assert len(list(parts.names([2, 17], 50))) == 2 * 4 + 1
     assert not [part for part in parts.names([2, 17], 50, "ranks") if not part.startswith("ranks-")]
-    assert set(cells["mistake"]) == {mistake.name for mistake in OF_RANKS}
+    assert set(cells["mistake"]) == set(OF_RANKS)
     assert made["honest"] == []
 
 
 def test_a_module_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(typer.BadParameter, match="choose among scores, weights, features, ranks"):
+    with pytest.raises(typer.BadParameter, match="choose among masks, permutations"):
         detect(to=tmp_path, seeds=1, lengths="17", only="rank")
 
 
 def test_a_section_takes_its_own_place_and_leaves_the_rest_of_the_page(made, tmp_path):
     page = tmp_path / PAGE
-    above = f"{table.TITLE}\n| mistake |\n| {OF_RANKS[0].name} |\n\n## Only the mistakes of `scores`\n\nKept.\n"
+    above = f"{table.TITLE}\n| mistake |\n| {OF_RANKS[0]} |\n\n## Only the mistakes of `scores`\n\nKept.\n"
     page.write_text(above, encoding="utf-8")
     assert _write_section(made, tmp_path, "ranks") == 0
     once = page.read_text(encoding="utf-8")
@@ -74,7 +73,7 @@ def test_a_section_takes_its_own_place_and_leaves_the_rest_of_the_page(made, tmp
 
 
 def test_a_section_stands_on_a_page_of_its_own_where_there_is_none(cells):
-    page = table.with_section("", "ranks", cells, pd.DataFrame(), WORDS)
+    page = table.with_section("", "ranks", cells, pd.DataFrame(), _words())
     assert page.startswith(f"{table.TITLE}\n## Only the mistakes of `ranks`\n")
     assert "Not tried, since there it cannot be made or makes no difference: nothing." in page
 
@@ -83,14 +82,16 @@ def test_the_kept_table_holds_every_cell(cells, tmp_path):
     path = tmp_path / "cells.csv"
     table.wide(cells).to_csv(path, index=False)
     kept = pd.read_csv(path, dtype=str, keep_default_na=False)
-    assert len(kept) == len(OF_RANKS)
+    assert len(kept) == len(cells[["mistake", "form"]].drop_duplicates())
     found = {
-        (row["mistake"], row["dtype"], row["length"], row["workload"], asked): row[asked]
+        (row["mistake"], row["form"], row["dtype"], row["length"], row["workload"], asked): row[asked]
         for row in json.loads(kept.to_json(orient="records"))
-        for asked in kept.columns[5:]
+        for asked in kept.columns[6:]
         if row[asked]
     }
     assert found == {
-        (each.mistake, each.dtype, str(each.length), each.workload, f"{each.inputs}: {each.rule}"): str(each.is_caught)
+        (each.mistake, each.form, each.dtype, str(each.length), each.workload, f"{each.inputs}: {each.rule}"): str(
+            each.is_caught
+        )
         for each in cells.itertuples()
     }

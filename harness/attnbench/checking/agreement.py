@@ -18,10 +18,12 @@ from torch import Tensor
 
 from attnbench.checking import conduct, dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
+from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.reference import (
     FormError,
+    Observation,
     Reference,
     ask,
     error,
@@ -150,19 +152,28 @@ def diagnose(
     )
 
 
-def compare(references: References, implementation: Implementation, known: RulesAt | None = None) -> Compared:
+def compare(
+    references: References,
+    implementation: Implementation,
+    known: RulesAt | None = None,
+    *,
+    is_strict: bool = False,
+) -> Compared:
     """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
 
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
-    workloads, which may share their short length; what they give here is added.
+    workloads, which may share their short length; what they give here is added. Where `is_strict`, a query that sees no
+    key must get 0.
     """
     results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
-    has_backward = True
+    has_backward, convention = True, "" if is_strict else None
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
             observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
             has_backward &= observation.has_backward
+            observation, here = settle(observation, reference, convention)
+            convention = here if convention is None else convention
             of_output, by_probe[probe] = output_error(observation.output, reference)
             if of_output.agrees:
                 earlier.append((reference, observation.output))
@@ -181,7 +192,9 @@ def compare(references: References, implementation: Implementation, known: Rules
         rule_results += (
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
         )
-    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
+    agreement = Agreement(
+        oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=(convention,) if convention else ()
+    )
     if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
@@ -294,6 +307,9 @@ class Candidate:
         if normal.workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        compared = {"output": self.output.index_select(-2, normal.rows.to(self.output.device))}
+        if settle(Observation(self.output, compared), normal)[1]:
+            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # it may give such queries what it likes
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 

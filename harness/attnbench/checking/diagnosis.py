@@ -1,34 +1,40 @@
 """What is wrong with a candidate that disagrees, in words: the nearest known mistake, the first step that differs.
 
-The candidate's answers are compared with those of every mistake of the catalogue, by the rule of the check itself. Two
-mistakes with the same answers at this workload are both named. Where no mistake explains the answers, the diagnosis
-describes the weights that the candidate uses: which keys have weight, whether a query's weights add up to 1.
+First what has a closed form: answers of an earlier call, rows that were never written, factors. Then every mistake of
+the catalogue is computed on the probe that shows the error best, and those that are near are compared in full, by the
+tolerance of the check. A mistake may explain the wrong rows alone, where the others are right. Then numbers are
+fitted: a temperature, the keys that a query sees, a rotary base, roundings. Where nothing explains the answers, the
+diagnosis describes the weights that the candidate uses.
 """
 
 import contextlib
+import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from attnbench.checking import oracle
+from attnbench.checking import oracle, steps
 from attnbench.checking.case import build, stored
-from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.conventions import CONVENTIONS, settle
+from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes.wrong_masks import showing
 from attnbench.checking.reference import (
     Reference,
     answers,
+    ask,
     differences,
     largest,
-    observe,
     reference_for_probe,
     roundings,
 )
-from attnbench.checking.steps import Textbook
+from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
@@ -38,10 +44,10 @@ MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
 """Up to this many scores a failing workload is diagnosed as it is; else at a short one, where it fails there too."""
+LEAST_ROWS = 8
 SHORTLIST = 32
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-LEAST_ROWS = 8
 EXPLAINED = 0.9
 """A fitted number explains an error if what is left of its squares is at most 1 minus this."""
 ROUNDING_EXPLAINED = 0.38
@@ -58,94 +64,112 @@ SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
 """A fitted number is no larger than this."""
+WORSE = 1.01
+"""A number is fitted if the first guess is no worse than no mistake at all."""
+FITTED_ROWS = 6
+COMMON = {
+    *(
+        "mask_ignored",
+        "causal_unasked",
+        "mask_inverted",
+        "mask_argument",
+        "mask_after_softmax",
+        "bottom_right_for_top_left",
+    ),
+    *("no_scale", "scaled_by_width", "scaled_by_embedding", "kv_heads_interleaved", "keys_and_values_head_order"),
+    *("value_head_order", "no_softmax", "softmax_over_heads", "softmax_over_queries", "not_normalised", "bias_ignored"),
+    *("output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
+}
+"""Mistakes that are tried two at a time."""
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
     "layouts": "read_as_contiguous",
 }
-KEPT = "outputs apart"
-"""Whoever breaks this rule may be wrong for no other reason: it answers from an earlier call."""
+STALE = "outputs apart"
 UNKNOWN = "No known mistake explains it."
-RANDOM = {mistake.name for mistake in ALL if mistake.is_random}
+KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
+STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
+"""The step at which a factor of an output or gradient is made."""
+RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
 SMALL_WEIGHT = 1e-3
 """The ratio to a right weight below this says nothing."""
 CLOSE = 0.05
 WEIGHT_ROUNDINGS = 16
 """Weights that are off by no more than this many roundings are right."""
+AXES = {
+    4: ("batch row", "head", "row", "column"),
+    3: ("batch row", "row", "column"),
+    2: ("row", "column"),
+    1: ("number",),
+}
+
+
+def tolerance(reference: Reference, name: str) -> float:
+    """The largest error that a tensor may have."""
+    return reference.tolerance(name)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An explanation: whole sentences, the names of mistakes, the first step that differs."""
+
+    words: str
+    names: tuple[str, ...] = ()
+    step: str = ""
 
 
 class Evidence:
     """What a candidate answered to one probe."""
 
-    def __init__(self, implementation: Implementation, reference: Reference) -> None:
-        """Ask the candidate; what it raises passes through."""
-        given = observe(implementation, reference)
-        self.reference = reference
-        self.observed = {name: tensor.detach().double().cpu() for name, tensor in given.items()}
+    def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
+        """Ask the candidate, which has a convention on other probes; what it raises passes through."""
+        seen, here = settle(ask(implementation, reference), reference, convention)
+        self.convention = here if convention is None else convention
+        self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
+        self.observed = {
+            name: seen.compared[name].detach().double().cpu() for name in self.expected if name in seen.compared
+        }
+        judges = {name: reference.tolerances[name] for name in self.observed}
+        self.beyond = {name: judge.beyond(self.observed[name]) for name, judge in judges.items()}
+        self.limits = {name: judge.of_elements.clamp(min=SMALLEST) for name, judge in judges.items()}
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
         # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
         self.dtype = torch.float64 if is_finite else self.own_dtype
-        self.names = [name for name in self.observed if name in reference.expected] if is_finite else ["output"]
+        self.names = [*self.observed] if is_finite else ["output"]
+        self._books: dict[torch.dtype, Textbook] = {}
 
     def is_wrong(self, name: str) -> bool:
         """Whether that tensor's errors exceed their limits."""
-        return not self.reference.tolerances[name].judge(self.observed[name]).agrees
+        return bool(self.beyond[name].any())
+
+    def wrong(self, name: str) -> Tensor:
+        """Which elements of a tensor are wrong."""
+        return self.beyond[name]
 
     @property
     def has_all_rows(self) -> bool:
         """Whether every query row is compared."""
-        return len(self.reference.rows) == self.reference.workload.seq_len
+        return len(self.rows) == self.reference.workload.seq_len
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is more than the output at the rows that distinguish mistakes."""
-        return len(self.names) > 1 or len(self.places()) < len(self.reference.rows)
+    def cut(self, places: Tensor) -> None:
+        """Keep these rows of the output alone, counted from 0 among those that are compared."""
+        self.rows, self._books = self.rows[places], {}
+        for tensors in (self.observed, self.expected, self.beyond, self.limits):
+            tensors["output"] = tensors["output"].index_select(-2, places)
 
-    def places(self) -> Tensor:
-        """Which of the compared rows (R,) distinguish mistakes: all, or of many scores the worst, and some.
-
-        Counted from 0 to R - 1.
-        """
-        workload, num_rows = self.reference.workload, len(self.reference.rows)
-        scores_of_row = workload.batch_size * workload.num_heads * workload.kv_len
-        most = max(LEAST_ROWS, MOST_SCORES // scores_of_row)
-        if num_rows <= most:
-            return torch.arange(num_rows)
-        apart, _ = differences(self.observed["output"], self.reference.expected["output"])
-        by_row = apart.movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
-        spread = torch.linspace(0, num_rows - 1, most // 2).long()
-        worst = by_row.topk(most - most // 2).indices
-        chosen: Tensor = torch.cat([worst, spread]).unique()  # in order
-        return chosen
-
-
-class Outputs:
-    """The outputs of mistakes for one probe, at the rows that distinguish them, in one dtype, with shared steps."""
-
-    def __init__(self, evidence: Evidence, places: Tensor, dtype: torch.dtype) -> None:
-        """Compute the right steps, from which each mistake goes on."""
-        reference = evidence.reference
-        self.workload, self.rows = reference.workload, reference.rows[places]
-        self.inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-
-    @cached_property
-    def chosen(self) -> Textbook:
-        """The right steps at the chosen rows."""
-        return Textbook(self.workload, self.inputs, self.rows)
-
-    @cached_property
-    def whole(self) -> Textbook:
-        """The right steps at every row."""
-        is_all = len(self.rows) == self.workload.seq_len
-        return self.chosen if is_all else Textbook(self.workload, self.inputs, torch.arange(self.workload.seq_len))
+    def book(self, dtype: torch.dtype) -> Textbook:
+        """The right steps at these rows."""
+        if dtype not in self._books:
+            inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
+            self._books[dtype] = Textbook(self.reference.workload, inputs, self.rows)
+        return self._books[dtype]
 
     @torch.no_grad()
-    def __call__(self, mistake: Mistake) -> Tensor:
-        """The output at the chosen rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
-        made: Tensor = (self.whole if mistake.needs_all_rows else self.chosen).output(mistake.changes).double()
-        is_cut = mistake.needs_all_rows and self.whole is not self.chosen
-        return made.index_select(made.dim() - 2, self.rows) if is_cut else made
+    def output(self, mistake: Mistake, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The mistake's output at these rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
+        return self.book(dtype).output(mistake.changes).double()
 
 
 def explain(  # noqa: PLR0913 - the last two have defaults that serve
@@ -159,60 +183,30 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
 ) -> Agreement:
     """The agreement of a candidate that disagrees with its diagnosis; what it raises when called again passes through.
 
-    `on_step` is called before each known mistake is tried: all of them together may take long. `earlier` are diagnoses
-    of the same candidate at other workloads: a mistake that one of them named is tried first, and where it explains
-    this failure too no other is. If none explained a failure with the same symptoms, or that one was random, none is
-    tried.
+    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads:
+    a mistake that one of them named is tried first, and where it explains this failure too no other is. If none
+    explained a failure with the same symptoms, or that one was random, none is tried.
     """
 
-    def diagnosed(words: str, mistakes: tuple[str, ...] = (), step: str = "") -> Agreement:
-        return msgspec.structs.replace(wrong, diagnosis=words, mistakes=mistakes, step=step)
+    def diagnosed(found: Finding) -> Agreement:
+        return msgspec.structs.replace(wrong, diagnosis=found.words, mistakes=found.names, step=found.step)
 
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
-        return diagnosed(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
-    place = describe(wrong)
-    evidence = gather(implementation, references, seed)
+        return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
+    evidence, place = gather(implementation, references, seed), describe(wrong)
     before = {name for each in earlier for name in each.mistakes} - RANDOM
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
-    matches = match(evidence, on_step, before) if before else []
-    if not matches and set() in alike:
-        return diagnosed(f"{UNKNOWN} The failure looks like an earlier one. {place}")
-    if not matches and not any(names <= RANDOM for names in alike):
-        matches = match(evidence, on_step)
-    if matches:
-        first, *others = matches
-        words = f"It looks as if {first.words}."
-        also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
-        if also and first.is_rounding:  # these add up
-            words += f" And as if {'; '.join(also)}."
-        elif also:
-            words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
-        step = first.step
-        where = f"the backward pass of {step}" if first.is_gradient else step
-        names = tuple(dict.fromkeys(each.name for each in matches))
-        return diagnosed(f"{words} First step that differs: {where}. {place}", names, step)
-    random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
-    words, names, step = UNKNOWN, (), ""
-    reference = evidence[0].reference
-    if not any(each.is_wrong("output") for each in evidence):
-        words, step = "No known mistake explains it; the output is right, the backward pass is not.", "backward pass"
-    elif reference.workload.scope == "attention" and len(reference.rows) == reference.workload.seq_len:
-        forward = msgspec.structs.replace(reference.workload, direction="inference")
-        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
-            at_normal = reference_for_probe(forward, "normal", 0)
-            words, names, step = describe_weights(implementation, at_normal, is_random=random is not None)
-    if random is not None and not names and step != "weights":
-        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
-        names = ("dropout_in_evaluation", "dropout_without_rescaling")
-        step = "weights"
-    elif random is not None and not names:
-        words = f"Something random is active: on equal inputs {random.found}. {words}"
-    if not names and (apart := [rule for rule in wrong.broken_rules if rule.rule == KEPT]):
-        words = f"{apart[0].found[0].upper()}{apart[0].found[1:]} (rule: {KEPT}). {words}"
-        names = (RULE_MISTAKES[KEPT],)
-    return diagnosed(f"{words} {place}", names, step)
+    if (found := _closed_form(evidence)) is None:
+        cut(evidence)
+        found = _known(evidence, on_step, before) if before else None
+    if found is None and set() in alike:
+        return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
+    if found is None and not any(names <= RANDOM for names in alike):
+        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True) or _stale(evidence)
+    found = found or _unknown(implementation, evidence, wrong)
+    return diagnosed(replace(found, words=f"{found.words} {place}"))
 
 
 def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
@@ -227,12 +221,33 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     for short in shorter(workload) if num_scores > MOST_SCORES else ():
         try:
-            at_short = [Evidence(implementation, reference_for_probe(short, probe, seed)) for probe in references]
+            at_short = _gathered(implementation, (reference_for_probe(short, probe, seed) for probe in references))
         except Exception:  # noqa: BLE001, S112 - the candidate may not support these sizes
             continue
         if any(each.is_wrong(name) for each in at_short for name in each.names):
             return at_short
-    return [Evidence(implementation, reference) for reference in references.values()]
+    every = _gathered(implementation, references.values())
+    worst = next((each for each in every if each.is_wrong("output")), every[0])
+    return [each for each in every if torch.equal(each.rows, worst.rows)]  # a probe may have more rows than others
+
+
+def _gathered(implementation: Implementation, references: Iterable[Reference]) -> list[Evidence]:
+    evidence: list[Evidence] = []
+    for reference in references:
+        evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
+    return evidence
+
+
+def cut(evidence: list[Evidence]) -> None:
+    """Of very many scores, keep the rows that are wrong by most on some probe, and some others."""
+    workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
+    most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
+    if num_rows > most:
+        apart = [differences(each.observed["output"], each.expected["output"])[0] for each in evidence]
+        by_row = torch.stack(apart).movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
+        places = torch.cat([by_row.topk(most // 2).indices, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
+        for each in evidence:
+            each.cut(places)
 
 
 def shorter(workload: Workload) -> Iterator[Workload]:
@@ -247,47 +262,245 @@ def shorter(workload: Workload) -> Iterator[Workload]:
         yield short
 
 
+# What has a closed form.
+
+
+def _closed_form(evidence: list[Evidence]) -> Finding | None:
+    """Conventions, float32 inside, numbers that outputs or gradients are multiplied by."""
+    if not any(each.is_wrong(name) for each in evidence for name in each.names):
+        if conventions := {each.convention: None for each in evidence if each.convention}:
+            words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
+            kind = "mean" if "mean" in conventions else "nan"
+            return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
+        words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
+        return Finding(words, (RULE_MISTAKES[STALE],), "output")
+    return _narrow(evidence) or _factor(evidence)
+
+
+def _stale(evidence: list[Evidence]) -> Finding | None:
+    """Whether an answer is that to other inputs, or to some operands of other inputs."""
+    for each, other in itertools.permutations(evidence, 2):
+        mine, others = each.reference.drawn, other.reference.drawn
+        allowed, right = tolerance(each.reference, "output"), each.expected["output"]
+        for names in (tuple(mine.tensors), *KEPT_OPERANDS) if each.is_wrong("output") else ():
+            if not set(names) <= set(mine.tensors):
+                continue
+            tensors = mine.tensors | {name: others.tensors[name] for name in names}
+            stale = Textbook(each.reference.workload, replace(mine, tensors=tensors), each.rows).output({})
+            if largest(stale, right) > 2 * MATCH * allowed and largest(each.observed["output"], stale) <= allowed:
+                what = "the output" if len(names) == len(mine.tensors) else f"the {' and the '.join(names)}"
+                words = f"It looks as if {what} of an earlier call is used again, with other inputs."
+                return Finding(words, (RULE_MISTAKES[STALE],), "output")
+    return None
+
+
+def _narrow(evidence: list[Evidence]) -> Finding | None:
+    """Whether float64 cells are right by the tolerance of float32."""
+    if evidence[0].reference.workload.dtype != "float64":
+        return None
+    for each in evidence:
+        workload = msgspec.structs.replace(each.reference.workload, dtype="float32")
+        drawn = each.reference.drawn
+        narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
+        for name in each.names:
+            if not largest(each.observed[name], each.expected[name]) <= tolerance(narrow, name):
+                return None
+    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", ("float32_inside",))
+
+
+def _factor(evidence: list[Evidence]) -> Finding | None:
+    """Whether what is wrong is a number times what is right: in all rows, or from one on, in some heads, ..."""
+    names = ["output"]
+    if not any(each.is_wrong("output") for each in evidence):  # gradients of tokens are sums of several
+        names = [name for name in evidence[0].names if name not in {"output", "gradient of x", "gradient of context"}]
+    sentences, kinds, step = [], [], "context"
+    for name in (name for name in names if any(each.is_wrong(name) for each in evidence if name in each.names)):
+        if (ratio := _ratio(evidence, name)) is None:
+            return None
+        factor, where = ratio
+        operand = name.removeprefix("gradient of ").removesuffix(" weights")
+        operand = next((kind for kind in STEPS if operand.startswith(kind)), "bias" if "bias" in operand else operand)
+        kinds.append(f"{operand}{'_gradient' * (name != operand)}_{'factor' if factor else 'zero'}")
+        step = STEPS.get(operand, "masked scores")
+        zero = "is 0{}, as if it had never been written" if name == "output" else "is 0{}: none reaches it"
+        times = f"is {factor:.6g} times what it should be{_constant(factor, evidence)}{{}}" if factor else zero
+        sentences.append(f"the {name} {times.format(where)}")
+    if not kinds:
+        return None
+    first = step if names == ["output"] else f"the backward pass of {step}"
+    return Finding(
+        f"It looks as if {'; '.join(sentences)}. First step that differs: {first}.", tuple(dict.fromkeys(kinds)), step
+    )
+
+
+def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
+    """The number that a wrong tensor is multiplied by where it is wrong, and where that is; None if there is none."""
+    these = [each for each in evidence if name in each.names]
+    if not all(each.observed[name].isfinite().all() for each in these):
+        return None
+    is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
+    region = [
+        is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
+    ]
+    weights = these[0].reference.drawn.weights
+    is_projected = name == "output" and these[0].reference.workload.scope == "module"
+    bases = [torch.zeros(()), *([weights.out_bias] if is_projected and weights.out_bias is not None else [])]
+    for base in bases:
+        pairs = []
+        for each in these:
+            observed, expected = (tensor - base for tensor in (each.observed[name], each.expected[name]))
+            for dim, places in enumerate(region):
+                observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
+            allowed = tolerance(each.reference, name) or SMALLEST
+            pairs.append((observed / allowed, expected / allowed))
+        observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+        factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
+        rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
+        if rest <= (1 - EXPLAINED) * error and largest(observed, factor * expected) <= MATCH / 2 * max(
+            1.0, abs(factor)
+        ):
+            if not any(each.observed[name].any() for each in these):
+                return 0.0, ""
+            return _neat(factor), _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
+    return None
+
+
+def _neat(factor: float) -> float:
+    """The number with as few digits as it is known to."""
+    return float(f"{factor:.3g}") if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else factor
+
+
+def _constant(factor: float, evidence: list[Evidence]) -> str:
+    """What a factor may stand for."""
+    workload = evidence[0].reference.workload
+    scale, root = workload.score_scale, math.sqrt(workload.head_dim)
+    known = {"1/scale": 1 / scale, "the scale": scale, "sqrt(K)": root, "1/sqrt(K)": 1 / root}
+    known |= {"1/H": 1 / workload.num_heads, "H": workload.num_heads}
+    return next((f" ({words})" for words, number in known.items() if math.isclose(number, factor, rel_tol=1e-3)), "")
+
+
+def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
+    """The part of a tensor that some indices make, in words: "" where it is all of it."""
+    words = []
+    for axis, chosen, size in zip(axes or AXES[len(shape)], region, shape, strict=True):
+        places = chosen if rows is None or axis != "row" else rows[chosen]
+        first, last = int(places[0]), int(places[-1])
+        if len(chosen) == size:
+            continue
+        if len(chosen) == 1:
+            words.append(f"in {axis} {first}")
+        elif int(chosen[-1]) == size - 1 and len(chosen) == size - int(chosen[0]):
+            words.append(f"from {axis} {first} on")
+        elif int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen):
+            words.append(f"in {axis}s {first} to {last}")
+        else:
+            some = ", ".join(map(str, places[:4].tolist()))
+            words.append(f"in {len(chosen)} of {size} {axis}s ({some}{', ...' if len(chosen) > 4 else ''})")  # noqa: PLR2004
+    return "".join(f" {each}" for each in words)
+
+
+# Known mistakes.
+
+
+def _known(
+    evidence: list[Evidence],
+    on_step: Callable[[], object] = lambda: None,
+    names: Collection[str] = (),
+    *,
+    is_paired: bool = False,
+) -> Finding | None:
+    """The sentence about the mistakes that explain everything, or the wrong rows where the others are right."""
+    where, matches = "", match(evidence, on_step, names, is_paired=is_paired)
+    if not matches and not is_paired and (partly := _wrong_rows(evidence)) is not None:
+        region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
+        where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
+        matches = match(evidence, on_step, names, partly)
+    if not matches:
+        return None
+    first, *others = matches
+    words = f"It looks as if{',' * bool(where)}{where}{',' * bool(where)} {first.words}."
+    also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
+    if also and first.is_rounding:  # these add up
+        words += f" And as if {'; '.join(also)}."
+    elif also:
+        words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
+    step = f"the backward pass of {first.step}" if first.is_gradient else first.step
+    return Finding(
+        f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step
+    )
+
+
+def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
+    """Which rows of the output are wrong on some probe, (B, H, R) or (B, R), if only some of them are."""
+    if not evidence[0].observed["output"].isfinite().all():
+        return None
+    rows = torch.stack([each.wrong("output").any(dim=-1) for each in evidence]).any(dim=0)
+    return rows if rows.any() and not rows.all() else None
+
+
 def match(
-    evidence: list[Evidence], on_step: Callable[[], object] = lambda: None, names: Collection[str] = ()
+    evidence: list[Evidence],
+    on_step: Callable[[], object] = lambda: None,
+    names: Collection[str] = (),
+    partly: Tensor | None = None,
+    *,
+    is_paired: bool = False,
 ) -> list[Mistake]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely.
 
-    Where `names` are given, only these are tried.
+    Where `names` are given, only these are tried; where `partly` (B, H, R) is, only those rows of the output compared;
+    where `is_paired`, common mistakes two at a time.
     """
     workload = evidence[0].reference.workload
     has_all_rows = all(each.has_all_rows for each in evidence)
     known = [
         each
-        for each in catalogue(workload)
-        if not (each.is_random or each.is_memory) and (has_all_rows or not each.needs_all_rows)
+        for each in (_pairs(workload) if is_paired else catalogue(workload))
+        if not (each.is_random or each.is_memory or each.is_factor) and (has_all_rows or not each.needs_all_rows)
         if not names or each.name in names
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    exact = [each for each in known if not (each.is_fitted or each.is_rounding)]
-    tried = [Tried(each) for each in exact if each.is_gradient is not is_output_wrong]
+    exact = [each for each in known if not (each.fit or each.is_rounding)]
+    trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
     # What is wrong on one probe is looked at first: it leaves few.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        tried = _left(tried, each, on_step)
+        trials = _nearest(trials, each, partly, on_step)
     limit = MATCH
-    for one in sorted(tried, key=lambda one: one.worst):  # the best first: it leaves few of the others
-        for each in evidence:
-            if one.worst <= limit and each.has_more:
+    for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
+        for each in evidence if partly is None else ():
+            if trial.worst <= limit and len(each.names) > 1 and not each.convention:
                 on_step()
-                one.compare_all(each)
-        limit = limit if one.is_idle else min(limit, max(1.0, 2 * one.worst))
-    tried = [one for one in tried if one.worst <= limit]
-    explaining = [one for one in tried if not one.is_idle]
-    if is_output_wrong and not any(one.worst <= 1 for one in explaining):  # a number fits better than what hardly fits
-        on_step()
-        explaining += _fitted({each.name for each in known if each.is_fitted}, evidence)
+                trial.compare_gradients(each)
+        limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
+    explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
+    if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
+        on_step()  # a number fits better than what hardly fits
+        explaining += _fitted([each for each in known if each.fit], evidence)
     if explaining:
-        explaining.sort(key=lambda one: one.worst)
+        explaining.sort(key=lambda trial: trial.worst)
         limit = min(MATCH, max(1.0, 2 * explaining[0].worst))
-        return [one.mistake for one in explaining if one.worst <= limit]
-    return _by_rounding([each for each in known if each.is_rounding], evidence) if is_output_wrong else []
+        return [trial.mistake for trial in explaining if trial.worst <= limit]
+    if not is_output_wrong or partly is not None:
+        return []
+    return _by_rounding([each for each in known if each.is_rounding], evidence)
 
 
-class Tried:
+def _pairs(workload: Workload) -> Iterator[Mistake]:
+    """Two common mistakes at once, in different steps."""
+    common = [each for each in catalogue(workload) if each.name in COMMON and not each.is_gradient]
+    for one, other in itertools.combinations(common, 2):
+        if not set(one.changes) & set(other.changes):
+            first, second = sorted((one, other), key=lambda each: [*steps.DEFAULTS].index(each.step))
+            yield replace(
+                first,
+                name=f"{first.name}+{second.name}",
+                words=f"{first.words}; and as if {second.words}",
+                changes={**first.changes, **second.changes},
+                needs_all_rows=one.needs_all_rows or other.needs_all_rows,
+            )
+
+
+class Trial:
     """A mistake, and how far the candidate is from it, as a share of the tolerance: the worst so far."""
 
     def __init__(self, mistake: Mistake) -> None:
@@ -296,51 +509,51 @@ class Tried:
         self.worst = 0.0
         self.is_idle = True  # it changes nothing here, and explains nothing
 
-    def compare(self, each: Evidence, name: str, exact: Tensor, own: Tensor, places: Tensor | None = None) -> None:
-        """Compare one tensor with the mistake's: as it is exactly, and in the candidate's dtype."""
-        reference = each.reference
-        expected, observed = reference.expected[name], each.observed[name]
-        if places is not None:
-            expected, observed = expected.index_select(-2, places), observed.index_select(-2, places)
-        tolerance, scale = reference.tolerance(name), float(exact.nan_to_num().abs().max())
-        band = scale * torch.finfo(each.own_dtype).eps / 2 * roundings(reference.workload, name, 0.0)
-        self.is_idle &= largest(exact, expected) <= tolerance
-        limit = 2 * _apart(own, exact) + band + tolerance
+    def compare(self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        """Compare what was observed, what is right, and the mistake's answer as it is exactly and in the own dtype.
+
+        All in units of the tolerance, which differs from row to row.
+        """
+        observed, expected, exact, own = (tensor / each.limits[name] for tensor in tensors)
+        one = torch.finfo(each.own_dtype).eps / 2 * roundings(each.reference.workload, name, 0.0)
+        self.is_idle &= largest(exact, expected) <= 1
+        limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
+        apart = min(_apart(observed, exact), _apart(observed, own))
         apart = min(_apart(observed, exact), _apart(observed, own))
         self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
 
-    def compare_all(self, each: Evidence) -> None:
-        """Compare every tensor, the output at every row."""
+    def compare_gradients(self, each: Evidence) -> None:
+        """Compare every gradient."""
         exact = _answers(self.mistake, each.reference, each.dtype)
         own = _answers(self.mistake, each.reference, each.own_dtype)
         for name in each.names:
-            self.compare(each, name, exact[name], own[name])
+            if name != "output":
+                self.compare(each, name, (each.observed[name], each.expected[name], exact[name], own[name]))
 
 
-def _left(tried: list[Tried], each: Evidence, on_step: Callable[[], object]) -> list[Tried]:
+def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step: Callable[[], object]) -> list[Trial]:
     """The mistakes that explain the output on one probe, of those that are nearest to it beyond the tolerance."""
-    places = each.places()
-    exactly, own = Outputs(each, places, each.dtype), Outputs(each, places, each.own_dtype)
-    observed, tolerance = each.observed["output"].index_select(-2, places), each.reference.tolerance("output")
-    near = []
-    for one in tried:
+    chosen = slice(None) if partly is None else partly
+    observed, expected = each.observed["output"][chosen], each.expected["output"][chosen]
+    limits, near = each.limits["output"], []
+    for trial in trials:
         on_step()
-        made = exactly(one.mistake)
-        scale = float(made.nan_to_num().abs().max()) or 1.0
-        near.append(((_apart(observed, made) - tolerance) / scale, one, made))
-    near.sort(key=operator.itemgetter(0))
-    for _, one, made in near[:SHORTLIST]:
-        on_step()
-        one.compare(each, "output", made, made if each.dtype == each.own_dtype else own(one.mistake), places)
-    return [one for _, one, _ in near[:SHORTLIST] if one.worst <= MATCH]
+        answer = each.output(trial.mistake, each.dtype)[chosen]
+        scale = float((answer / limits).nan_to_num().abs().max()) or 1.0
+        near.append(((_apart(observed / limits, answer / limits) - 1) / scale, trial, answer))
+    near = sorted(near, key=operator.itemgetter(0))[:SHORTLIST]
+    for _, trial, answer in near:
+        rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
+        trial.compare(each, "output", (observed, expected, answer, rounded))
+    return [trial for _, trial, _ in near if trial.worst <= MATCH]
 
 
 def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the mistake answers in that dtype, in float64."""
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
     ask = mistake.answer(reference.workload, reference.rows)
-    made = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
-    return {name: tensor.double() for name, tensor in made.items()}
+    result = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+    return {name: tensor.double() for name, tensor in result.items()}
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
@@ -353,45 +566,42 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-def _fitted(names: Collection[str], evidence: list[Evidence]) -> list[Tried]:
-    """The mistakes with a free number that explain the outputs, with that number.
+# Numbers that are fitted.
 
-    The number is fitted where the output is wrong, and must do for every probe.
+
+def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
+    """The mistakes with a free number that explain the outputs, with that number, and the keys that queries see.
+
+    Numbers are fitted where the output is wrong, and must do for every probe.
     """
-    wrong = next(each for each in evidence if each.is_wrong("output"))
     if not all(each.observed["output"].isfinite().all() for each in evidence):
         return []
-    outputs = [Outputs(each, each.places(), torch.float64) for each in evidence]
-    own = [Outputs(each, each.places(), each.own_dtype) for each in evidence]
-    found = []
-    for mistake in ALL:
-        if mistake.name not in names:
+    wrong, trials = next(each for each in evidence if each.is_wrong("output")), []
+    for mistake in (*(_fit(each, wrong) for each in known), _interval(wrong)):
+        if mistake is None:
             continue
-        number = _fit(mistake, wrong, outputs[evidence.index(wrong)])
-        if number is None:
-            continue
-        fitted = Tried(mistake.with_choice(f"{number:.6g}", number))
-        is_explained = True
-        for each, exactly, rounded in zip(evidence, outputs, own, strict=True):
-            places = each.places()
-            made = exactly(fitted.mistake)
-            fitted.compare(each, "output", made, rounded(fitted.mistake), places)
-            observed = each.observed["output"].index_select(-2, places)
-            right = each.reference.expected["output"].index_select(-2, places)
-            is_better = (observed - made).square().sum() <= (1 - EXPLAINED) * (observed - right).square().sum()
+        trial, is_explained = Trial(mistake), True
+        for each in evidence:
+            observed, expected, answer = each.observed["output"], each.expected["output"], each.output(mistake)
+            trial.compare(each, "output", (observed, expected, answer, each.output(mistake, each.own_dtype)))
+            is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - expected).square().sum()
             is_explained &= bool(is_better) or not each.is_wrong("output")
-        if is_explained and fitted.worst <= MATCH and not fitted.is_idle:
-            found.append(fitted)
-    return found
+        if is_explained and trial.worst <= MATCH and not trial.is_idle:
+            trials.append(trial)
+    return trials
 
 
-def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> float | None:
-    """The number with which a mistake is nearest to the candidate's output, by Gauss and Newton; None where none is."""
-    observed, number = evidence.observed["output"].index_select(-2, evidence.places()), 1.0
+def _fit(mistake: Mistake, each: Evidence) -> Mistake | None:
+    """The mistake with the number that is nearest to the candidate's output, by Gauss and Newton; None if none is."""
+    assert mistake.fit is not None
+    observed, number = each.observed["output"], 1.0
+    error = (observed - each.expected["output"]).square().sum()
+    if (observed - each.output(mistake.fit(number))).square().sum() > WORSE * error:
+        return None
     for _ in range(MOST_FITS):
         size = max(1.0, abs(number))
         step = 1e-4 * size
-        below, here, above = (outputs(mistake.with_choice("", each)) for each in (number - step, number, number + step))
+        below, here, above = (each.output(mistake.fit(near)) for near in (number - step, number, number + step))
         slope = (above - below) / (2 * step)
         moved = float(((observed - here) * slope).sum() / slope.square().sum())
         number += moved
@@ -399,7 +609,47 @@ def _fit(mistake: Mistake, evidence: Evidence, outputs: Outputs) -> float | None
             return None
         if abs(moved) <= 1e-7 * size:  # what float32 can resolve
             break
-    return number
+    return mistake.fit(number)
+
+
+def _interval(each: Evidence) -> Mistake | None:
+    """The mistake that a query sees other keys, which lie side by side: from the output of a few rows alone.
+
+    Of all intervals of keys the one is taken whose softmax gives what the row has. The first and last keys of several
+    rows say whether they are counted from the query, or the same for all.
+    """
+    workload, rows, book = each.reference.workload, each.rows, each.book(torch.float64)
+    if workload.sinks != "none" or workload.kv_len > 2 * SHORT_LEN or len(rows) < FITTED_ROWS:
+        return None
+    scores, value, length = book.mask.changed(book.right["scores"])[:1], book.right["value"][:1], workload.kv_len
+    first, past = torch.triu_indices(length + 1, length + 1, offset=1)
+    ends = []
+    for place in torch.linspace(1, len(rows) - 1, FITTED_ROWS).long().tolist():
+        powers = (scores[:, :, place] - scores[:, :, place].amax(dim=-1, keepdim=True)).exp()[..., None]  # (1,H,S,1)
+        sums = pad((powers * pad(value, (0, 1), value=1.0)).cumsum(dim=2), (0, 0, 1, 0))
+        mixed = sums[:, :, past] - sums[:, :, first]  # (1,H,pairs,V+1): the last column is the sum of the powers
+        answer = mixed[..., :-1] / mixed[..., -1:]
+        answer = steps.output(answer, book.inputs.weights) if book.is_module else answer
+        apart = (answer - each.observed["output"][:1, ..., place : place + 1, :]).abs()
+        by_pair = apart.transpose(-2, 0).flatten(1).amax(dim=1)
+        best = int(by_pair.argmin())
+        if not float(by_pair[best]) <= MATCH * tolerance(each.reference, "output"):
+            return None
+        ends.append((int(rows[place]), int(first[best]), int(past[best]) - 1))
+    left = {query - start for query, start, _ in ends if start > 0} or {length}
+    right = {end - query for query, _, end in ends if end < length - 1} or {length}
+    if len(left) > 1 or len(right) > 1:
+        return None
+    (before,), (after,) = left, right
+    start = "key 0" if before == length else f"key i{-before:+d}" if before else "key i"
+    end = "the last key" if after == length else f"key i{after:+d}" if after else "key i"
+    words = f"query i sees {start} to {end}, where the mask is {workload.mask}"
+
+    def seen(mask: oracle.RowMask) -> Tensor:
+        ahead = mask.keys - mask.queries
+        return ((-before <= ahead) & (ahead <= after)).expand_as(mask.seen)
+
+    return wrong("window_of_its_own", words, masked_scores=partial(showing, seen=seen))
 
 
 def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mistake]:
@@ -408,14 +658,11 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     Many errors have the size of a rounding; only its own is large and small at the same places.
     """
     wrong = next(each for each in evidence if each.is_wrong("output"))
-    if not known or not wrong.observed["output"].isfinite().all():
+    observed, expected = wrong.observed["output"], wrong.expected["output"]
+    if not known or not observed.isfinite().all():
         return []
-    places = wrong.places()
-    outputs = Outputs(wrong, places, wrong.own_dtype)
-    observed = wrong.observed["output"].index_select(-2, places)
-    expected = wrong.reference.expected["output"].index_select(-2, places)
     error = (observed - expected).flatten()
-    rounded = torch.stack([(outputs(mistake) - expected).flatten() for mistake in known], dim=-1)  # (n, mistakes)
+    rounded = torch.stack([(wrong.output(each, wrong.own_dtype) - expected).flatten() for each in known], dim=-1)
     chosen, explained = _pursuit(rounded, error)
     sizes, size = rounded.norm(dim=0), float(error.norm())
     shares = (rounded.T @ error).abs() / (sizes * size).clamp(min=SMALLEST)
@@ -428,7 +675,7 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     is_coarse = torch.equal(observed.bfloat16().double(), observed)
     if not (is_small and is_coarse) or torch.equal(expected.bfloat16().double(), expected):
         return []
-    # In another order a sum makes other errors, but every result is a number that bfloat16 has.
+    # Sums in another order have other errors, but every result is a number that bfloat16 has.
     sums = [mistake for mistake in known if mistake.name == "bfloat16_sums"]
     return [replace(each, words="the sum over the keys is accumulated in bfloat16") for each in sums[:1]]
 
@@ -469,22 +716,37 @@ def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
-def _are_smallest(actual: Tensor, right: Tensor) -> bool:
-    """Whether the weights that a candidate leaves out are, in each row, the smallest of those that count."""
-    counts, is_left_out = right > SMALL_WEIGHT, actual.abs() < CLOSE * right
-    largest_left_out = right.where(counts & is_left_out, 0.0).amax(dim=-1)
-    smallest_kept = right.where(counts & ~is_left_out, math.inf).amin(dim=-1)
-    return bool((largest_left_out <= (1 + CLOSE) * smallest_kept).all())
+def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
+    """What can be said of a failure that no known mistake explains: the weights, and what rules and notes say."""
+    random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
+    stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
+    failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
+    found = Finding(UNKNOWN)
+    if failing is None:
+        names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
+        words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
+        found = Finding(words, (), "backward pass")
+    elif failing.workload.scope == "attention" and len(failing.rows) == failing.workload.seq_len:
+        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
+            found = describe_weights(implementation, failing, is_random=random is not None)
+    if random is not None and not found.names and found.step != "weights":
+        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
+        return Finding(words, tuple(sorted(RANDOM)), "weights")
+    if random is not None and not found.names:
+        found = replace(found, words=f"Something random is active: on equal inputs {random.found}. {found.words}")
+    if stale is not None:
+        words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {found.words}"
+        return Finding(words, (RULE_MISTAKES[STALE],), found.step)
+    return found
 
 
-def describe_weights(
-    implementation: Implementation, reference: Reference, *, is_random: bool = False
-) -> tuple[str, tuple[str, ...], str]:
-    """What the candidate's weights (B, H, T, S) show, which mistakes that could be, and the first step that differs.
+def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
+    """What the candidate's weights (B, H, T, S) show on the reference's queries and keys.
 
     `reference` has scope `attention` and all query rows.
     """
-    workload, inputs = reference.workload, reference.inputs
+    workload = msgspec.structs.replace(reference.workload, direction="inference")
+    inputs = reference.inputs
 
     def attend(value: Tensor) -> Tensor:
         case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
@@ -499,27 +761,25 @@ def describe_weights(
     right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
     like = reference.drawn.tensors["value"].to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
-    ratio = (actual / right)[right > SMALL_WEIGHT]
-    dropped = ratio.abs() < CLOSE
-    kept, share = ratio[~dropped], float(dropped.double().mean())
-    if 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
-        factor = float(kept.median())
-        if not is_random and _are_smallest(actual, right):
-            times = f" and the others multiplied by {factor:.2f}" if abs(factor - 1) > CLOSE / 2 else ""
-            return f"{UNKNOWN} Small weights are pruned: {share:.0%} of them are 0{times}.", (), "weights"
-        is_rescaled = abs(factor - 1) > CLOSE / 2
-        name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
-        also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
-        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
-        return f"{words} First step that differs: weights.", (name,), "weights"
+    is_lost = (actual == 0) & (right > SMALL_WEIGHT)
+    if is_random and is_lost.any():
+        factor = float((actual / right)[(right > SMALL_WEIGHT) & ~is_lost].median())
+        name, how = ("in_evaluation", f"multiplied by {factor:.2f}")
+        if abs(factor - 1) < CLOSE / 2:
+            name, how = ("without_rescaling", "as they were, without rescaling")
+        share = float(is_lost.double().sum() / (right > SMALL_WEIGHT).sum())
+        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}."
+        return Finding(f"{words} First step that differs: weights.", (f"dropout_{name}",), "weights")
     apart, place = differences(actual, right)
     if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
-        return "No known mistake explains it; its weights, seen from outside, are right.", (), "context"
+        return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     batch, head, query, key = place
-    worst, expected = float(actual[place]), float(right[place])
+    actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
     facts = [
-        f"query {query} gives key {key} {worst:.3g} where {expected:.3g} is right (batch row {batch}, head {head})"
+        f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
     ]
+    if empty := int(((actual == 0).all(dim=-1) & is_lost.any(dim=-1)).sum()):
+        facts.append(f"{empty} queries give no key any weight")
     sums = actual.sum(dim=-1)
     low, high = float(sums.min()), float(sums.max())
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
@@ -527,7 +787,16 @@ def describe_weights(
     leaked = float(actual.where(~mask.seen, 0.0).abs().max())
     if leaked > SMALL_WEIGHT:
         facts.append(f"hidden keys get up to {leaked:.3g}")
-    return f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights"
+    return Finding(f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights")
+
+
+def _distinct(actual: float, right: float) -> tuple[str, str]:
+    """Two numbers with as few digits as show that they differ, three at least."""
+    for digits in range(3, 18):
+        words = f"{actual:.{digits}g}", f"{right:.{digits}g}"
+        if words[0] != words[1]:
+            return words
+    return words
 
 
 def describe(agreement: Agreement) -> str:
@@ -536,8 +805,9 @@ def describe(agreement: Agreement) -> str:
     ratios = [each.error / each.allowed if each.error is not None and each.allowed else math.inf for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))
-    actual = "not finite" if worst.actual is None else f"{worst.actual:.6g}"
-    value = f"at [{place}] it is {actual}, the oracle says {worst.expected:.6g}"
+    actual, expected = _distinct(math.nan if worst.actual is None else worst.actual, worst.expected)
+    actual = "not finite" if worst.actual is None else actual
+    value = f"at [{place}] it is {actual}, the oracle says {expected}"
     size = "not finite" if worst.error is None else f"{worst.error:.3g}"
     others = sorted({tensor.tensor for _, tensor in wrong} - {worst.tensor})
     also = f"; also wrong: {', '.join(others)}" if others else ""

@@ -7,9 +7,8 @@ Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries;
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
-Condition = Callable[[Workload], bool]
 Changes = Mapping[str, Callable[..., Any]]
 """The functions that replace some of the steps: same operands, same kind of result."""
 
@@ -86,6 +84,8 @@ def output(context: Tensor, weights: Weights) -> Tensor:
     return projected if weights.out_bias is None else projected + weights.out_bias
 
 
+WHOLE = "whole"
+"""A change under this name replaces every step from `scores` to `context`: (query, key, value, mask) -> context."""
 DEFAULTS: Changes = {
     "projection": project,
     "heads": heads,
@@ -100,7 +100,7 @@ DEFAULTS: Changes = {
 RESULTS = {"query": "projection", "key": "heads", "value": "heads"} | {
     name: name for name in ("scores", "masked scores", "weights", "context")
 }
-"""The step that makes each result of `attend`, in order."""
+"""The step that computes each result of `attend`, in order."""
 
 
 def attend(
@@ -114,21 +114,23 @@ def attend(
 
 
 def _completed(
-    made: dict[str, Tensor], key_value: tuple[Tensor, Tensor], mask: RowMask, changes: Changes
+    results: dict[str, Tensor], key_value: tuple[Tensor, Tensor], mask: RowMask, changes: Changes
 ) -> dict[str, Tensor]:
-    """The results that are made already, and those of every step after them."""
+    """The results so far, and those of every later step."""
     step = {**DEFAULTS, **changes}
-    if "value" not in made:
-        made["key"], made["value"] = step["heads"](made["query"], *key_value, mask)
-    if "scores" not in made:
-        made["scores"] = step["scores"](made["query"], made["key"], mask)
-    if "masked scores" not in made:
-        made["masked scores"] = step["masked scores"](made["scores"], mask)
-    if "weights" not in made:
-        made["weights"] = step["weights"](made["masked scores"], mask)
-    if "context" not in made:
-        made["context"] = step["context"](made["weights"], made["value"], mask)
-    return made
+    if "value" not in results:
+        results["key"], results["value"] = step["heads"](results["query"], *key_value, mask)
+    if WHOLE in changes:
+        return results | {"context": changes[WHOLE](results["query"], results["key"], results["value"], mask)}
+    if "scores" not in results:
+        results["scores"] = step["scores"](results["query"], results["key"], mask)
+    if "masked scores" not in results:
+        results["masked scores"] = step["masked scores"](results["scores"], mask)
+    if "weights" not in results:
+        results["weights"] = step["weights"](results["masked scores"], mask)
+    if "context" not in results:
+        results["context"] = step["context"](results["weights"], results["value"], mask)
+    return results
 
 
 def attend_tokens(
@@ -137,12 +139,12 @@ def attend_tokens(
     """Every step's result by its name. x (B, R, D), context (B, S, D); `output` is (B, R, D)."""
     step = {**DEFAULTS, **(changes or {})}
     query, key, value = step["projection"](x, context, module_weights)
-    made = attend(query, key, value, mask, changes)
-    return made | {"output": step["output"](made["context"], module_weights)}
+    results = attend(query, key, value, mask, changes)
+    return results | {"output": step["output"](results["context"], module_weights)}
 
 
 class Textbook:
-    """The steps of the textbook form at some query rows, computed once, from which mistakes go on where they differ."""
+    """The steps of the textbook form at some query rows, computed once; a mistake continues where it differs."""
 
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
         """Compute every step on inputs of any dtype."""
@@ -161,105 +163,70 @@ class Textbook:
         """The output where some steps are changed: (B, H, R, V), or (B, R, D) in scope `module`."""
         if "projection" in changes:
             query, key, value = changes["projection"](*self.tokens, self.inputs.weights)
-            made = attend(query, key, value, self.mask, changes)["context"]
+            result = attend(query, key, value, self.mask, changes)["context"]
         else:
             before = itertools.takewhile(lambda name: RESULTS[name] not in changes, self.right)
-            kept = {name: self.right[name] for name in before}
-            made = _completed(kept, self.projected[1:], self.mask, changes)["context"]
-        if not self.is_module:
-            return made
-        result: Tensor = changes.get("output", output)(made, self.inputs.weights)
-        return result
-
-
-def has_several(*axes: str, least: int = 2) -> Condition:
-    """Whether each of these axes is 2 at least, or `least`, so that there is something to mix up."""
-    return lambda workload: all(getattr(workload, axis) >= least for axis in axes)
-
-
-def is_square(workload: Workload) -> bool:
-    """Whether there are as many queries as keys."""
-    return workload.seq_len == workload.kv_len
+            shared = {name: self.right[name] for name in before}
+            result = _completed(shared, self.projected[1:], self.mask, changes)["context"]
+        return changes.get("output", output)(result, self.inputs.weights) if self.is_module else result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mistake:
-    """A known way to get attention wrong: the textbook form with one step replaced, or several.
+    """A way to get attention wrong: the textbook form with one step replaced, or several.
 
-    `words` complete the sentence "It looks as if ...". Where there is a free choice, such as the tile that is lost,
-    `choices` maps what is possible at a workload from its name to a value: `words` has a place for the name, {choice},
-    and the replacement takes the value as `choice`.
+    `words` complete the sentence "It looks as if ...". A mistake with a free number is tried as it is, and `fit` makes
+    it again with another number, until it is nearest to the answers.
     """
 
-    name: str
+    name: str  # several mistakes of one kind share a name
     step: str  # the first that differs
     words: str
-    changes: Changes = field(repr=False)  # replacements of that step, and of later ones
-    fits: Sequence[Condition] = field(default=(), repr=False)  # it can be made where all of them hold
-    choices: Callable[[Workload], Mapping[str, Any]] | None = field(default=None, repr=False)
+    changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
     is_random: bool = False  # two calls differ: recognised by its weights, not by its output
     is_rounding: bool = False  # recognised by where its errors are large, not by their exact values
-    is_fitted: bool = False  # `choice` is a number that the diagnosis fits: 1.0 changes nothing
+    is_factor: bool = False  # recognised by the ratio of what is answered to what is right
     is_gradient: bool = False  # the output is right
     is_memory: bool = False  # shows in how tensors lie in memory, or in what earlier calls left there
-
-    def planted(self, workload: Workload) -> Iterator["Mistake"]:
-        """The mistake at a workload: one for each choice, none where it does not fit.
-
-        Mistakes of the projections can be made in scope `module` only; those of memory in scope `attention`, where no
-        projection makes new tensors.
-        """
-        is_module = workload.scope == "module"
-        if (self.step in {"projection", "output"} and not is_module) or (self.is_memory and is_module):
-            return
-        if (self.is_gradient and workload.direction == "inference") or not all(fits(workload) for fits in self.fits):
-            return
-        if self.choices is None:
-            yield self
-            return
-        for name, choice in self.choices(workload).items():
-            yield self.with_choice(name, choice)
-
-    def with_choice(self, name: str, choice: Any) -> "Mistake":  # noqa: ANN401 - of any type
-        """The mistake with its free choice made, and named."""
-        changes: Changes = {**self.changes, self.step: partial(self.changes[self.step], choice=choice)}
-        return replace(self, words=self.words.format(choice=name), changes=changes)
+    fit: "Callable[[float], Mistake] | None" = field(default=None, repr=False)
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
-        chosen = torch.arange(workload.seq_len) if self.needs_all_rows else rows
+        computed = torch.arange(workload.seq_len) if self.needs_all_rows else rows
 
         def ask(inputs: Inputs) -> Tensor:
-            tensors, mask = inputs.tensors, row_mask(workload, chosen, inputs=inputs.tensors)
+            tensors, mask = inputs.tensors, row_mask(workload, computed, inputs=inputs.tensors)
             if workload.scope == "attention":
-                query = tensors["query"][:, :, chosen]
-                made = attend(query, tensors["key"], tensors["value"], mask, self.changes)["context"]
+                query = tensors["query"][:, :, computed]
+                result = attend(query, tensors["key"], tensors["value"], mask, self.changes)["context"]
             else:
                 x, context = tensors["x"], tensors.get("context", tensors["x"])
-                made = attend_tokens(x[:, chosen], context, inputs.weights, mask, self.changes)["output"]
-            return made.index_select(made.dim() - 2, rows) if self.needs_all_rows else made
+                result = attend_tokens(x[:, computed], context, inputs.weights, mask, self.changes)["output"]
+            return result.index_select(result.dim() - 2, rows) if self.needs_all_rows else result
 
         return ask
 
 
-def mistake(
-    step: str,
-    *fits: Condition,
-    also: Changes | None = None,
-    **details: Any,  # noqa: ANN401
-) -> Callable[[Callable[..., Any]], Mistake]:
-    """Make a Mistake of the decorated function, which replaces `step`, for workloads at which all of `fits` hold.
+def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any]) -> Mistake:
+    """A mistake that replaces these steps, whose names have `_` for a space; `flags` as in "is_gradient is_memory"."""
+    steps = {step.replace("_", " "): change for step, change in changes.items()}
+    first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
+    named: dict[str, Any] = dict.fromkeys(flags.split(), True)
+    return Mistake(name=name, step=first, words=words, changes=steps, **named)
 
-    `also` holds replacements of later steps, `details` other fields of Mistake. Its name is the function's, its words
-    are the docstring with a small first letter and without the full stop.
-    """
 
-    def decorate(function: Callable[..., Any]) -> Mistake:
-        assert function.__doc__
-        words = " ".join(function.__doc__.split()).removesuffix(".")
-        words = words[0].lower() + words[1:]
-        changes = {step: function, **(also or {})}
-        return Mistake(name=function.__name__, step=step, words=words, changes=changes, fits=fits, **details)
+def table(step: str, flags: str, *rows: tuple[str, str, Callable[..., Any]]) -> Iterator[Mistake]:
+    """Mistakes in one step, each with its name, its words, and what replaces the step."""
+    for name, words, change in rows:
+        yield wrong(name, words, flags, **{step: change})
 
-    return decorate
+
+def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
+    """The step with its operands at these places changed first."""
+    return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
+
+
+def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The step with its result changed."""
+    return lambda *operands: change(DEFAULTS[step](*operands))

@@ -113,6 +113,16 @@ class Tolerance:
         return self.limit.peak[self.segment]
 
     @property
+    def of_elements(self) -> Tensor:
+        """The same, with as many dimensions as the tensor: it broadcasts to it."""
+        return self._along_rows(self.of_rows)
+
+    def _along_rows(self, rows: Tensor) -> Tensor:
+        shape = [1] * self.expected.dim()
+        shape[self.axis] = self.num_rows
+        return rows.view(shape)
+
+    @property
     def largest(self) -> float:
         """The largest error allowed anywhere."""
         return float(self.limit.peak.max())
@@ -148,6 +158,14 @@ class Tolerance:
             rows=(int(places[0]), int(places[-1]) + 1),
             is_rounding=self._is_rounding(apart, shown),
         )
+
+    def beyond(self, candidate: Tensor) -> Tensor:
+        """The elements that are beyond their limit, and all that err in segments whose RMS error is."""
+        apart = candidate.detach().double().cpu() - self.expected
+        rows = by_row(apart.where(apart.isfinite(), torch.inf), self.axis)
+        is_loud = _ratio(self._by_segment(rows).square, self.limit.square) > 1
+        limits = self.limit.peak.masked_fill(is_loud, 0.0)[self.segment]
+        return ~(apart.abs() <= self._along_rows(limits))
 
     def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
         """Whether errors beyond their limits may be honest roundings that add up: see IMPRECISE_FACTOR."""

@@ -146,6 +146,15 @@ UNALIGNED = "unaligned inputs"
 """The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
 
 
+CONVENTIONS = {
+    "nan": "a query that sees no key gets NaN (SDPA gives 0)",
+    "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
+    "mean": "a query that sees no key gets the mean of the values (SDPA gives 0)",
+    "float32": "it computes in float32 whatever the dtype of its inputs",
+}
+"""Choices that code makes in different ways and that are no mistake, by their names in an Agreement."""
+
+
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
 
@@ -155,7 +164,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: str = ""
     mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
     step: str = ""  # the first step that differs, where it is known
-    conventions: tuple[str, ...] = ()  # choices that others make differently, in words; they do not decide
+    conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
         """Every compared tensor with the name of its probe."""
@@ -510,7 +519,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def conventions(self) -> tuple[str, ...]:
         """Choices that others make differently, in words."""
-        return () if self.agreement is None else self.agreement.conventions
+        return () if self.agreement is None else tuple(CONVENTIONS[name] for name in self.agreement.conventions)
 
     @property
     def is_wrong(self) -> bool:

@@ -1,32 +1,36 @@
 """The catalogue of known mistakes: what the diagnosis names, the tests plant and the detection table counts.
 
-A mistake is the textbook form with one of its steps replaced (checking/steps.py). To add one, write the replacement,
-decorated with `@mistake`, into the module of the step: the function's name and docstring are the mistake's.
+A mistake is the textbook form with some steps replaced (checking/steps.py). A generator yields every mistake of one
+kind that can be made at a workload. To add a mistake, `yield wrong(name, words, step=replacement)` in its generator.
 """
 
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
 
-from attnbench.checking.mistakes import features, ranks, scores, weights
-from attnbench.checking.steps import DEFAULTS, Mistake
+from attnbench.checking.mistakes.numerics import wrong_numerics
+from attnbench.checking.mistakes.parts import wrong_parts
+from attnbench.checking.mistakes.permutations import permutations
+from attnbench.checking.mistakes.ranks import wrong_ranks
+from attnbench.checking.mistakes.singles import singles
+from attnbench.checking.mistakes.wrong_masks import wrong_masks
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 
-__all__ = ["Mistake", "catalogue"]
+__all__ = ["GENERATORS", "Mistake", "catalogue"]
 
-MODULES = {"scores": scores, "weights": weights, "features": features, "ranks": ranks}
-
-
-def of_modules(*modules: ModuleType) -> tuple[Mistake, ...]:
-    """The mistakes of some modules, in the order of the steps."""
-    every = [value for module in modules for value in vars(module).values() if isinstance(value, Mistake)]
-    return tuple(sorted(every, key=lambda mistake: [*DEFAULTS].index(mistake.step)))
-
-
-ALL = of_modules(*MODULES.values())
-"""Every mistake, in the order of the steps."""
+GENERATORS: dict[str, Callable[[Workload], Iterator[Mistake]]] = {
+    "masks": wrong_masks,
+    "permutations": permutations,
+    "parts": wrong_parts,
+    "numerics": wrong_numerics,
+    "singles": singles,
+    "ranks": wrong_ranks,
+}
 
 
-def catalogue(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake that can be made at this workload; one with a free choice, such as a tile, once for each choice."""
-    for mistake in ALL:
-        yield from mistake.planted(workload)
+def catalogue(workload: Workload, only: str = "") -> Iterator[Mistake]:
+    """Every mistake that can be made at this workload, or those of one generator."""
+    for name, generator in GENERATORS.items():
+        if only in {"", name}:
+            yield from (
+                each for each in generator(workload) if not each.is_gradient or workload.direction != "inference"
+            )

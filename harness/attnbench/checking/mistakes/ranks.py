@@ -1,130 +1,86 @@
 """Mistakes of attention over several ranks: how parts are merged, and where each rank's tokens are."""
 
-import math
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.scores import has
+from attnbench.checking.mistakes.parts import partial_softmaxes, twice, without
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Condition, hide, is_square, mistake, product
+from attnbench.checking.steps import Mistake, hide, product, wrong
 from attnbench.contract import tokens_of
 from attnbench.workloads.masks import Causal
 from attnbench.workloads.workload import Workload
 
 
-def shares_out(parts: int = 1) -> Condition:
-    """Whether there are several ranks, and a token at least for each of their parts."""
-    return lambda workload: workload.world_size > 1 and workload.kv_len >= parts * workload.world_size
-
-
-def each_rank(workload: Workload) -> dict[str, range]:
-    """The tokens of each rank, in one part."""
-    named = {str(rank): each for rank in range(workload.world_size) for each in _own(workload, rank)}
-    return {f"{rank}, {each.start} to {each.stop - 1}": each for rank, each in named.items()}
-
-
-def _own(workload: Workload, rank: int) -> list[range]:
-    return tokens_of("contiguous", rank, workload.world_size, workload.kv_len)
-
-
-def all_ranks(workload: Workload) -> dict[str, list[range]]:
-    """The tokens of all ranks."""
-    return {"": [each for rank in range(workload.world_size) for each in _own(workload, rank)]}
-
-
-def zigzag(workload: Workload) -> dict[str, Tensor]:
-    """The tokens in the order in which zigzag ranks have them."""
-    world_size, length = workload.world_size, workload.kv_len
-    parts = [each for rank in range(world_size) for each in tokens_of("zigzag", rank, world_size, length)]
-    return {"": torch.cat([torch.arange(each.start, each.stop) for each in parts])}
-
-
-@mistake("masked scores", shares_out(), choices=each_rank)
-def keys_of_rank_twice(scores: Tensor, mask: RowMask, choice: range) -> Tensor:
-    """The keys of a rank are merged twice: those of rank {choice}."""
-    is_among = (choice.start <= mask.keys) & (mask.keys < choice.stop)
-    return hide(mask.changed(scores) + math.log(2) * is_among.to(scores.dtype), mask.seen)
-
-
-@mistake("masked scores", shares_out(), choices=each_rank)
-def keys_of_rank_missing(scores: Tensor, mask: RowMask, choice: range) -> Tensor:
-    """The keys of a rank never arrive: those of rank {choice}."""
-    is_among = (choice.start <= mask.keys) & (mask.keys < choice.stop)
-    return hide(mask.changed(scores), mask.seen & ~is_among)
-
-
-def merged(masked: Tensor, parts: list[range], *, is_mean: bool) -> Tensor:
-    """Each rank's own softmax (B, H, R, S), side by side; with `is_mean`, divided by how many take part."""
-    made = [masked[..., each.start : each.stop].softmax(dim=-1).nan_to_num(0.0) for each in parts]
-    whole = torch.cat(made, dim=-1)
-    return whole / whole.sum(dim=-1, keepdim=True).clamp(min=1) if is_mean else whole
-
-
-@mistake("weights", shares_out(), choices=all_ranks)
-def ranks_added_without_logsumexp(masked: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The outputs of the ranks' keys are added up without the correction by their logsumexp."""
-    return merged(masked, choice, is_mean=False)
-
-
-@mistake("weights", shares_out(), choices=all_ranks)
-def ranks_averaged_without_logsumexp(masked: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The outputs of the ranks' keys are averaged, without the weights that their logsumexp gives them."""
-    return merged(masked, choice, is_mean=True)
-
-
 def within(positions: Tensor, parts: list[range]) -> tuple[Tensor, Tensor]:
     """The rank that has each token, and the place of the token among its own."""
-    starts = torch.tensor([each.start for each in parts], device=positions.device)
+    starts = torch.tensor([part.start for part in parts], device=positions.device)
     rank = torch.searchsorted(starts, positions, right=True) - 1
     return rank, positions - starts[rank]
 
 
-@mistake("masked scores", shares_out(parts=2), is_square, has(Causal), choices=all_ranks)
-def queries_of_rank_from_zero(scores: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The causal mask takes each rank's queries to begin at token 0, and keys where they are."""
-    _, query = within(mask.queries, choice)
-    return hide(mask.changed(scores), mask.keys <= query)
+def wrong_ranks(workload: Workload) -> Iterator[Mistake]:
+    """Every mistake of ranks, where there are several."""
+    world_size, length = workload.world_size, workload.kv_len
+    if world_size == 1 or length < world_size:
+        return
+    parts = [part for rank in range(world_size) for part in tokens_of("contiguous", rank, world_size, length)]
+    for rank, keys in enumerate(parts):
+        words = f"the keys of a rank are merged twice: those of rank {rank}, {keys.start} to {keys.stop - 1}"
+        yield wrong("keys_of_rank_twice", words, masked_scores=partial(twice, keys=keys))
+        words = f"the keys of a rank never arrive: those of rank {rank}, {keys.start} to {keys.stop - 1}"
+        yield wrong("keys_of_rank_missing", words, masked_scores=partial(without, keys=keys))
+    for merge, name in (
+        ("added up", "ranks_added_without_logsumexp"),
+        ("averaged", "ranks_averaged_without_logsumexp"),
+    ):
+        words = f"the outputs of the ranks' keys are {merge}, without the weights that their logsumexps give them"
+        change = partial(partial_softmaxes, lengths=[len(part) for part in parts], merge=merge)
+        yield wrong(name, words, weights=change)
+    if length < 2 * world_size:
+        return
+    zigzag = [part for rank in range(world_size) for part in tokens_of("zigzag", rank, world_size, length)]
+    order = torch.cat([torch.arange(part.start, part.stop) for part in zigzag])
+    is_square = workload.seq_len == length
+    if is_square and any(type(part) is Causal for part in workload.mask_rule.parts):
+        yield from causal_ranks(parts, order)
+    if is_square:
+        words = "the output is left in the order in which zigzag ranks have the tokens"
+        unsorted = lambda weights, value, _: product(weights, value)[:, :, order]  # noqa: E731
+        yield wrong("zigzag_not_undone", words, "needs_all_rows", context=unsorted)
+    words = "keys are in the order of zigzag ranks and their values are not, so that each key has the value of another"
+    misplaced = lambda query, key, value, mask: steps.heads(query, key, value[:, :, order], mask)  # noqa: E731
+    yield wrong("zigzag_values_in_order", words, heads=misplaced)
 
 
-@mistake("masked scores", shares_out(parts=2), is_square, has(Causal), choices=all_ranks)
-def keys_of_rank_from_zero(scores: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The causal mask takes the keys of each rank to begin at token 0, and queries where they are."""
-    _, key = within(mask.keys, choice)
-    return hide(mask.changed(scores), key <= mask.queries)
+def causal_ranks(parts: list[range], order: Tensor) -> Iterator[Mistake]:
+    """Causal masks that go by other places than the tokens'."""
 
+    def seen(name: str, mask: RowMask) -> Tensor:
+        (of_query, query), (of_key, key) = within(mask.queries, parts), within(mask.keys, parts)
+        places = order.argsort().to(mask.keys.device)
+        ways = {
+            "queries_of_rank_from_zero": mask.keys <= query,
+            "keys_of_rank_from_zero": key <= mask.queries,
+            "every_block_causal": key <= query,
+            "later_ranks_not_hidden": mask.seen | (of_key > of_query),
+            "zigzag_masked_in_one_part": places <= places[mask.queries],
+        }
+        return ways[name]
 
-@mistake("masked scores", shares_out(parts=2), is_square, has(Causal), choices=all_ranks)
-def every_block_causal(scores: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The causal triangle is laid over every pair of ranks, as if both began at the same token."""
-    (_, query), (_, key) = within(mask.queries, choice), within(mask.keys, choice)
-    return hide(mask.changed(scores), key <= query)
+    words = {
+        "queries_of_rank_from_zero": "takes each rank's queries to begin at token 0, and keys where they are",
+        "keys_of_rank_from_zero": "takes the keys of each rank to begin at token 0, and queries where they are",
+        "every_block_causal": "is laid over every pair of ranks, as if both began at the same token",
+        "later_ranks_not_hidden": "holds within a rank alone: keys of later ranks are seen, too",
+        "zigzag_masked_in_one_part": "goes by the places that zigzag ranks give the tokens, and not by the tokens' own",
+    }
+    for name, what in words.items():
 
+        def masked(scores: Tensor, mask: RowMask, name: str) -> Tensor:
+            return hide(mask.changed(scores), seen(name, mask))
 
-@mistake("masked scores", shares_out(), is_square, has(Causal), choices=all_ranks)
-def later_ranks_not_hidden(scores: Tensor, mask: RowMask, choice: list[range]) -> Tensor:
-    """The causal mask holds within a rank alone: the keys of later ranks are seen as those of earlier ones are."""
-    (of_query, _), (of_key, _) = within(mask.queries, choice), within(mask.keys, choice)
-    return hide(mask.changed(scores), mask.seen | (of_key > of_query))
-
-
-@mistake("masked scores", shares_out(parts=2), is_square, has(Causal), choices=zigzag)
-def zigzag_masked_in_one_part(scores: Tensor, mask: RowMask, choice: Tensor) -> Tensor:
-    """The causal mask goes by the places that zigzag ranks give the tokens, and not by the tokens' own."""
-    places = choice.argsort().to(mask.keys.device)
-    return hide(mask.changed(scores), places <= places[mask.queries])
-
-
-@mistake("context", shares_out(parts=2), is_square, needs_all_rows=True, choices=zigzag)
-def zigzag_not_undone(weights: Tensor, value: Tensor, mask: RowMask, choice: Tensor) -> Tensor:
-    """The output is left in the order in which zigzag ranks have the tokens."""
-    return product(weights, value)[:, :, choice]
-
-
-@mistake("heads", shares_out(parts=2), choices=zigzag)
-def zigzag_values_in_order(
-    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, choice: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Keys are in the order of zigzag ranks and their values are not, so that each key has the value of another."""
-    return steps.heads(query, key, value[:, :, choice], mask)
+        yield wrong(name, f"the causal mask {what}", masked_scores=partial(masked, name=name))

@@ -1,0 +1,106 @@
+"""What code gives for a query that sees no key: 0, as scaled_dot_product_attention does, or what others do.
+
+The textbook form gives NaN, and a finite number in place of minus infinity gives the mean of all values. Neither is
+wrong by itself. `settle` puts the right answer in place of such rows, and of what they do to gradients, so that the
+comparison is about everything else.
+"""
+
+from dataclasses import replace
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.reference import Observation, Reference, answers, largest
+from attnbench.checking.steps import Mistake, hide, wrong
+from attnbench.storage.records import CONVENTIONS
+
+
+def softmax(masked: Tensor, _: RowMask) -> Tensor:
+    """NaN where every score is minus infinity."""
+    return masked.softmax(dim=-1)
+
+
+def infinite(scores: Tensor, mask: RowMask) -> Tensor:
+    """Minus infinity added, through which NaN reaches all gradients, as it does not where it is filled in."""
+    return mask.changed(scores) + torch.zeros_like(scores).masked_fill(~mask.seen, -torch.inf)
+
+
+def filled(scores: Tensor, mask: RowMask) -> Tensor:
+    """Equal scores, without a gradient, where a query sees no key."""
+    return hide(mask.changed(scores), mask.seen).masked_fill(~mask.seen.any(dim=-1, keepdim=True), 0.0)
+
+
+def added(scores: Tensor, mask: RowMask) -> Tensor:
+    """Equal scores with a gradient, as a large number leaves them that is added."""
+    changed = mask.changed(scores)
+    return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), changed - changed.detach())
+
+
+NAN = wrong("nan_where_nothing_is_seen", CONVENTIONS["nan"], masked_scores=infinite, weights=softmax)
+MEANS = tuple(wrong("mean_where_nothing_is_seen", "", masked_scores=form, weights=softmax) for form in (filled, added))
+
+
+def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
+    """An observation with the right answer for queries that see no key, and which of `CONVENTIONS` it had there.
+
+    It is "" where there are no such queries, or where they have the right answer or another one: nothing is changed.
+    `only` is what it was on another probe: a convention is the same on all.
+    """
+    if only == "":
+        return seen, ""
+    empty, everywhere = _empty(reference, reference.rows, seen), _empty(reference, None, seen)
+    if not empty.any() or reference.workload.sinks != "none":
+        return seen, ""
+    observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in reference.expected}
+    right = reference.expected["output"]
+    is_nan = observed["output"][empty].isnan()
+    form = _answer(NAN, reference, observed)
+    if only != "mean" and (not is_nan.any() or is_nan.all()):
+        settled = {
+            name: tensor.where(~(tensor.isnan() & form[name].isnan()), reference.expected[name])
+            for name, tensor in observed.items()
+        }
+        key = "nan" if is_nan.all() else "nan_gradient"
+        if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
+            return _replaced(seen, settled, everywhere, right[empty][0]), key
+    shares: list[tuple[float, int, dict[str, Tensor]]] = []
+    for mean in MEANS if only in {None, "mean"} else ():
+        form = _answer(mean, reference, observed)
+        settled = {name: tensor - (form[name] - reference.expected[name]) for name, tensor in observed.items()}
+        allowed = reference.tolerance("output")
+        is_mean = largest(observed["output"][empty], form["output"][empty]) <= allowed
+        if is_mean and not largest(observed["output"][empty], right[empty]) <= allowed:
+            worst = max(
+                largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items()
+            )
+            shares.append((worst, len(shares), settled))
+    if not shares:
+        return seen, ""
+    return _replaced(seen, min(shares)[2], everywhere, right[empty][0]), "mean"
+
+
+def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:
+    """Which rows of an output see no key: (B, H, R), or (B, R) in scope `module`; of all queries without `rows`."""
+    workload = reference.workload
+    chosen = torch.arange(workload.seq_len) if rows is None else rows
+    if not workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
+        return torch.zeros(0, dtype=torch.bool)
+    empty = ~row_mask(workload, chosen).seen.any(dim=-1)  # (B,1,R)
+    return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,R,D)
+
+
+def _answer(form: Mistake, reference: Reference, observed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a form answers to the reference's inputs, in float64."""
+    workload = reference.workload
+    compared = workload if len(observed) > 1 else msgspec.structs.replace(workload, direction="inference")
+    ask = form.answer(workload, reference.rows)
+    return answers(compared, reference.drawn, reference.grad_rows.double(), ask)
+
+
+def _replaced(seen: Observation, settled: dict[str, Tensor], everywhere: Tensor, right: Tensor) -> Observation:
+    """The observation with these tensors, and with the right answer (V,) in all rows that see no key."""
+    output = seen.output.clone()
+    output[everywhere.to(output.device)] = right.to(output)
+    return replace(seen, output=output, compared=seen.compared | settled)

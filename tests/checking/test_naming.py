@@ -1,0 +1,231 @@
+"""Kinds of wrong code that people have published, each written anew here, and the name that its mistake is given."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attnbench.checking.agreement import ask_oracle, check, compare
+from attnbench.checking.diagnosis import describe
+from attnbench.contract.functions import from_function
+from attnbench.workloads.workload import Workload
+
+SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
+ROWS = torch.arange(4096)[:, None]
+KEPT = {}
+
+
+def workload(**axes):
+    return Workload(**(SIZES | axes))
+
+
+def judged(function, point):
+    return check(ask_oracle(point, 0), from_function(function, f"mine.py:{function.__name__}"))
+
+
+def softmax(scores, mask):
+    return scores.softmax(-1) if mask is None else scores.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
+
+
+def scores_of(query, key):
+    return query @ key.mT / query.shape[-1] ** 0.5
+
+
+def last_rows_unwritten(query, key, value):
+    output = sdpa(query, key, value)
+    return output * (ROWS[: query.shape[2]] < query.shape[2] // 16 * 16)
+
+
+def late_rows_too_large(query, key, value, *, is_causal=False):
+    return sdpa(query, key, value, is_causal=is_causal) * torch.where(ROWS[: query.shape[2]] < 20, 1.0, 1.25)
+
+
+def late_rows_without_mask(query, key, value, *, is_causal=False):
+    right = sdpa(query, key, value, is_causal=is_causal)
+    return torch.where(ROWS[: query.shape[2]] < 20, right, sdpa(query, key, value))
+
+
+def late_query_gradient(query, key, value):
+    late = torch.where(ROWS[: query.shape[2]] < 20, 1.0, 0.75)
+    return sdpa(late * query + ((1 - late) * query).detach(), key, value)
+
+
+def no_key_gradient(query, key, value):
+    return sdpa(query, key.detach(), value)
+
+
+def without_maximum(query, key, value):
+    powers = scores_of(query, key).exp()
+    return powers @ value / (powers.sum(-1, keepdim=True) + 1e-6)
+
+
+def clamped(query, key, value):
+    powers = scores_of(query, key).clamp(-40, 40).exp()
+    return powers @ value / powers.sum(-1, keepdim=True)
+
+
+def mask_by_repeat(query, key, value, *, mask=None):
+    batch, heads, length = query.shape[:3]
+    whole = mask[:, 0].expand(batch, length, key.shape[2]).repeat(heads, 1, 1)
+    return softmax(scores_of(query, key), whole.view(batch, heads, length, -1)) @ value
+
+
+def wider_window(query, key, value, *, mask=None):
+    ahead = torch.arange(key.shape[2]) - ROWS[: query.shape[2]]
+    return sdpa(query, key, value, attn_mask=(ahead >= -14) & (ahead <= 3))
+
+
+def causal_instead(query, key, value, *, mask=None):
+    return sdpa(query, key, value, is_causal=True)
+
+
+def first_columns(query, key, value):
+    return softmax(query[..., :8] @ key[..., :8].mT / query.shape[-1] ** 0.5, None) @ value
+
+
+def linear(query, key, value):
+    return scores_of(query, key) @ value
+
+
+def turned(tensor):
+    half = tensor.shape[-1] // 2
+    angle = ROWS[: tensor.shape[2]] * 20_000.0 ** (-torch.arange(half) / half)
+    one, other = tensor[..., ::2], tensor[..., 1::2]
+    pairs = (one * angle.cos() - other * angle.sin(), one * angle.sin() + other * angle.cos())
+    return torch.stack(pairs, -1).flatten(-2).to(tensor.dtype)
+
+
+def rotary(query, key, value):
+    return sdpa(turned(query), turned(key), value)
+
+
+def tokens_first(query, key, value):
+    return sdpa(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)).transpose(1, 2)
+
+
+def merged_parts(query, key, value):
+    parts = zip(key.tensor_split(2, 2), value.tensor_split(2, 2), strict=True)
+    return sum(sdpa(query, *part) for part in parts) / 2
+
+
+def two_at_once(query, key, value, *, is_causal=False):
+    return sdpa(query, key, value.roll(1, 1), scale=1.0, is_causal=is_causal)
+
+
+def in_float32(query, key, value):
+    return (scores_of(query, key).softmax(-1, dtype=torch.float32).to(query.dtype)) @ value
+
+
+def keys_kept(query, key, value):
+    kept = KEPT.setdefault(key.shape, key.detach().clone())
+    return sdpa(query, kept, value)
+
+
+FORWARD = {"direction": "inference"}
+WINDOW = {"mask": "window(7,7)"}
+KINDS = [
+    (last_rows_unwritten, {}, "output_zero", "from row 32 on"),
+    (late_rows_too_large, {"mask": "causal"}, "output_factor", "1.25 times what it should be from row 20 on"),
+    (
+        late_rows_without_mask,
+        {"mask": "causal"} | FORWARD,
+        "mask_ignored",
+        "in rows 20 to 35",
+    ),  # the last row sees every key
+    (late_query_gradient, {}, "query_gradient_factor", "0.75 times what it should be from row 20 on"),
+    (no_key_gradient, {}, "key_gradient_zero", ""),
+    (without_maximum, {}, "no_maximum", "added to the sum"),
+    (clamped, {}, "no_maximum", "clamped"),
+    (mask_by_repeat, {"mask": "padding"}, "mask_per_head", ""),
+    (wider_window, WINDOW, "window_of_its_own", "key i-14 to key i+3"),
+    (causal_instead, WINDOW, "mask_of_other_kind", "the mask is causal,"),
+    (first_columns, {}, "width_cut", "the first 8 of 16"),
+    (linear, {}, "no_softmax", ""),
+    (rotary, {}, "rotary_inside", "base 20000"),
+    (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
+    (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
+    (in_float32, {"dtype": "float64"}, "float32_inside", ""),
+    (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),
+    (two_at_once, {"mask": "causal", "num_heads": 4}, "value_head_order+no_scale", ""),
+]
+
+
+@pytest.mark.parametrize(("function", "axes", "name", "words"), KINDS, ids=[kind[0].__name__ for kind in KINDS])
+def test_a_published_kind_of_mistake_has_its_name(function, axes, name, words):
+    KEPT.clear()
+    found = judged(function, workload(**axes))
+    assert name in found.mistakes, found.diagnosis
+    assert words in found.diagnosis
+    assert "pruned" not in found.diagnosis
+
+
+def filled_with_nan(query, key, value, *, mask=None):
+    scores = scores_of(query, key)
+    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1) @ value
+
+
+def filled_with_a_number(query, key, value, *, mask=None):
+    scores = scores_of(query, key)
+    return (scores if mask is None else scores.masked_fill(~mask, -1e30)).softmax(-1) @ value
+
+
+def number_added(query, key, value, *, mask=None):
+    scores = scores_of(query, key)
+    return (scores if mask is None else scores + ~mask * torch.finfo(scores.dtype).min).softmax(-1) @ value
+
+
+def zeroed_afterwards(query, key, value, *, mask=None):
+    scores = scores_of(query, key) + torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+    return torch.where(mask.any(-1, keepdim=True), scores.softmax(-1) @ value, 0.0)
+
+
+CONVENTIONS = [(filled_with_nan, "nan"), (filled_with_a_number, "mean"), (number_added, "mean")]
+EMPTY = [{"mask": "padding_to_nothing"}, {"mask": "causal_bottom_right", "kv_len": 24}]
+
+
+@pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
+@pytest.mark.parametrize(("function", "kind"), [*CONVENTIONS, (zeroed_afterwards, "nan_gradient")])
+def test_what_empty_rows_get_is_a_convention(function, kind, axes):
+    found = judged(function, workload(**axes))
+    assert found.agrees, found.diagnosis
+    assert found.conventions == (kind,)
+
+
+@pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
+def test_it_is_a_finding_where_zeros_are_asked_for(function, kind):
+    references = ask_oracle(workload(**EMPTY[0]), 0)
+    strict = compare(references, from_function(function, "mine.py:mine"), is_strict=True).agreement
+    assert not strict.agrees
+
+
+@pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
+@pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
+def test_a_convention_hides_no_other_mistake(function, kind, axes):
+    def unscaled(query, key, value, *, mask=None):
+        return function(query * query.shape[-1] ** 0.5, key, value, mask=mask)
+
+    found = judged(unscaled, workload(**axes))
+    assert not found.agrees
+    assert "no_scale" in found.mistakes, found.diagnosis
+
+
+def test_other_numbers_in_empty_rows_are_wrong():
+    def ones(query, key, value, *, mask=None):
+        return filled_with_a_number(query, key, value, mask=mask).where(mask.any(-1, keepdim=True), 1.0)
+
+    assert not judged(ones, workload(**EMPTY[0])).agrees
+
+
+def test_two_numbers_that_differ_are_printed_so_that_they_differ():
+    wrong = judged(in_float32, workload(dtype="float64"))
+    actual, expected = describe(wrong).partition(" it is ")[2].split(" (error")[0].split(", the oracle says ")
+    assert actual != expected
+
+
+def test_a_failure_is_named_again_at_another_workload_by_the_same_names():
+    first = judged(causal_instead, workload(**WINDOW))
+    other = msgspec.structs.replace(workload(**WINDOW), seq_len=41)
+    again = check(ask_oracle(other, 0), from_function(causal_instead, "mine.py:mine"), [first])
+    assert again.mistakes == first.mistakes
