@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build, stored
-from attnbench.checking.conventions import CONVENTIONS, settle
+from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.mistakes.wrong_masks import showing
 from attnbench.checking.reference import (
@@ -36,7 +36,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
-from attnbench.storage.records import Agreement
+from attnbench.storage.records import CONVENTIONS, Agreement
 from attnbench.workloads.workload import Workload
 
 SHORT_LEN = 67
