@@ -135,7 +135,7 @@ def main(
         return
     rows = []
     for capability, threads in product(capabilities(), THREADS):
-        own = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads)}
+        own = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
         subprocess.run(  # noqa: S603 - this very program
             [*again, "--only", f"{capability},{threads}"], env=os.environ | own, check=True

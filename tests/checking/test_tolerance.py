@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 
+from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import ask, errors, reference_for_probe
 from attnbench.checking.tolerance import IMPRECISE_FACTOR, LEAST_NUMBERS, Tolerance, by_row
 from attnbench.contract import Implementation
@@ -150,3 +151,13 @@ def test_an_answer_is_as_right_as_its_worst_tensor():
     right, imprecise, wrong = (judged(error) for error in (noise(9), noise(9, 6.0), 0.1 * answer()))
     assert [agreement(right, each).grade for each in (right, imprecise, wrong)] == list(Grade)
     assert agreement().grade is agreement(right, diagnosis="a fault").grade is Grade.wrong
+
+
+def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
+    sizes = answer().square().mean(dim=1, keepdim=True).sqrt()
+    found = judged(5 * NOISE * sizes * answer().sign())  # no number is far off, but all are
+    assert found.error < 0.7 * found.allowed
+    assert found.rms_ratio > 2
+    words = describe(Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=(found,)),)))
+    assert "RMS" in words
+    assert f"{found.allowed_rms:.3g}" in words

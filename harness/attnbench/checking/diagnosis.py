@@ -802,7 +802,7 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 def describe(agreement: Agreement) -> str:
     """Where the output, or else a gradient, is worst, by how much, and which probes show it."""
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
-    ratios = [each.error / each.allowed if each.error is not None and each.allowed else math.inf for _, each in wrong]
+    ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))
     actual, expected = _distinct(math.nan if worst.actual is None else worst.actual, worst.expected)
@@ -814,4 +814,8 @@ def describe(agreement: Agreement) -> str:
     finders = dict.fromkeys(name for name, _ in wrong)
     blind = [each.probe for each in agreement.probes if each.probe not in finders]
     by = f"; found by: {', '.join(finders)}" + (f", not by {', '.join(blind)}" if blind else "")
-    return f"{worst.tensor} is wrong on {probe} inputs: {value} (error {size}, tolerance {worst.allowed:.3g}){also}{by}"
+    limits = f"error {size}, tolerance {worst.allowed:.3g}"
+    if worst.error is not None and worst.error <= worst.allowed:  # so its RMS error is what is beyond a limit
+        rows = f"rows {worst.rows[0]} to {worst.rows[1] - 1}"
+        limits = f"RMS error of {rows} {worst.rms:.3g}, tolerance {worst.allowed_rms:.3g}"
+    return f"{worst.tensor} is {worst.grade} on {probe} inputs: {value} ({limits}){also}{by}"
