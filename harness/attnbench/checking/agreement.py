@@ -184,10 +184,11 @@ def compare(references: References, implementation: Implementation, known: Rules
 def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
     """Raise ConductError where an output is the right answer to an earlier call, and not to this one.
 
-    Its graph is that of the earlier call, too, so that its gradients would be those, or an error. An output of one
-    constant, such as 0, is another mistake.
+    Its graph is that of the earlier call, too, so that its gradients would be those, or an error. An output whose
+    rows are all alike, such as 0, is another mistake.
     """
-    if (output == output.flatten()[0]).all():
+    rows = output.flatten(end_dim=-2)
+    if (rows == rows[0]).all():
         return
     for before, earlier_output in earlier:
         has_same_answer = error("output", before.expected["output"], reference).agrees
