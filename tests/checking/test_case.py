@@ -15,6 +15,7 @@ POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=
 STRIDES = {  # of a key (2, 2, 6, 8)
     "contiguous": (96, 48, 8, 1),
     "transposed": (96, 8, 16, 1),
+    "mixed": (96, 48, 8, 1),
     "expanded": (48, 0, 8, 1),
     "broadcast": (0, 48, 8, 1),
     "value_in_key": (96, 48, 8, 1),
@@ -52,10 +53,10 @@ def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, 
     bench.timed(arm, watching).call()
     assert bench.verify(arm) == ""
     assert len(Watching.seen) >= 3
-    query = STRIDES["transposed" if layout == "transposed" else "contiguous"]
+    query = (192, 8, 32, 1) if layout in {"transposed", "mixed"} else (192, 48, 8, 1)
+    value = (16, 8, 32, 1) if layout == "mixed" else STRIDES[layout]
     for seen in Watching.seen:
-        assert seen["key"] == seen["value"] == STRIDES[layout]
-        assert seen["query"] == ((192, 8, 32, 1) if layout == "transposed" else (192, *query[1:]))
+        assert (seen["query"], seen["key"], seen["value"]) == (query, STRIDES[layout], value)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

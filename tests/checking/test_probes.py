@@ -90,6 +90,11 @@ class KeepsItsAnswer(Honest):
         return KEPT.setdefault(query.shape, super().attend(query, key, value, mask))
 
 
+class Zeros(Honest):
+    def attend(self, *given):
+        return super().attend(*given).detach() * 0.0
+
+
 class ReadsUnwrittenMemory(Honest):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value, mask) + 0 * torch.empty(*query.shape[:3], value.shape[3])
@@ -150,6 +155,12 @@ def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():
 
 def test_an_answer_that_was_kept_with_its_graph_is_named():
     assert broken_rules(verdict(KeepsItsAnswer)) == {agreement.OUTPUTS_APART}
+
+
+def test_zeros_are_no_answer_to_an_earlier_call():
+    found = verdict(Zeros, direction="inference", scope="module", dtype="bfloat16", mask="sliding_window(9)")
+    assert agreement.OUTPUTS_APART not in broken_rules(found)
+    assert wrong_probes(found)
 
 
 def test_memory_that_was_never_written_is_found():

@@ -28,7 +28,7 @@ def test_lengths_and_widths_follow_from_one_another():
         ({"scope": "block"}, "attention, module"),
         ({"device": "cuda:x"}, "NAME or NAME:N"),
         ({"dropout": 1.0}, "a probability"),
-        ({"layout": "diagonal"}, "one of contiguous, transposed, expanded, broadcast"),
+        ({"layout": "diagonal"}, "one of contiguous, transposed, mixed, expanded, broadcast"),
         ({"float32_matmul_precision": "low"}, "one of highest, high, medium"),
         ({"float32_matmul_precision": "high", "dtype": "bfloat16"}, "choose dtype=float32"),
         ({"seq_len": 0}, "from 1 to 2^31"),
