@@ -448,9 +448,10 @@ def refusing(query, key, value):
 
 
 def test_code_without_a_backward_pass_is_checked_in_inference_and_says_so():
-    found = judged(without_backward, mask="causal")
-    assert found.agrees, found.diagnosis
-    assert any("no backward" in rule.found for rule in found.rules if rule.is_noted)
+    for scope in ("attention", "module"):
+        found = judged(without_backward, mask="causal", scope=scope)
+        assert found.agrees, found.diagnosis
+        assert any("no backward" in rule.found for rule in found.rules if rule.is_noted)
     assert not any("no backward" in rule.found for rule in judged(attend).rules)
     assert not judged(lambda query, key, value: torch.zeros_like(query)).agrees
 

@@ -198,7 +198,9 @@ class Attention(nn.Module):
         query, key, value = self.project(x, x if context is None else context)
         attended = self.attend(query, key, value, mask)  # (B,H,T,V)
         merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
-        return merged if self.out is None else self.out(merged)
+        output: Tensor = merged if self.out is None else self.out(merged)
+        has_backward = attended.requires_grad or not query.requires_grad
+        return output if has_backward else output.detach()  # with projections, too, it has no backward pass
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
