@@ -229,3 +229,13 @@ def test_a_failure_is_named_again_at_another_workload_by_the_same_names():
     other = msgspec.structs.replace(workload(**WINDOW), seq_len=41)
     again = check(ask_oracle(other, 0), from_function(causal_instead, "mine.py:mine"), [first])
     assert again.mistakes == first.mistakes
+
+
+def test_an_output_that_is_kept_with_its_graph_is_a_wrong_answer_and_no_error():
+    def remembered(query, key, value):
+        if query.shape not in KEPT:
+            KEPT[query.shape] = sdpa(query, key, value)
+        return KEPT[query.shape].view_as(query)
+
+    KEPT.clear()
+    assert judged(remembered, workload()).mistakes == ("stale_output_buffer",)

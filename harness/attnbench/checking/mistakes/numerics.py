@@ -126,7 +126,7 @@ def normalisations(_: Workload) -> Iterator[Mistake]:
     for most in (10.0, 20.0, 50.0, 80.0):
         clamped = lambda x, m, most=most: shares(x.clamp(-most, most).exp().where(m.seen, 0.0))  # noqa: E731
         yield wrong(
-            "no_maximum", f"scores are clamped to {most:g} before an exponential without maximum", weights=clamped
+            "no_maximum", "scores are clamped, to 50 say, before an exponential without maximum", weights=clamped
         )
     for small in (1e-4, 1e-3, 1e-2):
         added = lambda x, _, small=small: shares(exponentials(x), small)  # noqa: E731
