@@ -161,3 +161,10 @@ def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
     words = describe(Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=(found,)),)))
     assert "RMS" in words
     assert f"{found.allowed_rms:.3g}" in words
+
+
+def test_terms_that_cancel_all_but_wholly_leave_finite_limits():
+    expected = torch.full((8, 4), 1e-320, dtype=torch.float64)
+    shown = [by_row(torch.zeros_like(expected), 0)]
+    limits = Tolerance("gradient of query", expected, shown, axis=0, dtype=torch.float16, scale=1.0)
+    assert 0 < limits.largest < 0.01

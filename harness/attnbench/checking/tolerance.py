@@ -35,6 +35,8 @@ RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3
 """Of roundings with the answer: 1 where the error is proportional to it, about 1 / sqrt(n) for n roundings."""
+VANISHING_SHARE = 1e-12
+"""A tensor smaller than this share of its terms is 0 but for rounding."""
 LEAST_SPREAD = 0.25
 """Of an imprecise tensor's segments, the median RMS error in limits, over that of the worst."""
 
@@ -86,7 +88,7 @@ class Tolerance:
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
         few = 1 + 1 / expected.numel()  # of few numbers, more than the largest that a few draws showed
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
-        if whole.peak > 0:
+        if float(whole.peak) > VANISHING_SHARE * scale:
             cancels = max(1.0, scale / float(whole.peak))  # by how much terms cancel, whose roundings remain
             floor = min(1.0, FLOOR_SHARE * cancels)
             sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
