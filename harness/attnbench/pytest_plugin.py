@@ -168,12 +168,13 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "tuple
     from attnbench.checking import agreement
     from attnbench.checking.case import reason_against
     from attnbench.contract import loading
+    from attnbench.storage.records import Grade
 
     made = loading.implementation(given) if isinstance(given, str) else loading.from_value(given, name)
     if reason := reason_against(made, workload):
         raise ValueError(f"{name} does not support {workload.id}: {reason}")
     agreed = agreement.check(agreement.ask_oracle(workload, seed), made)
-    if not agreed.agrees:
+    if agreed.grade is Grade.wrong:
         raise AssertionError(f"{name} is wrong on {workload.id} (seed {seed}): {agreed.diagnosis}")
     return made, agreed
 

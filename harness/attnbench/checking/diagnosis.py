@@ -88,6 +88,7 @@ RULE_MISTAKES = {
 }
 STALE = "outputs apart"
 UNKNOWN = "No known mistake explains it."
+FLOAT32_INSIDE = "float32_inside"
 KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step at which a factor of an output or gradient is made."""
@@ -305,7 +306,7 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
         for name in each.names:
             if not largest(each.observed[name], each.expected[name]) <= tolerance(narrow, name):
                 return None
-    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", ("float32_inside",))
+    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:

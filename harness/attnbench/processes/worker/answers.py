@@ -373,8 +373,8 @@ class Worker:
             earlier.append(agreed)
         return CellChecked(
             **request.names,
-            status=Status.ok if agreed.agrees else Status.disagrees,
-            message=agreed.diagnosis or ("" if agreed.agrees else describe(agreed)),
+            status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
+            message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
             agreement=agreed,
             executed_flops=request.prepared.executed_flops,
         )
