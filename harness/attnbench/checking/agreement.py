@@ -333,11 +333,18 @@ class Candidate:
         if normal.workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
-        compared = {"output": self.output.index_select(-2, normal.rows.to(self.output.device))}
-        if settle(Observation(self.output, compared), normal)[1]:
+        if self.settled(self.output, normal)[1]:
             self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # it may give such queries what it likes
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
+
+    @staticmethod
+    def settled(
+        output: Tensor, reference: Reference, gradients: Mapping[str, Tensor] | None = None
+    ) -> tuple[Observation, str]:
+        """An answer with the right one for queries that see no key, and the convention that it has for them."""
+        rows = output.detach().index_select(-2, reference.rows.to(output.device))
+        return settle(Observation(output.detach(), {"output": rows} | dict(gradients or {})), reference)
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of the inputs of a reference: of the normal ones where none is named."""
@@ -372,8 +379,8 @@ class Candidate:
 
 def right_when_short(candidate: Candidate) -> str:
     """The answer is right at the short length, before anything else is said of it there."""
-    found = output_error(candidate.output, candidate.normal)[0]
-    if found.agrees:
+    found = output_error(candidate.settled(candidate.output, candidate.normal)[0].output, candidate.normal)[0]
+    if found.grade is not Grade.wrong:
         return ""
     workload = candidate.normal.workload
     return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len} its output is wrong{_off_by(found)}"
@@ -387,8 +394,8 @@ def without_gradients(candidate: Candidate) -> str:
     for reference in (candidate.normal, candidate.near):
         with torch.no_grad():
             outputs.append(candidate.case(reference).output())
-        found = output_error(outputs[-1], reference)[0]
-        if not found.agrees:
+        found = output_error(candidate.settled(outputs[-1], reference)[0].output, reference)[0]
+        if found.grade is Grade.wrong:
             is_kept = len(outputs) > 1 and torch.equal(*outputs)
             return KEPT if is_kept else f"without gradients (torch.no_grad) its output is wrong{_off_by(found)}"
     return ""
@@ -411,7 +418,8 @@ def sum_backward(candidate: Candidate) -> str:
         with case.grad_mode():
             output = case.output()
         given = ones if is_expanded else ones.contiguous()
-        wrong[is_expanded] = _wrong(gradients(case, output, candidate.near, given), candidate.near)
+        found = gradients(case, output, candidate.near, given)
+        wrong[is_expanded] = _wrong(candidate.settled(output, candidate.near, found)[0].compared, candidate.near)
         if not wrong[True]:
             return ""
     if wrong[False]:
@@ -468,7 +476,7 @@ def backwards_apart(candidate: Candidate) -> str:
 
 def _wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
     """The tensors that are wrong, by name."""
-    return [each.tensor for each in errors(observed, reference) if not each.agrees]
+    return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
 
 def inputs_kept(candidate: Candidate) -> str:

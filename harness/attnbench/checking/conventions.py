@@ -10,11 +10,18 @@ from dataclasses import replace
 import msgspec
 import torch
 from torch import Tensor
+from torch.nn.functional import softshrink
 
+from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.reference import Observation, Reference, answers, largest
 from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.storage.records import CONVENTIONS
+
+NEARER = 0.25
+"""An answer is the mean of the values if it is this much nearer to it than to 0."""
+YARDSTICKS, NUM_ROUNDINGS = 2.5, 4.0
+"""The limit of what queries that see no key add: in errors of that form in the workload's dtype, and in roundings."""
 
 
 def softmax(masked: Tensor, _: RowMask) -> Tensor:
@@ -64,14 +71,20 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
         }
         key = "nan" if is_nan.all() else "nan_gradient"
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
-            return _replaced(seen, settled, everywhere, right[empty][0]), key
+            constant = {name: each.nan_to_num(0.0) for name, each in seen.compared.items() if name not in observed}
+            return _replaced(seen, settled | constant, everywhere, right[empty][0]), key
     shares: list[tuple[float, int, dict[str, Tensor]]] = []
     for mean in MEANS if only in {None, "mean"} else ():
         form = _answer(mean, reference, observed)
-        settled = {name: tensor - (form[name] - reference.expected[name]) for name, tensor in observed.items()}
-        allowed = reference.tolerance("output")
-        is_mean = largest(observed["output"][empty], form["output"][empty]) <= allowed
-        if is_mean and not largest(observed["output"][empty], right[empty]) <= allowed:
+        own = _answer(mean, reference, observed, TORCH_DTYPES[reference.workload.dtype])
+        slack = {name: _slack(form[name], own[name], reference, name) for name in observed}
+        settled = {  # without what the form adds to the right answer, nor the roundings of that
+            name: reference.expected[name] + softshrink(tensor - form[name], slack[name])
+            for name, tensor in observed.items()
+        }
+        allowed = reference.tolerance("output") + slack["output"]
+        from_mean, from_right = (largest(observed["output"][empty], each[empty]) for each in (form["output"], right))
+        if from_mean <= allowed and from_mean < NEARER * from_right:
             worst = max(
                 largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items()
             )
@@ -91,12 +104,21 @@ def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tens
     return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,R,D)
 
 
-def _answer(form: Mistake, reference: Reference, observed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a form answers to the reference's inputs, in float64."""
+def _answer(
+    form: Mistake, reference: Reference, observed: dict[str, Tensor], dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """The answer of a form to the reference's inputs, computed in that dtype; in float64."""
     workload = reference.workload
     compared = workload if len(observed) > 1 else msgspec.structs.replace(workload, direction="inference")
-    ask = form.answer(workload, reference.rows)
-    return answers(compared, reference.drawn, reference.grad_rows.double(), ask)
+    inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
+    found = answers(compared, inputs, reference.grad_rows.to(dtype), form.answer(workload, reference.rows))
+    return {name: tensor.double() for name, tensor in found.items()}
+
+
+def _slack(form: Tensor, own: Tensor, reference: Reference, name: str) -> float:
+    """How far rounding may carry what a form adds to the right answer; `own` is the form in the workload's dtype."""
+    eps = torch.finfo(TORCH_DTYPES[reference.workload.dtype]).eps
+    return YARDSTICKS * largest(own, form) + NUM_ROUNDINGS * eps * largest(form, reference.expected[name])
 
 
 def _replaced(seen: Observation, settled: dict[str, Tensor], everywhere: Tensor, right: Tensor) -> Observation:

@@ -292,7 +292,7 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     """Each next workload has most values of axes that none before it has; of several the cheapest.
 
-    Those with the fewest keys come last: most mistakes change nothing there.
+    Those with few keys or one query come last: several mistakes look alike there, or change nothing.
     """
     tried: set[tuple[str, object]] = set()
     rest, ordered = list(workloads), list[Workload]()
@@ -300,7 +300,8 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     def rank(workload: Workload) -> tuple[bool, int, int]:
         new = len(set(workload.axes().items()) - tried)
         scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-        return workload.kv_len < FEWEST_KEYS, -new, scores * workload.head_dim
+        says_little = workload.kv_len < FEWEST_KEYS or workload.seq_len == 1
+        return says_little, -new, scores * workload.head_dim
 
     while rest:
         ordered.append(min(rest, key=rank))
