@@ -25,8 +25,8 @@ from attnbench.reports import ratio_plot
 from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
-from attnbench.units import escaped, significant
-from attnbench.workloads.policy import ITSELF
+from attnbench.units import escaped, percent, significant
+from attnbench.workloads.policy import ITSELF, Policy
 
 ROOT = Path(__file__).parent.parent
 GUIDE, METHOD, TRUST, FASTEST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md", "fastest.md"))
@@ -42,9 +42,6 @@ OTHERS = {
     "acceptance/acceptance.md": "what the method was asked to show, next to its rivals, misses included",
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
-    "fastest/audit-seed-17.md": "the audit before that, whose policy tried fewer candidates",
-    "fastest/audit-seed-16.md": "an earlier one, whose trials ran two hours after it was timed",
-    "fastest/audit-seed-15.md": "an earlier one",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "fastest/crossovers.md": "planted crossovers on simulated machines, and whether they are found",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
@@ -284,16 +281,20 @@ def searched() -> str:
 
 
 def followed() -> str:
-    """What a policy costs: per call, and by what it chooses."""
+    """The cost of a policy: of a call through it, and of choosing by the nearest shape."""
     folder = GALLERY / "fastest"
     rows = (folder / "dispatch.md").read_text(encoding="utf-8").splitlines()
     added = [line.split("|")[4].strip() for line in rows if line.startswith("| `")]
-    audit = (folder / "audit.md").read_text(encoding="utf-8")
-    asked = audit[audit.index("| asked of") :].partition("\n\n")[0]
-    asked = re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", asked))
     costs = f"[{' or '.join(dict.fromkeys(added))} more](../results/gallery/fastest/dispatch.md) than a direct one"
-    asks = "What it chooses on shapes that the policy has not seen:"
-    return f"A later call through `attnbench.attention` takes {costs}. {asks}\n\n{asked}"
+    policy = Policy.load(folder / "policy.json")
+    regret = policy.regret
+    learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"
+    return (
+        f"A later call through `attnbench.attention` takes {costs}. On {learned}, the nearest other shape "
+        f"chose calls {percent(regret.mean)} slower than the winner in the mean; PyTorch's own choice everywhere is "
+        f"{percent(regret.sdpa_mean)} slower. At worst it was {significant(1 + regret.worst, 2)}x the winner's time "
+        f"({significant(1 + regret.sdpa_worst, 2)}x)."
+    )
 
 
 def renewed(text: str, found: dict[str, str]) -> str:

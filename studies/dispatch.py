@@ -15,12 +15,12 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from attnbench.contract.dispatch import Dispatcher
+from attnbench.contract import dispatch as dispatching
 from attnbench.devices import environment
 from attnbench.statistics.intervals import Block, t_quantile
 from attnbench.storage.records import Arm, Sample
 from attnbench.timing.functions import FunctionComparison
-from attnbench.workloads.policy import COORDINATES, OTHERWISE, Evidence, Kind, Policy, Regret
+from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 
 LIMIT_US = 2.0
 CHOICES = ("sdpa", "bmm")
@@ -75,15 +75,12 @@ def row(name: str, budget_s: float) -> tuple[list[str], float]:
 
 
 def calls(name: str) -> Mapping[str, Callable[[], object]]:
-    """The call through `attention`, and the call of what it is bound to."""
+    """The call through `attention`, and the call of the function to which it is bound."""
     torch.manual_seed(0)
-    given = [torch.randn(SHAPE) for _ in range(3)]
-    dispatcher, policy = Dispatcher(), always(name)
-    with torch.no_grad():
-        dispatcher.attention(*given, is_causal=True, policy=policy)
-    (bound,) = dispatcher.kept()
-    query, key, value = given
-    attention = dispatcher.attention
+    query, key, value = (torch.randn(SHAPE) for _ in range(3))
+    policy, attention = always(name), dispatching.attention
+    shapes, dtypes = [torch.Size(SHAPE)] * 3, (torch.float32,) * 3
+    bound = dispatching.bound(*shapes, dtypes, query.device, False, torch.get_num_threads(), True, None, policy)  # noqa: FBT003 - positional, as `attention` calls it
 
     def dispatched() -> object:
         return attention(query, key, value, is_causal=True, policy=policy)
@@ -95,29 +92,31 @@ def calls(name: str) -> Mapping[str, Callable[[], object]]:
 
 
 def always(name: str) -> Policy:
-    """A policy of this machine that knows one implementation to be the fastest for such calls: there is no trial."""
+    """A policy of this machine by which one implementation is the fastest for such calls."""
     batch_size, num_heads, seq_len, head_dim = SHAPE
-    here = (batch_size * num_heads, seq_len, seq_len, head_dim, 1, 1)  # SIZES
-    kind = Kind(
+    row = Row(
         device="cpu",
         dtype="float32",
         direction="inference",
         queries="many",
-        chosen={},
-        candidates=(name,),
-        scales=dict.fromkeys(COORDINATES, 1.0),
-        signal=1.0,
-        noise=0.01,
-        workloads=(("causal", *here, 0.5),),
+        mask="causal",
+        is_grouped=False,
+        num_threads=1,
+        batch_heads=batch_size * num_heads,
+        seq_len=seq_len,
+        kv_len=seq_len,
+        head_dim=head_dim,
+        winner=name,
+        ratio=0.5,
     )
     return Policy(
         machine=environment.collect().machine_fingerprint,
         date="",
         environment={},
         num_threads=1,
-        evidence=Evidence(runs=(), num_workloads=0, candidates=(name,)),
+        evidence=Evidence(runs=(), candidates=(name,)),
         regret=Regret(mean=0.0, worst=0.0, sdpa_mean=0.0, sdpa_worst=0.0),
-        kinds=() if name == OTHERWISE else (kind,),
+        rows=(row,),
     )
 
 

@@ -143,7 +143,7 @@ def call_of(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
     """What a model of the package hands over, read.
@@ -173,8 +173,15 @@ def call_of(
 def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any) -> Any:  # noqa: ANN401
-        call = call_of(module, query, key, value, mask, **(more | {"is_causal": False}))
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **more: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, None]:
+        call = call_of(module, query, key, value, attention_mask, **(more | {"is_causal": False}))
         rows = torch.arange(call.sizes[1])
         given = RowMask(
             rule=call.rule,
@@ -210,11 +217,11 @@ class Candidate:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None = None,
         **more: Any,  # noqa: ANN401
     ) -> tuple[Tensor, None]:
-        """What a layer asks for: query (B, H, T, K) and so on -> (B, T, H, V)."""
-        call = call_of(module, query, key, value, mask, **more)
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V)."""
+        call = call_of(module, query, key, value, attention_mask, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
         return attended.transpose(1, 2), None
