@@ -43,7 +43,6 @@ OTHERS = {
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
-    "fastest/crossovers.md": "planted crossovers on simulated machines, and whether they are found",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
@@ -51,11 +50,6 @@ OTHERS = {
     "trust/price.md": "what a process of its own costs: errors on identical code, a small slowdown, a quick sweep",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
-    "scale/scale.md": "what large journals, histories and sweeps cost",
-    "scaling/agreement.md": "attention over ranks: what agrees with the oracle, and what PyTorch's own says",
-    "scaling/scaling.md": "strong and weak scaling over ranks, bytes and stragglers",
-    "cluster/hosts.md": "a hundred simulated hosts, slow, drifting and lost ones among them, and one long run",
-    "cluster/coordinator.md": "what a coordinator of many hosts costs, and what it would cost for 1,000",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
@@ -269,17 +263,6 @@ def price() -> str:
     return (GALLERY / "trust" / "price.md").read_text(encoding="utf-8").rstrip()
 
 
-def searched() -> str:
-    """How many planted crossovers a search finds."""
-    shares = (GALLERY / "fastest" / "crossovers.md").read_text(encoding="utf-8")
-    numbers = [[cell.strip() for cell in line.split("|")] for line in shares.splitlines() if line.startswith("| ")][1:]
-    inside, planted = (sum(int(row[column]) for row in numbers) for column in (4, 2))
-    return (
-        f"On simulated machines with {len(numbers)} kinds of noise, [{inside} of {planted} planted "
-        "crossovers](../results/gallery/fastest/crossovers.md) lie inside their intervals."
-    )
-
-
 def followed() -> str:
     """The cost of a policy: of a call through it, and of choosing by the nearest shape."""
     folder = GALLERY / "fastest"
@@ -352,8 +335,7 @@ def main(runs: Sequence[str]) -> None:
     PAGE.write_text(page(), encoding="utf-8")
     METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
-    told = {"crossovers": searched(), "policy": followed()}
-    FASTEST.write_text(renewed(FASTEST.read_text(encoding="utf-8"), told), encoding="utf-8")
+    FASTEST.write_text(renewed(FASTEST.read_text(encoding="utf-8"), {"policy": followed()}), encoding="utf-8")
     GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
 
 
