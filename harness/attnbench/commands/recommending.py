@@ -1,4 +1,4 @@
-"""What `fastest` and `crossover` say, and what the same gives from Python: the answer first, then its grounds."""
+"""The output of `fastest`, on the terminal and from Python: the answer first, then its grounds."""
 
 import math
 import os

@@ -213,7 +213,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command that goes on with a run of this plan, where it has no two sides."""
-        return "fastest" if "choose" in self.stages else "crossover" if "search" in self.stages else "run"
+        return "fastest" if {"choose", "search"} & set(self.stages) else "run"
 
     def resume_command(self, run: str) -> str:
         """What is typed to go on with a run of this plan, by its name or folder.
@@ -369,7 +369,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
+    """The run became what later runs are held against, and why; written by `attnbench gate --accept` alone.
 
     A stored baseline carries those of its predecessors too: they are its history.
     """
@@ -381,7 +381,7 @@ class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_
 
 
 class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
-    """What follows is missing something: lines of a damaged journal were left out; written by `attnbench salvage`."""
+    """Lines of a damaged journal were left out here; written by `attnbench report --salvage`."""
 
     run: str  # the damaged one
     lines: tuple[int, ...]  # their numbers there
