@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attnbench import plugins
 from attnbench.analysis.comparisons import compared
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Status
+from attnbench.storage.records import Key, Status
 from attnbench.workloads.policy import (
     ITSELF,
     OTHERWISE,
@@ -118,12 +118,7 @@ def measure(results: Sequence[Results]) -> list[Measured]:
     wrong = {record.implementation for run in results for record in run.records if record.is_wrong}
     for run in results:
         named = {plugins.name_of(spec) for spec in run.plan.implementations if is_named(spec)} - wrong
-        logs = {cell.record.key: (math.log(cell.ratio.point), cell.ratio.half_width) for cell in compared(run)}
-        logs |= {
-            record.key: (0.0, 0.0)
-            for record in run.records
-            if record.status is Status.ok and run.plan.is_reference(record.arm)
-        }
+        logs = _log_ratios(run)
         sdpa = {key[0]: log for key, log in logs.items() if key[1].implementation == OTHERWISE}
         for record in run.records:
             workload, name = record.workload, record.implementation
@@ -144,6 +139,13 @@ def measure(results: Sequence[Results]) -> list[Measured]:
             "implementations in scope attention, sdpa among them"
         )
     return [*table.values()]
+
+
+def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
+    """By cell, the log of its time over its baseline's, and half the width of its interval; None: too few samples."""
+    logs = {cell.record.key: (math.log(cell.ratio.point), cell.ratio.half_width) for cell in compared(run)}
+    baselines = (record.key for record in run.records if record.status is Status.ok)
+    return logs | {key: (0.0, 0.0) for key in baselines if run.plan.is_reference(key[1])}
 
 
 def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
