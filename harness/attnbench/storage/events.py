@@ -75,7 +75,6 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     base: Side
     candidate: Side
     is_apart: bool = False  # each side has processes of its own; else both live in one
-    build: str = ""  # the command that made each revision ready in its folder
     lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
@@ -218,7 +217,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def resume_command(self, run: str) -> str:
         """What is typed to go on with a run of this plan, by its name or folder.
 
-        A journal never decides what is executed: files, the two sides and the command that builds them are typed again.
+        A journal never decides what is executed: files and the two sides are typed again.
         """
         if self.sides is None:
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
@@ -227,8 +226,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             both = self.sides.base, self.sides.candidate
             specs = dict.fromkeys(spec for side in both for spec in side.implementations.values() if not side.root)
             files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in both}]
-            build = ["--build", self.sides.build] if self.sides.build else []
-            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run, *build]
+            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property
