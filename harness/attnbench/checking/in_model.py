@@ -143,7 +143,7 @@ def call_of(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
     """What a model of the package hands over, read.
@@ -173,7 +173,7 @@ def call_of(
 def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
-    def attend(
+    def attend(  # the package's own signature: models pass the mask by position or by name
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -220,7 +220,7 @@ class Candidate:
         attention_mask: Tensor | None = None,
         **more: Any,  # noqa: ANN401
     ) -> tuple[Tensor, None]:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V)."""
+        """What a layer asks for: query (B, H, T, K) and so on -> (B, T, H, V)."""
         call = call_of(module, query, key, value, attention_mask, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
