@@ -21,8 +21,6 @@ from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, s
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """How far a curve is drawn beyond what was measured, where its limit is further still."""
-VAGUE = 10.0
-"""A time whose interval is so many times as high at its end as at its start is not worth printing."""
 CURVES_NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
