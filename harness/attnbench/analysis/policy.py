@@ -130,9 +130,9 @@ def measure(results: Sequence[Results]) -> list[Measured]:
             if record.status is Status.unsupported:
                 entry.unsupported.add(name)
             if record.key in logs and name != OTHERWISE:
-                (log, half), (own_log, own_half) = logs[record.key], sdpa[workload.id]
-                width = math.inf if half is None or own_half is None else math.hypot(half, own_half)
-                entry.logs.setdefault(name, []).append((log - own_log, width))
+                (log, half), (sdpa_log, sdpa_half) = logs[record.key], sdpa[workload.id]
+                width = math.inf if half is None or sdpa_half is None else math.hypot(half, sdpa_half)
+                entry.logs.setdefault(name, []).append((log - sdpa_log, width))
     if not any(entry.logs for entry in table.values()):
         raise ValueError(
             f"these runs have no workload of a policy on which {OTHERWISE} and another were timed: run several "

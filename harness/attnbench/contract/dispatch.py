@@ -34,7 +34,7 @@ _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # noqa: SL
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _num_threads = torch.get_num_threads
-_own = torch.nn.functional.scaled_dot_product_attention
+_sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
 class Call(NamedTuple):
@@ -102,7 +102,7 @@ def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the
         ValueError: the policy cannot be read.
     """
     if mask is not None or _is_compiling() or _is_autocast():
-        return _own(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+        return _sdpa(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
     attend = bound(
         query.shape,
         key.shape,
@@ -121,22 +121,22 @@ def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the
 @lru_cache(maxsize=MOST_KINDS)
 def bound(*facts: Any) -> Attend:  # noqa: ANN401 - those of a Call, then is_causal, scale and the policy
     """The function that computes calls of one kind without a mask as a tensor."""
-    *described, is_causal, scale, given_policy = facts
+    *described, is_causal, scale, policy_or_file = facts
     call = Call(*described)
     is_grouped = len(call.query) > 1 < len(call.key) and call.query[1] != call.key[1]
-    own = partial(_own, is_causal=is_causal, scale=scale, enable_gqa=is_grouped)
-    policy, rule = usable(given_policy), rule_of(is_causal=is_causal)
+    sdpa = partial(_sdpa, is_causal=is_causal, scale=scale, enable_gqa=is_grouped)
+    policy, rule = usable(policy_or_file), rule_of(is_causal=is_causal)
     workload = None if policy is None else call.workload(rule, scale)
     if policy is None or workload is None:
-        return own
+        return sdpa
     name, reason = supported(policy.choose(workload), workload)
     if name == OTHERWISE or reason is not None:
-        return own
+        return sdpa
     return call.attend_by(name, BoundMask(rule, workload_sizes(workload), call.device, scale=scale))
 
 
 def attend_by_policy(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-    """The same with any mask of the contract, as the usual policy chooses.
+    """Attention with any mask of the contract, as the usual policy chooses.
 
     Raises:
         ValueError: neither the chosen implementation nor `sdpa` supports the call.
@@ -270,7 +270,7 @@ def register_attention(name: str = "attnbench") -> None:
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    own: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    package_sdpa: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def attend(  # noqa: PLR0913, PLR0917 - the package's own signature
         module: nn.Module,
@@ -292,7 +292,7 @@ def register_attention(name: str = "attnbench") -> None:
         has_more = any(more.get(argument) is not None for argument in ("position_bias", "cache"))
         if attention_mask is not None or dropout or has_more:
             more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-            result: tuple[Tensor, None] = own(module, query, key, value, attention_mask, **more)
+            result: tuple[Tensor, None] = package_sdpa(module, query, key, value, attention_mask, **more)
             return result
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)

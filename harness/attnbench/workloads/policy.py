@@ -235,10 +235,10 @@ def default_path() -> Path | None:
 
 def digest(spec: str) -> str:
     """The digest of a spec's source file (plugins.py); for `fastest`, of that and of the policy that it follows."""
-    own, path = plugins.digest(spec), default_path()
+    source, path = plugins.digest(spec), default_path()
     if plugins.split(plugins.variant(spec)[0]) != (None, ITSELF) or path is None or not path.exists():
-        return own
-    return hashlib.sha256(own.encode() + path.read_bytes()).hexdigest()[:8]
+        return source
+    return hashlib.sha256(source.encode() + path.read_bytes()).hexdigest()[:8]
 
 
 def _check_name(name: str) -> None:
