@@ -216,14 +216,13 @@ def models(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Measure what fixed choices cost, and search planted crossovers: renew results/gallery/fastest.
+    """Measure what fixed choices cost: renew results/gallery/fastest.
 
     It takes an hour, and goes on where it was stopped.
     """
     install(session)
     folder = str(RESULTS / "gallery" / "fastest")
     session.run("python", "-m", "studies.audit", "--run", str(RESULTS / "audit"), "--to", folder, *session.posargs)
-    session.run("python", "-m", "studies.crossovers", "--to", folder)
 
 
 @nox.session
@@ -243,29 +242,12 @@ def torture(session: nox.Session) -> None:
 
 
 @nox.session
-def scale(session: nox.Session) -> None:
-    """Measure what large journals, histories and sweeps cost: renew results/gallery/scale (-- --large: a million)."""
-    install(session)
-    folder = str(RESULTS / "gallery" / "scale")
-    session.run("python", "-m", "studies.scale", "--to", folder, *session.posargs)
-
-
-@nox.session
 def cluster(session: nox.Session) -> None:
     """Start a Ray cluster of two hosts on this machine, and kill a worker, an actor, a node and the driver."""
     borrow(session, "tests")
     install(session, "test", "cluster")
     options = session.posargs or ["--durations=5", "-m", "not browser"]
     session.run("python", "-m", "pytest", *options, "tests/cluster", env=ONE_THREAD)
-
-
-@nox.session
-def hosts(session: nox.Session) -> None:
-    """Simulate a hundred hosts, and measure what a coordinator costs: renew results/gallery/cluster (minutes)."""
-    install(session)
-    folder = str(RESULTS / "gallery" / "cluster")
-    session.run("python", "-m", "studies.hosts", "--to", folder, *session.posargs)
-    session.run("python", "-m", "studies.hosts", "coordinator", "--to", folder)
 
 
 @nox.session

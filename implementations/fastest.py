@@ -1,8 +1,7 @@
-"""Whatever the policy of this machine chooses for the call; `attnbench fastest --sweep NAME --policy FILE` learns one.
+"""The choice of this machine's policy for the call; `attnbench fastest --sweep NAME --policy FILE` learns one.
 
 The policy is the file that ATTNBENCH_POLICY names, else results/policy.json. The dispatch is that of
-`attnbench.attention`, and its time counts. Where the policy is unsure, the first call tries those who may be the
-fastest.
+`attnbench.attention`, and its time counts.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """

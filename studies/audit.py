@@ -5,31 +5,19 @@
 
 A policy is learned from the training shapes alone; everybody is judged on the held-out ones: those of all presets and
 shapes drawn at random. On each of these all implementations are checked and then timed in the same blocks. The best is
-chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret. Where the
-policy is unsure, `attnbench.attention` tries its contenders: it is called once on each held-out shape, in a process of
-its own, after half of the visits, since a machine may be another one an hour later. What it chose there is judged by
-the same visits as everybody else.
+chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret.
 """
 
 import argparse
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from statistics import median
-from timeit import timeit
-from typing import TYPE_CHECKING
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.policy import learn
@@ -38,15 +26,11 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import running
 from attnbench.processes.planning import Selection, plan
 from attnbench.statistics.intervals import t_quantile
-from attnbench.storage.events import ALLOCATORS, Plan
+from attnbench.storage.events import Plan
 from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
 from attnbench.workloads.counts import dense_flops, score_matrix_bytes
-from attnbench.workloads.policy import Policy
 from attnbench.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHOOSERS = {
     "PyTorch's automatic choice": "sdpa",
@@ -70,9 +54,6 @@ DECODE, TRAINING = 0.25, 0.3
 """Shares of shapes drawn at random: of one query, and of the others those with gradients."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
 """What is trained on, with each dtype: a mask and what is done."""
-TRIED = "tried.json"
-LATER = 5
-"""Calls after the first: their median is what a call takes."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 12
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
 """What the regret of a policy may be: in the mean, and beyond the noise floor at worst."""
@@ -159,90 +140,11 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
     )
 
 
-def measure(  # noqa: PLR0913 - a plan, and where it goes
-    folder: Path,
-    workloads: Sequence[Workload],
-    names: Sequence[str],
-    seed: int,
-    num_visits: int,
-    *,
-    halfway: Callable[[], None] = lambda: None,
-) -> None:
-    """Start the run in that folder, or go on with the one that is there: all checks, half of all visits, the others.
-
-    What is to be done `halfway` sees a machine like that of the visits before and after it.
-    """
-    asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
-    half = msgspec.structs.replace(asked, num_rounds=asked.num_rounds // 2, num_epochs=asked.num_epochs // 2)
-    running.execute(asked, folder, stages=("check",))
-    running.execute(half, folder, stages=("time",))
-    halfway()
-    running.execute(asked, folder, stages=("time",))
-
-
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What `attnbench.attention` chose on one workload, and what its first call took, and a later one."""
-
-    workload: str  # its id
-    name: str
-    contenders: tuple[str, ...]
-    first_s: float
-    later_s: float
-
-
-def try_all(run: Path) -> None:
-    """Call `attention` on each held-out workload by the policy of the training shapes, once; write what it chose.
-
-    It is a process of its own, with the allocator that those have who are timed.
-    """
-    if (run / TRIED).exists():
-        return
-    policy = learn([read(run / "train")])
-    policy.save(run / "policy.json")
-    command = [sys.executable, "-c", f"from studies.audit import try_here; try_here({str(run)!r})"]
-    subprocess.run(command, check=True, env=os.environ | ALLOCATORS[read(run / "held_out").plan.allocator])  # noqa: S603 - our own words
-
-
-def try_here(folder: str) -> None:
-    """Do it in this process."""
-    import torch
-
-    from attnbench.contract.dispatch import Dispatcher
-
-    run, found = Path(folder), []
-    policy = Policy.load(run / "policy.json")
-    judged = [each.workload for each in regrets(read(run / "held_out"), policy.choose)]
-    drop_in = [each for each in judged if each.mask in {"none", "causal"}]  # a mask as a tensor is PyTorch's own
-    for workload in track(drop_in, description="trying", console=Console(stderr=True)):
-        torch.set_num_threads(workload.num_threads or policy.num_threads)
-        torch.manual_seed(workload.seed)
-        dispatcher, given = Dispatcher(), tensors(workload)
-
-        def call() -> None:
-            output = dispatcher.attention(*given, is_causal=workload.mask == "causal", policy=policy)  # noqa: B023 - called within the turn
-            if output.requires_grad:
-                output.backward(torch.ones_like(output))
-
-        times = [timeit(call, number=1) for _ in range(1 + LATER)]
-        (choice,) = dispatcher.choices()
-        name, contenders = choice.name, choice.contenders
-        found.append(
-            Tried(workload=workload.id, name=name, contenders=contenders, first_s=times[0], later_s=median(times[1:]))
-        )
-    (run / TRIED).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-
-
-def tensors(workload: Workload) -> tuple["Tensor", "Tensor", "Tensor"]:
-    """Query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V), normal; with gradients where the workload has."""
-    import torch
-
-    rows = (workload.num_heads, workload.seq_len), *((workload.num_kv_heads, workload.kv_len),) * 2
-    widths, dtype = (workload.head_dim, workload.head_dim, workload.value_dim), getattr(torch, workload.dtype)
-    query, key, value = (
-        torch.randn(workload.batch_size, *each, width, dtype=dtype).requires_grad_(workload.direction != "inference")
-        for each, width in zip(rows, widths, strict=True)
-    )
-    return query, key, value
+def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> None:
+    """Start the run in that folder, or resume the one that is there."""
+    plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
+    running.execute(plan, folder, stages=("check",))
+    running.execute(plan, folder, stages=("time",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,14 +240,8 @@ def table(run: Path, to: Path) -> str:
     policy = learn([trained])
     to.mkdir(parents=True, exist_ok=True)
     policy.save(to / "policy.json")
-    tried = {each.workload: each for each in msgspec.json.decode((run / TRIED).read_bytes(), type=list[Tried])}
-
-    def attend(workload: Workload) -> str:
-        return tried[workload.id].name if workload.id in tried else policy.choose(workload)
-
     choosers: dict[str, Callable[[Workload], str]] = {
-        OURS: attend,
-        "our policy, untried": policy.choose,
+        OURS: policy.choose,
         **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
     }
     judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
@@ -395,13 +291,6 @@ more. What a dispatch adds is not in the times ([dispatch.md](dispatch.md)). The
 {NUM_DRAWN} drawn at random with seed {held_out.plan.seed} ({where}).
 "No time": not supported there, or too slow to try.
 
-{trials(list(tried.values()))}
-
-How the policy interpolates, its caution, its usual scale and who is tried were chosen by cross-validation on the
-training shapes, and on held-out shapes of earlier audits, before any of these was measured. The presets' own shapes
-were held out in those, too. Three earlier audits missed limits; which, and what was changed after them, is in
-docs/adr/0045.
-
 torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them{in_visits}; it is
 judged there against the best of all, itself included.
 
@@ -417,20 +306,6 @@ def visits(plan: Plan) -> str:
     number, processes = plan.num_rounds, plan.num_epochs
     where = "one process" if processes == 1 else f"{processes} processes"
     return f"{number} visits, each in a fresh process" if processes == number else f"{number} visits in {where}"
-
-
-def trials(found: Sequence[Tried]) -> str:
-    """What trials cost."""
-    several = [each for each in found if len(each.contenders) > 1]
-    spent = sorted(each.first_s - each.later_s for each in several)
-    calls = sorted((each.first_s - each.later_s) / each.later_s for each in several)
-    high = int(0.9 * len(several))
-    contenders = sum(len(each.contenders) for each in several) / len(several)
-    tried, waits = f"{len(several)} of {len(found)} shapes", f"{1e3 * median(spent):.0f} ms"
-    return f"""Our policy leaves {tried} to a trial, the first time that `attnbench.attention` meets them, among
-{contenders:.1f} contenders on average; here, when half of the visits were done. That first call took {waits} longer
-than a later one in the median and {1e3 * spent[high]:.0f} ms at the 90th percentile: as long as {median(calls):.0f} and
-{calls[high]:.0f} calls. Untried, what is expected to be the fastest is called."""
 
 
 def main() -> None:
@@ -453,8 +328,7 @@ def main() -> None:
             shapes = of_presets(threads) + drawn(given.number or NUM_DRAWN, SEED_DRAWN, threads)
             is_compiled = step == "compiled"
             shapes, names = (shapes[::EVERY], (*NAMES, *COMPILED)) if is_compiled else (shapes, NAMES)
-            tries = partial(try_all, given.run) if not is_compiled else lambda: None
-            measure(given.run / step, shapes, names, SEED_DRAWN, VISITS_HELD_OUT, halfway=tries)
+            measure(given.run / step, shapes, names, SEED_DRAWN, VISITS_HELD_OUT)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import pytest
 from torch import nn
 
 import attnbench
-from attnbench.commands.catalog import remembered
 from tests import journals
 
 SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
@@ -127,21 +126,3 @@ def test_a_script_that_defines_and_compares_is_not_run_again_by_its_workers(tmp_
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[1] == "True"
     assert (tmp_path / "runs.txt").read_text() == "once\n"
-
-
-def test_what_is_listed_is_kept_until_something_changes(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "attnbench.commands.catalog.implementations", lambda specs: asked.append(1) or [{"a": str(specs)}]
-    )
-    place = tmp_path / "cache" / "kept.json"
-    first = remembered(["sdpa"], place)
-    assert remembered(["sdpa"], place) == first
-    assert len(asked) == 1
-    assert remembered(["fused"], place) != first
-    monkeypatch.setattr("attnbench.commands.catalog.KEPT_S", 0.0)
-    remembered(["fused"], place)
-    place.write_text("{")
-    remembered(["fused"], place)
-    remembered(["fused"], None)
-    assert len(asked) == 5

@@ -185,7 +185,16 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["report"], ["gate"], ["compare"], ["history"], ["run", "--resume"], ["salvage"], ["baseline"]]
+    "arguments",
+    [
+        ["report"],
+        ["gate"],
+        ["compare"],
+        ["history"],
+        ["run", "--resume"],
+        ["report", "--salvage"],
+        ["gate", "--accept"],
+    ],
 )
 @pytest.mark.parametrize(("name", "said"), [("damaged", "line 1: not an event"), ("newer", "update attnbench")])
 def test_what_cannot_be_read_ends_every_command_alike(tmp_path, monkeypatch, capsys, arguments, name, said):
@@ -194,7 +203,7 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, monkeypatch, cap
         (tmp_path / folder / "journal.jsonl").write_text(line)
     monkeypatch.chdir(tmp_path)
     given = [*arguments, name]
-    given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "baseline" in arguments else []
+    given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "--accept" in arguments else []
     monkeypatch.setattr(sys, "argv", ["attnbench", *given])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -284,8 +293,28 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
     assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
 
 
-def test_a_retired_command_names_its_replacement(tmp_path):
-    done = command("calibrate", "sdpa", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--dry-run" in done.stderr
-    assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("words", "replacement"),
+    [
+        (["calibrate", "sdpa"], "--dry-run"),
+        (["crossover", "fused", "sdpa"], "fastest A B --along"),
+        (["baseline", "--reason", "it is a test"], "gate --accept"),
+        (["export", "--format", "csv"], "report --format"),
+        (["salvage", "run"], "report RUN --salvage"),
+        (["cluster", "doctor"], "doctor --cluster"),
+    ],
+)
+def test_a_retired_command_names_its_replacement(monkeypatch, capsys, words, replacement):
+    monkeypatch.setattr(sys, "argv", ["attnbench", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert replacement in shown
+    assert shown.count("\n") == 1
+
+
+def test_there_are_fourteen_commands():
+    names = {each.name for each in cli.app.registered_commands}
+    assert len(names) == 14
+    assert not names & set(cli.RETIRED)

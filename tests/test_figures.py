@@ -71,9 +71,7 @@ def test_the_page_about_trust_shows_what_became_of_cheats():
 def test_the_page_on_fastest_says_what_its_gallery_does():
     text = (ROOT / "docs" / "fastest.md").read_text(encoding="utf-8")
     found = figures()
-    assert text == found.renewed(text, {"crossovers": found.searched(), "policy": found.followed()}), (
-        "run: python docs/figures.py"
-    )
+    assert text == found.renewed(text, {"policy": found.followed()}), "run: python docs/figures.py"
 
 
 def test_cheats_are_shown_by_group_and_honest_forms_by_name_where_they_were_rejected(tmp_path, monkeypatch):

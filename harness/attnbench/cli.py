@@ -80,8 +80,13 @@ def _options(
 
 
 RETIRED = {
+    "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
     "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",
+    "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
+    "crossover": "attnbench fastest A B --along AXIS finds where two change places",
     "demo": "follow the README, or docs/first-hour.md",
+    "export": "attnbench report --format NAME writes a run for another tool",
+    "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
 """Commands that this version no longer has, and what to use in their place."""
 USER_ERROR = typer.BadParameter.__mro__[2]

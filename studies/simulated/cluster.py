@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,8 +39,6 @@ NUM_LEASED = 3
 """Workloads that a host has at a time: more cost less time for processes, fewer leave less undone when it is lost."""
 NUM_VISITS = 24
 """Of each of them, so that one host alone may show what it sees: evidence does not add up over hosts."""
-JOINS_AFTER_S = 120.0
-"""After a host is lost, another one joins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,41 +199,3 @@ def _write(worker: HostAtWork, folder: Path) -> None:
     write(path, [*worker.history, *ended])
     worker.history.clear()
     worker.client.stop()
-
-
-def hundred(num_hosts: int, cpus: Sequence[str], budget_s: float, seed: int) -> Iterator[SimulatedHost]:
-    """A cluster as it may be, and who joins it: of 100 hosts 10 are slow, 30 drift, 20 are noisy, 5 join late.
-
-    One of fifty has memory that lies so unluckily that identical code seems to differ: its A/A test ought to fail. A
-    host is lost each minute, and another joins two minutes later.
-    """
-    draws = random.Random(f"hosts/{seed}")
-    shuffled = draws.sample(range(num_hosts), num_hosts)  # so that each property is spread over both kinds
-    ranks = {place: rank / num_hosts for rank, place in enumerate(shuffled)}
-    again = draws.sample(range(num_hosts), num_hosts)
-    others = {place: rank / num_hosts for rank, place in enumerate(again)}
-    going = iter(draws.sample(range(num_hosts), num_hosts))
-    minutes = range(60, math.ceil(budget_s), 60)
-    losses = {next(going): minute + draws.uniform(-30, 30) for minute in minutes}
-    for place in range(num_hosts):
-        rank, other = ranks[place], others[place]
-        cpu = cpus[place * len(cpus) // num_hosts]
-        yield SimulatedHost(
-            name=f"host{place:03d}",
-            cpu=cpu,
-            world=_world(rank, draws),
-            slowness=draws.uniform(1.5, 3.0) if other < 0.1 else 1.0,  # noqa: PLR2004 - shares, as said above
-            layout=0.05 if other >= 0.98 else 0.002,  # noqa: PLR2004
-            joins_s=60.0 if 0.1 <= other < 0.15 else 0.0,  # noqa: PLR2004
-            lost_s=losses.get(place, math.inf),
-        )
-    for number, (place, lost_s) in enumerate(losses.items()):
-        cpu = cpus[place * len(cpus) // num_hosts]
-        if lost_s + JOINS_AFTER_S < budget_s:
-            yield SimulatedHost(name=f"new{number:03d}", cpu=cpu, joins_s=lost_s + JOINS_AFTER_S)
-
-
-def _world(rank: float, draws: random.Random) -> str:
-    if rank < 0.3:  # noqa: PLR2004 - shares, as said above
-        return draws.choice(["drift", "random_walk", "throttling", "busy"])
-    return draws.choice(["spikes", "bimodal"]) if rank < 0.5 else "calm"  # noqa: PLR2004

@@ -14,7 +14,7 @@ from attnbench.cli import app
 from attnbench.cluster import driver
 from attnbench.commands import ExitCode
 from attnbench.storage.records import Status
-from studies import torture_cluster
+from tests.cluster import killing
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--set", "seq_len=8", "--set", "head_dim=8", "--set", "num_heads=2", "--set", "mask=none")
@@ -22,7 +22,7 @@ TINY = ("--set", "seq_len=8", "--set", "head_dim=8", "--set", "num_heads=2", "--
 
 def test_without_ray_the_option_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for words in (["run", "fused", *TINY, "--results", str(tmp_path)], ["cluster", "doctor"]):
+    for words in (["run", "fused", *TINY, "--results", str(tmp_path)], ["doctor"]):
         ended = CliRunner().invoke(app, [*words, "--cluster", "local:2"])
         assert ended.exit_code != 0
         said = str(ended.exception) + ended.output
@@ -59,22 +59,22 @@ PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attn
 def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with torture_cluster.machines() as cluster:
-        words = [*torture_cluster.SHORT, "--cluster", cluster.address, "--results", str(tmp_path)]
+    with killing.machines() as cluster:
+        words = [*killing.SHORT, "--cluster", cluster.address, "--results", str(tmp_path)]
         driving = subprocess.Popen(
             [sys.executable, "-c", PATIENCE, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        run = torture_cluster.begun(tmp_path)
+        run = killing.begun(tmp_path)
         for name in list(cluster.nodes):
             cluster.remove(name)
-        said, _ = driving.communicate(timeout=torture_cluster.LIMIT_S)
+        said, _ = driving.communicate(timeout=killing.LIMIT_S)
         assert driving.returncode == ExitCode.finding, said.decode()
         results = read(run)
         assert {record.status for record in results.records} >= {Status.lost}
         assert any("no host was left" in record.message for record in results.records)
         cluster.nodes["three"] = cluster.add("three")
-        again = torture_cluster.started(tmp_path, "--resume", run.name, "--cluster", cluster.address)
-        assert again.wait(torture_cluster.LIMIT_S) == ExitCode.passed, (tmp_path / "log").read_text()
+        again = killing.started(tmp_path, "--resume", run.name, "--cluster", cluster.address)
+        assert again.wait(killing.LIMIT_S) == ExitCode.passed, (tmp_path / "log").read_text()
         results = read(run)
         assert {record.status for record in results.records} == {Status.ok}
         assert "three" in results.hosts
@@ -85,15 +85,13 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
 def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    alone = torture_cluster.local(tmp_path / "local", torture_cluster.SHORT)
-    with torture_cluster.machines() as cluster:
-        for victim, hosts_per_cell in [*((victim, 1) for victim in torture_cluster.VICTIMS), ("node", 2)]:
-            planned = torture_cluster.Trial(
+    alone = killing.local(tmp_path / "local")
+    with killing.machines() as cluster:
+        for victim, hosts_per_cell in [*((victim, 1) for victim in killing.VICTIMS), ("node", 2)]:
+            planned = killing.Trial(
                 victim=victim,
                 after_s=random.uniform(0.0, 6.0),
                 hosts_per_cell=hosts_per_cell,
-                sweep=torture_cluster.SHORT,
-                fewest_decided=0,
             )
-            found = torture_cluster.trial(cluster, tmp_path / f"{victim}{hosts_per_cell}", planned, alone)
+            found = killing.trial(cluster, tmp_path / f"{victim}{hosts_per_cell}", planned, alone)
             assert found.problems == [], found

@@ -110,12 +110,12 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     assert "<script>" not in text + (results.folder / "summary.md").read_text()
 
 
-def prepared(repo, monkeypatch, base, candidate, *implementations, build=""):
+def prepared(repo, monkeypatch, base, candidate, *implementations):
     """Folder and plan of a comparison, as the command makes them."""
     monkeypatch.chdir(repo)
     selection = Selection(sweep="tiny.toml", implementations=implementations)
     folder = execution.new_folder(Path("results"), "compare")
-    planned, _ = sides.plan(base, candidate, selection, folder, build=build)
+    planned, _ = sides.plan(base, candidate, selection, folder)
     return folder, planned
 
 
@@ -194,84 +194,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     assert set(find_runs(repo / "results")) == runs
 
 
-BUILDER = """import pathlib
-import sys
-
-print("building")
-pathlib.Path("built.py").write_text(pathlib.Path("source.txt").read_text())
-sys.exit(int(pathlib.Path("code.txt").read_text()))
-"""
-BUILD = f"{shlex.quote(sys.executable)} builder.py"
-
-
-@pytest.fixture(scope="module")
-def to_build(tmp_path_factory):
-    """A repository whose implementation is not there before a command has made it."""
-    folder = repository(tmp_path_factory.mktemp("built") / "theirs")
-    (folder / "tiny.toml").write_text(TINY)
-    (folder / ".gitignore").write_text("built.py\n")
-    (folder / "builder.py").write_text(BUILDER)
-    for tag, text, code in (("plain", PLAIN, 0), ("slow", SLOW, 0), ("broken", SLOW, 7)):
-        (folder / "source.txt").write_text(text)
-        (folder / "code.txt").write_text(str(code))
-        commit(folder, tag, using="from built import mine\n")
-    return folder
-
-
-def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, capfd):
-    folder, planned = prepared(to_build, monkeypatch, "rev:plain", "rev:slow", "using.py:mine", build=BUILD)
-    assert capfd.readouterr().err == 2 * "building\n"
-    assert planned.sides.is_apart
+def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
+    folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
     with sides.checked_out(planned, folder):
-        texts = [(folder / "sides" / name / "built.py").read_text() for name in ("base", "candidate")]
         execution.execute(planned, folder, lambda _: None, stages=("check",))
-    results = read(folder)
-    assert texts == [PLAIN, SLOW]
-    assert {record.status for record in results.records} == {"ok"}
-    assert not (folder / "sides").exists()
-    (folder / "sides" / "base").mkdir(parents=True)  # as a kill amid its build leaves it
-    (folder / "sides" / sides.OWNER).write_text(str(2**22 + 1))
-    with sides.checked_out(planned, folder):
-        assert (folder / "sides" / "base" / "built.py").read_text() == PLAIN
-    sides_given = [planned.sides.base.given, planned.sides.candidate.given]
-    for asked in ([], ["--build", "true"], sides_given, [*sides_given[::-1], "--build", BUILD]):
-        found = compare(to_build, *asked, "--resume", folder.name)
-        assert "a journal does not decide which sides are compared, nor how they are built" in str(found.exception)
-        again = shlex.join(["attnbench", "compare", *sides_given, "--resume", folder.name, "--build", BUILD])
-        assert again in str(found.exception)
-    found = compare(to_build, *sides_given, "--resume", folder.name, "--build", BUILD)
-    assert found.exit_code in {0, 1, 3}
-
-
-def test_the_same_text_may_import_what_was_built(to_build, monkeypatch):
-    """Without --implementation what is the same on both sides is left out; a text does not show all that it uses."""
-    (to_build / "implementations").mkdir()
-    (to_build / "implementations" / "other.py").write_text(f"{PLAIN}\n\nIMPLEMENTATION = mine\n")
-    git(to_build, "add", "--all")
-    git(to_build, "commit", "--quiet", "--message", "other")
-    for build, names in (("", []), (BUILD.replace("builder.py", "-c pass"), ["other (base)", "other"])):
-        folder, planned = prepared(to_build, monkeypatch, "rev:HEAD", "rev:HEAD", build=build)
-        sides.remove_checkouts(folder)
-        assert list(map(str, planned.specs if planned else ())) == names
-
-
-@pytest.mark.parametrize(
-    ("base", "candidate", "build", "said"),
-    [
-        ("rev:plain", "rev:broken", BUILD, "rev:broken cannot be built"),
-        ("rev:plain", "rev:slow", "no-such-program", "rev:plain cannot be built by no-such-program: "),
-        ("rev:plain", "rev:slow", "'", "rev:plain cannot be built by ': No closing quotation"),
-        (".", ".", BUILD, "--build is for revisions"),
-        ("using.py:mine", "using.py:mine", BUILD, "--build is for revisions"),
-    ],
-)
-def test_a_build_that_fails_or_cannot_be_leaves_nothing(to_build, base, candidate, build, said):
-    known = set((to_build / "results").glob("runs/*"))
-    more = [] if "mine" in base else ["-i", "using.py:mine"]
-    found = compare(to_build, base, candidate, *more, *FAST, "--build", build)
-    assert isinstance(found.exception, ValueError)
-    assert said in str(found.exception)
-    assert set((to_build / "results").glob("runs/*")) == known
+    both = [planned.sides.base.given, planned.sides.candidate.given]
+    for words in ([], both[::-1]):
+        found = compare(repo, *words, "--resume", folder.name)
+        assert shlex.join(["attnbench", "compare", *both, "--resume", folder.name]) in str(found.exception)
+    assert compare(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
 
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):

@@ -1,4 +1,4 @@
-"""What other tools get of a run: each format is what its tool reads."""
+"""`attnbench report --format`: each format is what its tool reads."""
 
 import csv
 import io
@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from attnbench import cli
 from attnbench.analysis.comparisons import comparisons
+from attnbench.commands.report import Format
+from attnbench.reports.exports import WRITERS
 from tests import journals
 
 POINTS = journals.workloads(scope=("attention",), mask=("none", "causal"), seq_len=(128, 2048))
@@ -24,7 +27,8 @@ def results(tmp_path: Path) -> Path:
 
 
 def exported(results: Path, monkeypatch, capsys, *options: str) -> str:
-    monkeypatch.setattr("sys.argv", ["attnbench", "export", *options, "--results", str(results)])
+    kind = () if "--format" in options else ("--format", "csv")
+    monkeypatch.setattr("sys.argv", ["attnbench", "report", *kind, *options, "--results", str(results)])
     with pytest.raises(SystemExit) as left:
         cli.main()
     said = capsys.readouterr()
@@ -71,7 +75,7 @@ def test_pytest_benchmark_compares_two_exports(results, monkeypatch, capsys, tmp
 
 def test_one_run_at_a_time_for_a_format_that_holds_one(results, monkeypatch, capsys):
     monkeypatch.setattr(
-        "sys.argv", ["attnbench", "export", "one", "other", "--format", "pytest-benchmark", "--results", str(results)]
+        "sys.argv", ["attnbench", "report", "one", "other", "--format", "pytest-benchmark", "--results", str(results)]
     )
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -119,7 +123,7 @@ def test_traces_are_written_of_what_has_a_definition_and_was_tried(tmp_path, mon
 
 def test_without_a_definition_there_is_nothing_to_write(results, monkeypatch, capsys):
     monkeypatch.setattr(
-        "sys.argv", ["attnbench", "export", "one", "--format", "flashinfer-trace", "--results", str(results)]
+        "sys.argv", ["attnbench", "report", "one", "--format", "flashinfer-trace", "--results", str(results)]
     )
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -148,3 +152,19 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
     assert [(each["solution"], each["workload"]) for each in back] == [
         (name, line) for name in ("fused", "sdpa") for line in lines
     ]
+
+
+def test_every_format_has_a_writer():
+    assert set(get_args(Format)) == set(WRITERS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--format", "csv", "--hosts"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]],
+)
+def test_what_writes_no_reports_excludes_their_options(results, monkeypatch, capsys, options):
+    monkeypatch.setattr("sys.argv", ["attnbench", "report", *options, "--results", str(results)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "--salvage" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`attnbench fastest` and `attnbench crossover` with real workers on tiny shapes: words, JSON, exit codes, mistakes."""
+"""`attnbench fastest` with real workers on tiny shapes: words, JSON, exit codes, mistakes."""
 
 import json
 from pathlib import Path
@@ -73,9 +73,11 @@ def test_memory_restricts_and_is_said(tmp_path: Path) -> None:
     [
         (["fastest", "--memory", "much"], "--memory much is no size"),
         (["fastest", "--set", "mask=casual"], "did you mean"),
-        (["crossover", "fused"], "fused alone cannot change places"),
-        (["crossover", "fused", "sdpa", "--axis", "dtype"], "dtype"),
-        (["crossover", "fused", "sdpa", "--from", "512", "--to", "16"], "no way up"),
+        (["fastest", "fused", "--along", "length"], "fused alone cannot change places"),
+        (["fastest", "fused", "sdpa", "--along", "dtype"], "dtype"),
+        (["fastest", "fused", "sdpa", "--along", "length", "--from", "512", "--to", "16"], "no way up"),
+        (["fastest", "fused", "sdpa", "--from", "16"], "give that, too"),
+        (["fastest", "fused", "sdpa", "--along", "length", "--memory", "1GiB"], "does not go with --memory"),
         (["fastest", "--seq-len", "64", "--set", "seq_len=128"], "--seq-len and --set seq_len=128 contradict"),
         (["fastest", "--gradients", "--set", "direction=inference"], "--gradients and --set direction=inference"),
         (["fastest", *TINY, "--policy", "."], "is a folder: name a file"),
@@ -93,13 +95,16 @@ def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str,
 
 def test_a_crossover_that_is_none_says_who_is_faster() -> None:
     ends = ["--from", "16", "--to", "64", "--budget", "8"]
-    done = invoke("crossover", "mine.py:slow", "sdpa", *TINY, *ends, "--json")
+    done = invoke("fastest", "mine.py:slow", "sdpa", "--along", "length", *TINY, *ends, "--json")
     assert done.exit_code in {0, 3}, done.output
     (found,) = json.loads(done.stdout)["crossings"]
     assert found["implementations"] == ["slow", "sdpa"]
     assert found["changes"] == []
     assert set(found["points"]) <= {str(value) for value in range(16, 65)}
     assert "slow is faster" not in found["answer"]
+    (folder,) = find_runs(Path("results"))
+    again = invoke("fastest", "--resume", folder.name, "-i", "mine.py:slow", "--json")
+    assert json.loads(again.stdout)["crossings"][0]["implementations"] == ["slow", "sdpa"]
 
 
 def test_from_python_the_same_is_given() -> None:
@@ -118,9 +123,8 @@ def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path) -> None:
     again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1")
     assert json.loads(done.stdout)["recommendations"][0]["choice"] is not None
     assert json.loads(again.stdout)["recommendations"][0]["choice"] is None
-    for command in ("run", "crossover"):
-        refused = invoke(command, "--resume", folder.name)
-        assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)
+    refused = invoke("run", "--resume", folder.name)
+    assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)
 
 
 def test_what_crashed_is_excluded_and_a_finding_as_in_any_run() -> None:

@@ -19,8 +19,8 @@ from attnbench.contract.rank_group import RankGroup, group_of
 from attnbench.contract.ranks import ORDERS
 from attnbench.plugins import DISTRIBUTING, plugs
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
-from studies.scaling.theory import bytes_sent
 from tests.contract.shares import asked, fail, give_back, give_late, sleep, three
+from tests.rank_bytes import bytes_sent
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 RIGHT = ("ring", "zigzag_ring", "ulysses", "all_gather")

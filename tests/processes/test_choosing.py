@@ -17,9 +17,9 @@ from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
 from attnbench.workloads.workload import Workload
-from studies import crossovers
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
+from tests.processes import crossings
 
 NAMES = ("sdpa", "fused", "bmm", "einsum", "sdpa_math")
 SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 0.72, "einsum": 1.3, "sdpa_math": 4.0}
@@ -147,8 +147,8 @@ def test_many_workloads_are_not_searched(tmp_path: Path) -> None:
 
 
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
-    plan = crossovers.planned(5)
-    truth = crossovers.planted(5, 0)
+    plan = crossings.planned(5)
+    truth = crossings.planted(5, 0)
 
     def client() -> virtual.SimulatedClient:
         return virtual.SimulatedClient(WORLDS["calm"], truth.seconds, seed=5)
@@ -161,25 +161,25 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         write(folder / JOURNAL, lines[:end])
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
-        (change,) = changes_along(again, plan.ladders[0], crossovers.NAMES)
+        (change,) = changes_along(again, plan.ladders[0], crossings.NAMES)
         assert change.place.low <= truth.at <= change.place.high
 
 
 @pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
 def test_planted_crossovers_lie_inside_their_intervals(world: str) -> None:
-    found = [crossovers.search(number, world, seed=7) for number in range(5)]
+    found = [crossings.search(number, world, seed=7) for number in range(5)]
     assert sum(each.holds for each in found) >= 4
     assert all(each.holds for each in found if each.interval)
 
 
 def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
-    plan = crossovers.planned(1)
+    plan = crossings.planned(1)
     client = virtual.SimulatedClient(
         WORLDS["calm"], lambda workload, name: 1e-6 * workload.longest * (1 + (name == "fused"))
     )
     results = virtual.execute(plan, tmp_path / "run", client)
-    assert changes_along(results, plan.ladders[0], crossovers.NAMES) == ()
-    assert {each.sign for each in points(results, plan.ladders[0], *crossovers.NAMES).values()} == {1}
+    assert changes_along(results, plan.ladders[0], crossings.NAMES) == ()
+    assert {each.sign for each in points(results, plan.ladders[0], *crossings.NAMES).values()} == {1}
 
 
 class Failing(virtual.SimulatedClient):
@@ -204,8 +204,8 @@ def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_blocks=0))
-    plan = msgspec.structs.replace(crossovers.planned(0), budget_s=20.0)
-    client = virtual.SimulatedClient(WORLDS["calm"], crossovers.planted(0, 0).seconds)
+    plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
+    client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
     results = virtual.execute(plan, tmp_path / "run", client)
     assert results.reason == choosing.SPENT
     assert 20.0 <= client.clock.now() <= 20.0 + 2 * choosing.POINT_S

@@ -14,7 +14,7 @@ from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
-from studies.scaling.theory import THEORY, bytes_sent
+from tests.rank_bytes import THEORY, bytes_sent
 
 pytestmark = pytest.mark.long  # whole runs, by processes of their own
 

@@ -1,4 +1,4 @@
-"""What `attnbench cluster doctor` says of hosts: each one's facts, and what of them would not be comparable."""
+"""What `attnbench doctor --cluster` says of hosts: each one's facts, and what of them would not be comparable."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A host by itself, as `attnbench cluster doctor` shows it: `python -m attnbench.cluster.examining` prints JSON."""
+"""A host by itself, as `attnbench doctor --cluster` shows it: `python -m attnbench.cluster.examining` prints JSON."""
 
 import sys
 from dataclasses import asdict

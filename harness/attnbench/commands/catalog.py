@@ -1,19 +1,9 @@
 """What there is to list, as rows of texts: implementations and what each supports here, sweeps, axes, masks, plugs."""
 
-import hashlib
-import json
-import sys
-import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from importlib import metadata
-from pathlib import Path
-
-import msgspec
 
 from attnbench import plugins
-from attnbench.devices import device, names
-from attnbench.storage.files import put
+from attnbench.devices import names
 from attnbench.workloads import models, sweep
 from attnbench.workloads.masks import Combined, Mask, masks
 from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload
@@ -47,7 +37,6 @@ MASKS = ("none", "causal")
 """Where a question names no mask, one of these is enough: an implementation may have no other."""
 NOT_HERE = ("is not installed", "is not found")
 """How reasons end that another machine may not have."""
-KEPT_S = 86_400.0
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
@@ -105,34 +94,6 @@ def entries(what: str) -> list[dict[str, str]]:
         case _:
             found = plugins.plugs("attnbench.reports", "REPORT")
             return [{"report": name, "meaning": report.summary} for name, report in found.items()]
-
-
-def remembered(specs: Sequence[str], place: Path | None) -> list[dict[str, str]]:
-    """The rows of `implementations`, kept in a file: to ask each of them, torch is imported, which takes seconds.
-
-    They are asked again where a source, the harness or a package has changed, and after a day.
-    """
-    state = json.dumps([list(specs), [plugins.digest(spec) for spec in specs], _installed(), names()])
-    key = hashlib.sha256(state.encode()).hexdigest()
-    with suppress(OSError, ValueError, TypeError):
-        if place is not None and time.time() - place.stat().st_mtime < KEPT_S:
-            kept = msgspec.json.decode(place.read_bytes(), type=dict[str, list[dict[str, str]]])
-            if key in kept:
-                return kept[key]
-    rows = implementations(specs)
-    with suppress(OSError):
-        if place is not None:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            put(place, json.dumps({key: rows}))
-    return rows
-
-
-def _installed() -> list[object]:
-    """What there is that an answer depends on: packages, Python, devices, and the harness as it is now."""
-    packages = sorted(f"{each.name}=={each.version}" for each in metadata.distributions())
-    present = [name for name in names() if device(name).seems_present()]
-    changed = max(file.stat().st_mtime_ns for file in Path(plugins.__file__).parent.rglob("*.py"))
-    return [packages, sys.version, present, changed]
 
 
 def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:

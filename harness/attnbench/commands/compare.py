@@ -27,9 +27,6 @@ def compare(
     options: TimingOptions = OPTIONS,
     thresholds: ThresholdsFile = None,
     to: GateFolder = None,
-    build: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Run it in the files of each revision first; they are then apart.")
-    ] = "",
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
     as_json: AsJson = False,
@@ -55,14 +52,13 @@ def compare(
         )
     if resume is not None:
         folder, resumed = running.to_resume(
-            options.context, resume, results, {"base", "candidate", "names", "--build", "--implementation"}
+            options.context, resume, results, {"base", "candidate", "names", "--implementation"}
         )
         if resumed.sides is None:
             raise ValueError(f"{resume} has no two sides: go on with {resumed.resume_command(resume)}")
-        are_given = base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)
-        if not are_given or resumed.sides.build != build:
+        if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
             again = f"type {resumed.resume_command(resume)} if you trust it"
-            raise ValueError(f"a journal does not decide which sides are compared, nor how they are built: {again}")
+            raise ValueError(f"a journal does not decide which sides are compared: {again}")
         for side in (resumed.sides.base, resumed.sides.candidate):
             named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
@@ -73,9 +69,7 @@ def compare(
         selection = options.selection()
         sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(
-            base, candidate, selection, folder, is_apart=options.isolation == "process", build=build
-        )
+        planned, same = sides.plan(base, candidate, selection, folder, is_apart=options.isolation == "process")
         if same:
             running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
     if planned is None:

@@ -1,6 +1,7 @@
-"""`attnbench doctor`: is this machine fit to measure?"""
+"""`attnbench doctor`: is this machine, or a cluster, fit to measure?"""
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -8,13 +9,28 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson
 
 
-def doctor(*, as_json: AsJson = False) -> None:
+def doctor(
+    *,
+    address: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Look at every host of a Ray cluster, and whether they are comparable: auto, HOST:PORT or local:N.",
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
     """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
     from dataclasses import asdict
 
     from attnbench.commands import terminal
     from attnbench.timing.doctor import examine
 
+    if address:
+        from attnbench.commands import examining
+
+        examining.examine_hosts(address, as_json=as_json)
     findings = examine()
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -30,5 +46,6 @@ COMMAND = Command(
     examples=(
         "attnbench doctor",
         "attnbench doctor --json",
+        "attnbench doctor --cluster auto",
     ),
 )

@@ -1,15 +1,19 @@
-"""`attnbench fastest`: one recommendation for these shapes on this machine."""
+"""`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from attnbench.commands import Command
+from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
+
+if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
+    from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--batch-invariant", "--policy"}
@@ -36,6 +40,16 @@ def fastest(
     searches: Annotated[
         bool, typer.Option("--changes/--no-changes", help="Look for the length from which on the answer changes.")
     ] = True,
+    along: Annotated[
+        str,
+        typer.Option(
+            metavar="AXIS",
+            help="Find where each two of the named change places: along length (query and key), seq_len, kv_len, "
+            "num_heads, batch_size or head_dim.",
+        ),
+    ] = "",
+    low: Annotated[int, typer.Option("--from", min=0, metavar="N", help="Where --along begins. 0: by the axis.")] = 0,
+    high: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Where --along ends. 0: by the axis.")] = 0,
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Learn a policy from all workloads, and write it here.")
     ] = None,
@@ -45,12 +59,12 @@ def fastest(
 ) -> None:
     """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
 
-    The answer takes a minute at most. With --policy, a sweep's answers are learned as a policy (attnbench.attention).
+    The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
+    --policy, a sweep's answers are learned as a policy (attnbench.attention).
     """
     from attnbench.analysis.recommendation import Limits
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan_to_choose
     from attnbench.reports import recommended
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
@@ -64,12 +78,19 @@ def fastest(
         settings += [f"seq_len={seq_len}"] if seq_len else []
         settings += ["direction=forward_backward"] if with_gradients else []
         _require_once(options.settings or (), settings)
-        selection = replace(options, settings=settings).selection()
-        planned = plan_to_choose(selection, searches=searches and policy is None)
-        folder = new_folder(results, planned.sweep)
+        asked = replace(options, settings=settings)
+        if along:
+            others: dict[str, object] = {"--seq-len": seq_len, "--memory": memory, "--deterministic": is_deterministic}
+            others |= {"--batch-invariant": is_batch_invariant, "--no-changes": not searches, "--policy": policy}
+            planned = _plan_along(asked, along, low, high, others)
+        else:
+            planned = _plan(asked, low, high, searches=searches and policy is None)
+        folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         recommending.require_learnable(planned, policy)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
+    if "choose" not in planned.stages:
+        _conclude_search(measured, as_json=as_json)
     found = recommending.choose(measured, limits, is_batch_invariant=is_batch_invariant)
     learned = None
     try:
@@ -81,6 +102,49 @@ def fastest(
         else:
             recommending.print_recommendations(measured, found, learned)
     recommending.conclude(measured, found)
+
+
+def _plan(options: TimingOptions, low: int, high: int, *, searches: bool) -> "Plan":
+    """The plan of a recommendation.
+
+    Raises:
+        ValueError: `low` or `high` is set, or as of planning.
+    """
+    from attnbench.processes.planning import plan_to_choose
+
+    if low or high:
+        raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
+    return plan_to_choose(options.selection(), searches=searches)
+
+
+def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: Mapping[str, object]) -> "Plan":
+    """The plan of a search for the sizes at which implementations change places.
+
+    Raises:
+        ValueError: one of the `others` is set, which such a search does not heed, or as of planning.
+    """
+    from attnbench.processes.planning import plan_to_search
+
+    if ignored := [name for name, value in others.items() if value]:
+        raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
+    baseline = options.named[-1] if options.named else "sdpa"
+    return plan_to_search(options.selection(baseline=baseline), axis, low, high)
+
+
+def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:
+    """Print where implementations change places, and exit."""
+    from attnbench.analysis.recommendation import points
+    from attnbench.commands import recommending
+    from attnbench.reports import recommended
+
+    if as_json:
+        typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
+    else:
+        recommending.print_crossings(measured)
+    if any(record.is_wrong for record in measured.records):
+        raise typer.Exit(ExitCode.finding)
+    is_known = any(points(measured, ladder, *both) for ladder, both, _ in recommended.crossings(measured))
+    raise typer.Exit(ExitCode.passed if is_known else ExitCode.inconclusive)
 
 
 def _require_once(typed: Sequence[str], settings: Sequence[str]) -> None:
@@ -105,6 +169,8 @@ COMMAND = Command(
         "attnbench fastest --model smollm2-135m --phase prefill --seq-len 1024",
         "attnbench fastest --set seq_len=1024 --set mask=causal --gradients",
         "attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB",
+        "attnbench fastest fused sdpa --along length --from 32 --to 2048",
+        "attnbench fastest mine.py:mine sdpa --along num_heads --set seq_len=128",
         "attnbench fastest --sweep quick --policy results/policy.json",
     ),
 )

@@ -1,5 +1,6 @@
-"""`attnbench gate`: a comparison that passes or fails."""
+"""`attnbench gate`: a comparison that passes or fails, and the baseline that it compares with."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,12 +37,21 @@ def gate(
         list[str] | None,
         typer.Option("--set", metavar="AXIS=V,V", help="Judge only what has these values; may be repeated."),
     ] = None,
+    is_accepted: Annotated[
+        bool, typer.Option("--accept", help="Judge nothing: store the run as the baseline of its machine.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --accept: why this is the new normal; kept in the file.")
+    ] = "",
     thresholds: ThresholdsFile = None,
     results: ResultsFolder = Path("results"),
     to: GateFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
+    """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch.
+
+    With --accept, the run becomes the baseline that later runs are compared with.
+    """
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
@@ -52,6 +62,15 @@ def gate(
 
     allowed = load(thresholds)
     given = list(runs or ())
+    if is_accepted:
+        if len(given) > 1 or implementations or settings or to is not None:
+            raise ValueError("--accept takes one run, whole: leave out the others, -i, --set and --to")
+        path = stored.locate(given[0], results) if given else newest_run(results)
+        written = stored.accept(path, results, reason, allowed)
+        typer.echo(json.dumps({"baseline": str(written)}) if as_json else f"Baseline: {written}; commit it")
+        return
+    if reason:
+        raise ValueError("--reason is that of a new baseline: give --accept, too")
     names = [name for name in given if name in implementation_names() and not (results / "runs" / name).exists()]
     given = [name for name in given if name not in names]
     if len(given) > MOST_RUNS:
@@ -105,6 +124,7 @@ COMMAND = Command(
     examples=(
         "attnbench gate",
         "attnbench gate BASE CANDIDATE --to gate",
+        'attnbench gate --accept --reason "attention is fused now"',
         "attnbench gate BASE CANDIDATE -i fused --set seq_len=512",
     ),
 )

@@ -23,13 +23,12 @@ def list_what(
     """List what there is; for implementations, what each supports here."""
     from attnbench import plugins
     from attnbench.commands import catalog, terminal
-    from attnbench.storage.files import cache_file
 
     notes: list[str] = []
     if what == "implementations":
         specs = [spec for each in implementation or () for spec in held(each)] or plugins.implementation_names()
         plugins.check_specs(specs)
-        entries = catalog.remembered(specs, cache_file("implementations.json"))
+        entries = catalog.implementations(specs)
         notes = catalog.why_not(entries)
     else:
         entries = catalog.entries(what)

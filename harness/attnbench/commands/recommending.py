@@ -1,4 +1,4 @@
-"""What `fastest` and `crossover` say, and what the same gives from Python: the answer first, then its grounds."""
+"""The output of `fastest`, on the terminal and from Python: the answer first, then its grounds."""
 
 import math
 import os
@@ -203,40 +203,40 @@ def learn(results: Results, path: Path) -> tuple[Path, "Policy"]:
 
 
 def _chosen(policy: "Policy") -> Counter[str]:
-    """At how many of the workloads that it was learned from each is chosen."""
-    chosen = Counter[str]()
-    for kind in policy.kinds:
-        chosen.update(kind.chosen)
-    chosen[policy.otherwise] += policy.evidence.num_workloads - chosen.total()
-    return +chosen
+    """The number of measured shapes at which each implementation is chosen."""
+    return Counter(row.winner for row in policy.rows)
 
 
 def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
-    """What was learned, as JSON has it; the regret is None where there is one workload alone."""
+    """The policy for JSON; the regret is None if only one workload was measured."""
     regret = policy.regret
     costs = {name: getattr(regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
         "chosen": dict(_chosen(policy)),
-        "workloads": policy.evidence.num_workloads,
-        "regret": costs if policy.evidence.num_workloads > 1 else None,
+        "workloads": len(policy.rows),
+        "regret": costs if len(policy.rows) > 1 else None,
+        "seconds": policy.evidence.seconds,
     }
 
 
 def _print_policy(path: Path, policy: "Policy", head: str) -> None:
-    """What the policy chooses, and what that costs on workloads that it has not seen."""
-    chosen, number = _chosen(policy), policy.evidence.num_workloads
+    """Print the choices, their leave-one-out regret, and the time that the measurements took."""
+    from attnbench.workloads.policy import OTHERWISE
+
+    chosen, number = _chosen(policy), len(policy.rows)
     plural = "s" if number > 1 else ""
-    if set(chosen) == {policy.otherwise}:
-        text = f"PyTorch's own choice, {policy.otherwise}, at all of {number} workload{plural}"
+    if set(chosen) == {OTHERWISE}:
+        text = f"PyTorch's own choice, {OTHERWISE}, at all of {number} workload{plural}"
     else:
         text = f"{', '.join(f'{name} at {count}' for name, count in chosen.most_common())} of {number} workloads"
     say(f"{head}Policy: {text}.", "bold")
     if number > 1:
         regret = policy.regret
         mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
-        own = f"{policy.otherwise} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
-        say(f"On workloads that were left out of learning it is {mean} ({own}).")
+        own = f"{OTHERWISE} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
+        took = f"Measuring took {duration(policy.evidence.seconds)}."
+        say(f"Where the nearest other shape chooses, calls are {mean} ({own}). {took}")
     else:
         say("What it costs on other workloads is not known: that needs two or more.")
     if not VERBOSITY.is_quiet:

@@ -1,8 +1,8 @@
-"""`attnbench report`: regenerate every report of stored runs."""
+"""`attnbench report`: every report of stored runs, or their cells in the format of another tool."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from attnbench.analysis.results import Results
 
+Format = Literal["csv", "pytest-benchmark", "customSmallerIsBetter", "oss-ci-v3", "flashinfer-trace"]
+
 
 def report(
     runs: Annotated[
@@ -22,7 +24,22 @@ def report(
     ] = None,
     *,
     results: ResultsFolder = Path("results"),
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Write to this folder, with a copy of the journal; with --format, a file."),
+    ] = None,
+    kind: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="No reports, but cells for another tool. csv: a row for each. pytest-benchmark: for its `compare`. "
+            "customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark database. "
+            "flashinfer-trace: for flashinfer-bench, a trace in each line.",
+        ),
+    ] = None,
+    is_salvaged: Annotated[
+        bool, typer.Option("--salvage", help="Write the intact parts of a damaged RUN into a new one, RUN-salvaged.")
+    ] = False,
     are_hosts: Annotated[
         bool,
         typer.Option("--hosts", help="The runs are of one plan on several machines: judge each kind of them."),
@@ -38,6 +55,16 @@ def report(
     from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
+    if is_salvaged or kind is not None:
+        _require_alone(is_salvaged=is_salvaged, has_format=kind is not None, others=are_hosts or open_page)
+    if is_salvaged:
+        from attnbench.commands.salvaging import salvage
+
+        if len(runs or ()) != 1:
+            raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
+        salvage((runs or [])[0], results, to, as_json=as_json)
+    if kind is not None:
+        _export(runs or [], results, kind, to, as_json=as_json)
     first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
     stored, more = shown(read(first)), [shown(read(other)) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
@@ -74,6 +101,40 @@ def report(
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
 
 
+def _require_alone(*, is_salvaged: bool, has_format: bool, others: bool) -> None:
+    """Check that what writes no reports is given without options of reports.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if others or (is_salvaged and has_format):
+        raise ValueError("--salvage, --format and --hosts or --open exclude one another: give one of them")
+
+
+def _export(runs: "Sequence[str]", results: Path, kind: Format, to: Path | None, *, as_json: bool) -> NoReturn:
+    """Write the cells of runs in the format of another tool, to a file or the terminal."""
+    from attnbench.analysis.results import read
+    from attnbench.reports.exports import WRITERS
+    from attnbench.storage.files import put, writing_to
+    from attnbench.storage.journal import find_run, newest_run
+
+    folders = [find_run(name, results) for name in runs] or [newest_run(results)]
+    if len(folders) > 1 and kind == "pytest-benchmark":
+        raise ValueError("--format pytest-benchmark holds one run: name a single RUN")
+    text = WRITERS[kind]([read(folder) for folder in folders])
+    if to is not None:
+        with writing_to(to.parent):
+            put(to, text)
+    written = {"format": kind, "num_bytes": len(text.encode()), "file": None if to is None else str(to)}
+    if as_json:
+        typer.echo(json.dumps(written | ({"text": text} if to is None else {}), indent=2))
+    elif to is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"{to} has {written['num_bytes']:,} bytes", err=True)
+    raise typer.Exit(ExitCode.passed)
+
+
 def named(runs: "Sequence[Results]") -> "dict[str, Results]":
     """Runs of several hosts by the names of their folders.
 
@@ -100,5 +161,7 @@ COMMAND = Command(
         "attnbench report RUN --to shared",
         "attnbench report RUN_A RUN_B --open",
         "attnbench report RUN_A RUN_B RUN_C --hosts",
+        "attnbench report RUN --format csv --to cells.csv",
+        "attnbench report RUN --salvage",
     ),
 )

@@ -225,7 +225,7 @@ def plan_to_search(selection: Selection, axis: str = LENGTH, low: int = 0, high:
     if len(names) < 2:  # noqa: PLR2004 - two change places
         given = f"{names[0]} alone" if names else "nobody"
         raise ValueError(
-            f"{given} cannot change places: give two implementations, as in attnbench crossover fused sdpa"
+            f"{given} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
         )
     if axis not in WAYS:
         raise ValueError(plugins.unknown("axis", axis, WAYS))

@@ -9,7 +9,6 @@ Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index t
 import ast
 import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -65,8 +64,8 @@ Pair = tuple[OneSided, OneSided]
 """An implementation on the base's side and on the candidate's."""
 
 
-def plan(  # noqa: PLR0913 - the sides, and what is done with them
-    base_text: str, candidate_text: str, selection: Selection, folder: Path, *, is_apart: bool = False, build: str = ""
+def plan(
+    base_text: str, candidate_text: str, selection: Selection, folder: Path, *, is_apart: bool = False
 ) -> tuple[Plan | None, list[str]]:
     """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
 
@@ -76,8 +75,6 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
         ValueError: whatever was given that is not possible; the message says what is allowed. Nothing is left behind.
     """
     given = base_text, candidate_text
-    if build and not any(text.startswith(REVISION) and text != REVISION + WORKTREE for text in given):
-        raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
     same, roots = list[str](), list[Path]()
     with contextlib.ExitStack() as undo:
         undo.callback(remove_checkouts, folder)
@@ -96,10 +93,10 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
         else:
             below = folder / SIDES_FOLDER
             base, candidate = _side(base_text, below / "base"), _side(candidate_text, below / "candidate")
-            check_out(Sides(base=base, candidate=candidate, build=build))
+            check_out(Sides(base=base, candidate=candidate))
             roots = [Path(side.root) for side in (base, candidate) if side.root]
             pairs = _pairs(selection.implementations, base, candidate)
-            if not selection.implementations and not build:  # what was built may come in by ways no text shows
+            if not selection.implementations:
                 same = [name for name, pair in pairs.items() if _are_same(pair, roots)]
             pairs = {name: pair for name, pair in pairs.items() if name not in same}
             kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
@@ -115,10 +112,8 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
             candidate=msgspec.structs.replace(candidate, implementations=own[1]),
             # One process cannot hold two interpreters, nor files that import others of their side.
             is_apart=is_apart
-            or bool(build)
             or base.python != candidate.python
             or not all(is_self_contained(file, roots) for file in files),
-            build=build,
             lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
             new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
         )
@@ -222,27 +217,14 @@ def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
 
 
 def check_out(sides: Sides) -> None:
-    """Check out each side that is a revision and is not there yet, and build it.
-
-    The command that builds it runs in its folder, without a shell; what it prints goes to standard error.
+    """Check out each side that is a revision and is not there yet.
 
     Raises:
         ValueError: that fails.
     """
     for side in (sides.base, sides.candidate):
-        if not side.commit or Path(side.root).exists():
-            continue
-        export(side.commit, Path(side.root))
-        if not sides.build:
-            continue
-        try:
-            words = shlex.split(sides.build)
-            code = subprocess.run(words, cwd=side.root, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode  # noqa: S603
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{side.given} cannot be built by {sides.build}: {error}") from None
-        if code:
-            message = f"{sides.build} ended with exit code {code}; what it printed stands above"
-            raise ValueError(f"{side.given} cannot be built: {message}")
+        if side.commit and not Path(side.root).exists():
+            export(side.commit, Path(side.root))
 
 
 def claim(folder: Path) -> None:

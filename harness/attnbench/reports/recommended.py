@@ -1,4 +1,4 @@
-"""What a run that looked for the fastest, or for crossovers, found: in sentences, in rows, and as JSON has it."""
+"""The answers of `fastest`, with or without --along: in sentences, in rows, and as JSON has it."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -75,7 +75,6 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     base: Side
     candidate: Side
     is_apart: bool = False  # each side has processes of its own; else both live in one
-    build: str = ""  # the command that made each revision ready in its folder
     lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
@@ -213,12 +212,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command that goes on with a run of this plan, where it has no two sides."""
-        return "fastest" if "choose" in self.stages else "crossover" if "search" in self.stages else "run"
+        return "fastest" if {"choose", "search"} & set(self.stages) else "run"
 
     def resume_command(self, run: str) -> str:
         """What is typed to go on with a run of this plan, by its name or folder.
 
-        A journal never decides what is executed: files, the two sides and the command that builds them are typed again.
+        A journal never decides what is executed: files and the two sides are typed again.
         """
         if self.sides is None:
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
@@ -227,8 +226,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             both = self.sides.base, self.sides.candidate
             specs = dict.fromkeys(spec for side in both for spec in side.implementations.values() if not side.root)
             files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in both}]
-            build = ["--build", self.sides.build] if self.sides.build else []
-            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run, *build]
+            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property
@@ -370,7 +368,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
+    """The run became what later runs are held against, and why; written by `attnbench gate --accept` alone.
 
     A stored baseline carries those of its predecessors too: they are its history.
     """
@@ -382,7 +380,7 @@ class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_
 
 
 class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
-    """What follows is missing something: lines of a damaged journal were left out; written by `attnbench salvage`."""
+    """Lines of a damaged journal were left out here; written by `attnbench report --salvage`."""
 
     run: str  # the damaged one
     lines: tuple[int, ...]  # their numbers there

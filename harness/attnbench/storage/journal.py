@@ -250,7 +250,7 @@ def events(path: Path) -> Iterator[Event]:
         if line.event is not None and not wrong:
             wrong = sense.problem(line.event)
         if line.event is None or wrong:
-            keep = f"attnbench salvage {path.parent} keeps what is intact"
+            keep = f"attnbench report {path.parent} --salvage keeps what is intact"
             raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
         sense.add(line.event)
         yield line.event

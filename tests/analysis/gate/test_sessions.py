@@ -127,6 +127,6 @@ def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatc
 
 def test_a_session_becomes_no_baseline(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     reason = ("--reason", "this would be both states at once")
-    assert attnbench(monkeypatch, "baseline", "--results", tmp_path, *reason) == 2
+    assert attnbench(monkeypatch, "gate", "--accept", "--results", tmp_path, *reason) == 2
     assert f"{NAME} cannot become a baseline: it compared two sides" in capsys.readouterr().err
     assert not (tmp_path / "baselines").exists()

@@ -25,7 +25,7 @@ def accept(results: Path, name: str, reason: str = REASON, asked: Thresholds | N
 
 def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
     before = run(tmp_path / "runs" / "first")
-    assert attnbench(monkeypatch, "baseline", "first", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
+    assert attnbench(monkeypatch, "gate", "first", "--accept", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
     (path,) = stored.stored(tmp_path)
     assert path == tmp_path / "baselines" / f"{next(iter(before.environments))}.jsonl"
     found = read(path)
@@ -95,7 +95,7 @@ def test_a_reason_is_asked_for(reason, tmp_path):
 
 def test_the_option_is_asked_for(tmp_path, monkeypatch):
     run(tmp_path / "runs" / "run")
-    assert attnbench(monkeypatch, "baseline", "run", "--results", tmp_path) == 2
+    assert attnbench(monkeypatch, "gate", "run", "--accept", "--results", tmp_path) == 2
 
 
 @pytest.mark.parametrize(

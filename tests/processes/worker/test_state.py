@@ -63,9 +63,7 @@ STUCK = {  # these end the process
 NOTED = {
     "os.chdir('/')": "working directory",
     "os.environ['ATTNBENCH_TEST'] = '1'": "ATTNBENCH_TEST",
-    "os.umask(0o7)": "umask",
     "import warnings; warnings.simplefilter('error')": "filters",
-    "import warnings; warnings.showwarning = print": "shown",
     "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)": "signals",
     "sys.setrecursionlimit(5000)": "recursion",
     "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, r.getrlimit(r.RLIMIT_NOFILE)[1]))": "limits",

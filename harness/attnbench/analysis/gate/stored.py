@@ -1,4 +1,4 @@
-"""Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench baseline`.
+"""Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench gate --accept`.
 
 A new baseline takes the place of the old: the folder is committed, and git keeps what was. The reasons of all stay in
 the file, one line each, behind the events of the run.
@@ -54,8 +54,8 @@ def find(candidate: Results, results: Path) -> Path:
             return own
     others = {path: read(path) for path in stored(results)}
     if not others:
-        problem = f"{results / FOLDER} holds no baseline"
-        raise ValueError(f'{problem}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
+        store = 'store one with attnbench gate --accept --reason "..."'
+        raise ValueError(f"{results / FOLDER} holds no baseline: {store}, or give BASE and CANDIDATE")
     return max(others, key=lambda path: [others[path].started.time, *(each.time for each in others[path].accepted)][-1])
 
 

@@ -195,12 +195,6 @@ SETTINGS: dict[str, Watched] = {
 }
 
 
-def _umask() -> int:
-    kept = os.umask(0)
-    os.umask(kept)
-    return kept
-
-
 def _environment() -> dict[str, str]:
     """All but what Inductor tells itself."""
     return {name: value for name, value in os.environ.items() if not name.lstrip("_").startswith("TORCHINDUCTOR_")}
@@ -245,11 +239,7 @@ def _put_limits(kept: dict[str, tuple[int, int]]) -> None:
 NOTES: dict[str, Watched] = {
     "the working directory": Watched(os.getcwd, os.chdir),
     "the environment": Watched(_environment, _put_environment),
-    "the umask": Watched(_umask, os.umask),
     "the filters of warnings": Watched(_filters, _put_filters),
-    "how warnings are shown": Watched(
-        lambda: warnings.showwarning, lambda kept: setattr(warnings, "showwarning", kept)
-    ),
     "the locale": Watched(lambda: locale.setlocale(locale.LC_ALL), lambda kept: locale.setlocale(locale.LC_ALL, kept)),
     "the handlers of signals": Watched(_handlers, _put_handlers),
     "the limits of the process": Watched(_limits, _put_limits),

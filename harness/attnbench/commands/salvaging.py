@@ -1,27 +1,18 @@
-"""`attnbench salvage`: keep what is intact of a damaged run."""
+"""`attnbench report --salvage`: keep the intact parts of a damaged run."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import NoReturn
 
 import typer
 
-from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, ResultsFolder
+from attnbench.commands import ExitCode
 
 MOST_SHOWN = 10
 
 
-def salvage(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, its folder or its journal.")],
-    *,
-    results: ResultsFolder = Path("results"),
-    to: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The new run's folder. Default: next to it, RUN-salvaged.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write every intact part of a damaged run into a new one, and say what is left out. The damaged one stays."""
+def salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
+    """Write every intact part of a damaged run into a new one, and print what is left out. The damaged one stays."""
     from attnbench.storage import salvage as storage
     from attnbench.storage.journal import find_run
 
@@ -49,10 +40,4 @@ def salvage(
         typer.echo(f"changed or gone is what came before line {places}")
     typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
-
-
-COMMAND = Command(
-    function=salvage,
-    order=56,
-    examples=("attnbench salvage RUN",),
-)
+    raise typer.Exit(ExitCode.passed)

@@ -1,4 +1,4 @@
-"""The study of what a sweep over a cluster survives sees what is wrong: overlaps, numbers of hosts, other verdicts."""
+"""The checks of what a sweep over a cluster survives see overlaps, numbers of hosts and other verdicts."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from attnbench.cluster.host import folder_of_runs
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.journal import HOSTS
 from attnbench.storage.records import Arm, Sample
-from studies.torture_cluster import Trial, overlaps, wrong
+from tests.cluster.killing import Trial, overlaps, wrong
 from tests.cluster.simulated import Machine, drive
 from tests.cluster.test_replicas import PLAN
 

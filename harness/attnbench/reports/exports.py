@@ -1,23 +1,20 @@
-"""`attnbench export`: a stored run in the format of another tool."""
+"""Stored runs in the formats of other tools, as text: `attnbench report --format NAME`."""
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-import typer
 
-from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, ResultsFolder
-from attnbench.storage.records import Record, Status
+from attnbench.analysis.breakdown import paired_times
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.gate.outputs import as_json, series
+from attnbench.analysis.results import Results
+from attnbench.reports.pytest_benchmark import document
+from attnbench.storage.records import Key, Record, Status
+from attnbench.units import plain
 from attnbench.workloads.flashinfer_trace import DEFINITIONS, described
 
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-    from attnbench.storage.records import Key
-
-Format = Literal["csv", "pytest-benchmark", "customSmallerIsBetter", "oss-ci-v3", "flashinfer-trace"]
 MODES = {"inference": "inference", "forward": "inference", "backward": "training", "forward_backward": "training"}
 """What PyTorch's benchmark database calls a direction."""
 NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
@@ -25,53 +22,11 @@ TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEO
 """What a flashinfer-trace calls a status; any other is FAILED, but for what was not tried, which is no evaluation."""
 
 
-def export(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")
-    ] = None,
-    *,
-    kind: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            help="csv: every cell as a row. pytest-benchmark: for `pytest-benchmark compare`. customSmallerIsBetter: "
-            "for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark database. flashinfer-trace: for "
-            "flashinfer-bench, a trace in each line.",
-        ),
-    ] = "csv",
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there. Default: print it.")] = None,
-    results: ResultsFolder = Path("results"),
-    as_json: AsJson = False,
-) -> None:
-    """Write a stored run in the format of another tool. Needs no torch."""
-    from attnbench.analysis.results import read
-    from attnbench.storage.files import put, writing_to
-    from attnbench.storage.journal import find_run, newest_run
-
-    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    if len(folders) > 1 and kind == "pytest-benchmark":
-        raise ValueError("--format pytest-benchmark holds one run: name a single RUN")
-    text = WRITERS[kind]([read(folder) for folder in folders])
-    if to is not None:
-        with writing_to(to.parent):
-            put(to, text)
-    written = {"format": kind, "num_bytes": len(text.encode()), "file": None if to is None else str(to)}
-    if as_json:
-        typer.echo(json.dumps(written | ({"text": text} if to is None else {}), indent=2))
-    elif to is None:
-        typer.echo(text, nl=False)
-    else:
-        typer.echo(f"{to} has {written['num_bytes']:,} bytes", err=True)
-    raise typer.Exit(ExitCode.passed)
-
-
-def records(stored: "Results") -> list[dict[str, Any]]:
+def records(stored: Results) -> list[dict[str, Any]]:
     """One record for each metric of each cell, as PyTorch's benchmark database takes them; times in seconds.
 
     Source: https://github.com/pytorch/pytorch/wiki/How-to-integrate-with-PyTorch-OSS-benchmark-database
     """
-    from attnbench.units import plain
-
     found = next(iter(stored.environments.values()), None)
     machine = {} if found is None else {"cpu_info": found.cpu, "gpu_info": found.accelerator, "os": found.system}
     versions = {} if found is None else dict(found.versions)
@@ -103,16 +58,12 @@ def records(stored: "Results") -> list[dict[str, Any]]:
     ]
 
 
-def traces(stored: "Results") -> list[dict[str, Any]]:
+def traces(stored: Results) -> list[dict[str, Any]]:
     """Each cell that was tried, as a flashinfer-trace: one for each line that it was read from, or one of its own.
 
     Cells that have no definition there are left out, and so is what agrees but has no ratio to the baseline in time.
     Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
     """
-    from attnbench.analysis.breakdown import paired_times
-    from attnbench.analysis.comparisons import comparisons
-    from attnbench.units import plain
-
     compared = {each.key: each for each in comparisons(stored)}
     times_s = paired_times(stored.records, stored.plan.reference, compared)
     found = next(iter(stored.environments.values()), None)
@@ -135,7 +86,7 @@ def traces(stored: "Results") -> list[dict[str, Any]]:
     return made
 
 
-def _evaluation(record: Record, times_s: "dict[Key, float]", reference: "Key") -> dict[str, Any] | None:
+def _evaluation(record: Record, times_s: dict[Key, float], reference: Key) -> dict[str, Any] | None:
     """What a trace says of a cell; None where nothing was tried, or a right answer has no time."""
     if record.status is Status.unsupported or record.is_predicted:
         return None
@@ -162,7 +113,7 @@ def _evaluation(record: Record, times_s: "dict[Key, float]", reference: "Key") -
     return {"status": status, "log": record.message, "correctness": correctness, "performance": performance}
 
 
-def _csv(found: "list[Results]") -> str:
+def _csv(found: list[Results]) -> str:
     import pandas as pd
 
     from attnbench.analysis.table import table
@@ -171,26 +122,19 @@ def _csv(found: "list[Results]") -> str:
     return spreadsheet(pd.concat([table(stored) for stored in found], ignore_index=True), missing="NA")
 
 
-def _pytest_benchmark(found: "list[Results]") -> str:
-    from attnbench.analysis.gate.outputs import as_json
-    from attnbench.reports.pytest_benchmark import document
-
+def _pytest_benchmark(found: list[Results]) -> str:
     return as_json(document(found[0]))
 
 
-def _series(found: "list[Results]") -> str:
-    from attnbench.analysis.gate.outputs import as_json, series
-
+def _series(found: list[Results]) -> str:
     return as_json([each for stored in found for each in series(stored)])
 
 
-def _records(found: "list[Results]") -> str:
-    from attnbench.analysis.gate.outputs import as_json
-
+def _records(found: list[Results]) -> str:
     return as_json([each for stored in found for each in records(stored)])
 
 
-def _traces(found: "list[Results]") -> str:
+def _traces(found: list[Results]) -> str:
     lines = [json.dumps(each) for stored in found for each in traces(stored)]
     if not lines:
         kinds = ", ".join(DEFINITIONS)
@@ -198,20 +142,10 @@ def _traces(found: "list[Results]") -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-WRITERS: "dict[Format, Callable[[list[Results]], str]]" = {
+WRITERS: dict[str, Callable[[list[Results]], str]] = {
     "csv": _csv,
     "pytest-benchmark": _pytest_benchmark,
     "customSmallerIsBetter": _series,
     "oss-ci-v3": _records,
     "flashinfer-trace": _traces,
 }
-COMMAND = Command(
-    function=export,
-    order=57,
-    examples=(
-        "attnbench export --to cells.csv",
-        "attnbench export RUN --format pytest-benchmark --to 0001_run.json",
-        "attnbench export --format oss-ci-v3",
-        "attnbench export RUN --format flashinfer-trace --to traces.jsonl",
-    ),
-)

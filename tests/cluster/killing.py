@@ -1,20 +1,15 @@
-"""What a sweep over a Ray cluster survives: a worker, an actor, a node or the driver is killed at a random moment.
+"""Kill a worker, an actor, a node or the driver of a sweep over a Ray cluster, and check its end.
 
-`python -m studies.torture_cluster --times 20` starts two nodes on this machine, and for each trial a small sweep, kills
-one of them, goes on with --resume where it was the driver, and compares the end with a run without a cluster: nothing
-that a host has finished is lost, each cell is measured by as many hosts as were asked for and by none of them twice, no
-verdict is another, and at no time do two hosts measure at once on this machine. Rounds of victims ask for one host for
-each cell and for two, in turn.
+The end is compared with a run without a cluster: nothing that a host has finished is lost, each cell is measured by as
+many hosts as the plan names and by none of them twice, no verdict is another, and no two hosts measure at once.
 """
 
-import argparse
 import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,14 +36,7 @@ CELLS = (
     *("--set", "device=cpu", "--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
     *("--set", "num_threads=1", "--seed", "1"),
 )
-SWEEP = (*("naive_loop", "chunked", "einsum", "sdpa", "--set", "seq_len=8,16,24,32,40", "--budget", "16"), *CELLS)
-"""Cells whose times are so far apart, mostly by four times or more, that each run gives the same verdicts."""
 SHORT = (*("naive_loop", "sdpa", "--set", "seq_len=12,16", "--budget", "6"), *CELLS)
-"""The same with few comparisons, for tests."""
-FEWEST_DECIDED = 8
-"""Of the sweep's 15 comparisons: with fewer, a trial says too little of verdicts."""
-LONGEST_S = 20.0
-"""Somebody is killed at most so long after a host has begun to measure; the sweep takes longer."""
 LIMIT_S = 600.0
 MOST_STARTS = 3
 GONE_S = 1.0
@@ -57,16 +45,13 @@ GONE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Who was killed, when, and what was wrong in the end: nothing, if all is well."""
+    """A sweep in which something is killed, and what was wrong in the end."""
 
     victim: str
     after_s: float
     hosts_per_cell: int = 1
-    sweep: tuple[str, ...] = SWEEP
-    fewest_decided: int = FEWEST_DECIDED
+    fewest_decided: int = 0
     problems: list[str] = field(default_factory=list)
-    superseded: int = 0  # visits of a share that another host has finished
-    decided: int = 0  # comparisons: on a noisy machine fewer than alone, or more, but none otherwise
 
 
 class Machines:
@@ -91,7 +76,7 @@ class Machines:
         """Where drivers find it."""
         return str(self.cluster.address)
 
-    def add(self, name: str) -> Any:  # noqa: ANN401 - ray has no types of its own
+    def add(self, name: str) -> Any:
         """A node that measures, whose host has that name."""
         for left in reversed(range(MOST_STARTS)):
             try:
@@ -125,13 +110,13 @@ def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
     """A driver at work."""
     log = (results / "log").open("ab")
     with log:
-        return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
+        return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
-def local(results: Path, sweep: tuple[str, ...] = SWEEP) -> Results:
+def local(results: Path) -> Results:
     """The same sweep without a cluster."""
     results.mkdir(parents=True, exist_ok=True)
-    started(results, *sweep).wait(LIMIT_S)
+    started(results, *SHORT).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
 
@@ -139,7 +124,7 @@ def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> T
     """One sweep during which somebody is killed, `after_s` seconds after a host has begun to measure."""
     results.mkdir(parents=True, exist_ok=True)
     number = str(planned.hosts_per_cell)
-    driver = started(results, *planned.sweep, "--cluster", cluster.address, "--hosts-per-cell", number)
+    driver = started(results, *SHORT, "--cluster", cluster.address, "--hosts-per-cell", number)
     run = begun(results)
     if run is None:
         driver.kill()
@@ -157,12 +142,7 @@ def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> T
         driver.wait()
         return replace(planned, problems=["it hung"])
     problems = [] if code == 0 else [f"exit code {code}: {(results / 'log').read_text()[-500:]}"]
-    return replace(
-        planned,
-        problems=[*problems, *wrong(run, alone, planned)],
-        superseded=len(superseded(run)),
-        decided=len(_decided(read(run))),
-    )
+    return replace(planned, problems=[*problems, *wrong(run, alone, planned)])
 
 
 def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> None:
@@ -238,12 +218,6 @@ def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
     return problems + overlaps(there)
 
 
-def superseded(run: Path) -> list[events.VisitFinished]:
-    """Visits that stay in the journal of a host, since another one has finished their share."""
-    merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
-    return [visit for share, visits in _visits(run).items() if share not in merged for visit in visits]
-
-
 def overlaps(visits: dict[str, list[events.VisitFinished]]) -> list[str]:
     """Visits of two shares that were at work at once, by the clock of this machine."""
     spans = sorted(
@@ -282,37 +256,3 @@ def _decided(results: Results) -> dict[Key, str]:
             if each.verdict is not Verdict.undecided
         }
     return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}
-
-
-def main() -> None:
-    """Print a line for each trial; exit 1 where any went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--victims", type=lambda text: text.split(","), default=VICTIMS, help=", ".join(VICTIMS))
-    asked = parser.parse_args()
-    draws, num_bad = random.Random(asked.seed), 0
-    with tempfile.TemporaryDirectory(prefix="attnbench-cluster-") as name:
-        os.environ["XDG_STATE_HOME"] = f"{name}/state"
-        alone = local(Path(name) / "local")
-        with machines() as cluster:
-            for number in range(asked.times):
-                victim = asked.victims[number % len(asked.victims)]
-                planned = Trial(
-                    victim=victim,
-                    after_s=draws.uniform(0.0, LONGEST_S),
-                    hosts_per_cell=1 + number // len(asked.victims) % 2,
-                )
-                found = trial(cluster, Path(name) / str(number), planned, alone)
-                num_bad += bool(found.problems)
-                print(  # noqa: T201 - that is what it is for
-                    f"{number + 1}: {found.hosts_per_cell} for each cell, {found.victim} after {found.after_s:.1f} s: "
-                    f"{'; '.join(found.problems) or 'good'}; {found.superseded} visits superseded, "
-                    f"{found.decided} comparisons decided, alone {len(_decided(alone))}",
-                    flush=True,
-                )
-    raise SystemExit(int(num_bad > 0))
-
-
-if __name__ == "__main__":
-    main()

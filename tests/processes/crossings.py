@@ -1,0 +1,80 @@
+"""Crossovers planted on simulated machines, each a pair of power laws of the length, and the search for them."""
+
+import math
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from attnbench.analysis.recommendation import changes_along
+from attnbench.processes.planning import Selection, plan_to_search
+from attnbench.storage.events import Plan
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+
+NAMES = ("fused", "sdpa")
+LOW, HIGH = 16, 4096
+BUDGET_S = 60.0
+LAYOUT = 0.002
+"""The effect of each process on each arm, a standard deviation: half of what the search calls a difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """Two power laws that cross once: seconds = (length / at) ** exponent * seconds at the crossing."""
+
+    at: float
+    crossing_s: float
+    exponents: tuple[float, float]
+
+    def seconds(self, workload: Workload, name: str) -> float:
+        """The true time of a call."""
+        return float(self.crossing_s * (workload.longest / self.at) ** self.exponents[NAMES.index(name)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The result of the search for one of them."""
+
+    planted: Planted
+    interval: tuple[int, int] | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the truth lies inside the interval."""
+        return self.interval is not None and self.interval[0] <= self.planted.at <= self.interval[1]
+
+
+def planted(number: int, seed: int) -> Planted:
+    """A random one: its length, its time there, and both exponents."""
+    draws = random.Random(f"{seed}/{number}")
+    at = math.exp(draws.uniform(math.log(2 * LOW), math.log(HIGH / 2)))
+    steep = draws.uniform(0.15, 1.0)
+    one = draws.uniform(0.8, 1.6)
+    exponents = (one, one - steep) if draws.random() < 0.5 else (one - steep, one)
+    return Planted(at=at, crossing_s=math.exp(draws.uniform(math.log(50e-6), math.log(2e-3))), exponents=exponents)
+
+
+def planned(seed: int) -> Plan:
+    """The plan of a search over all lengths."""
+    selection = Selection(
+        sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=NAMES, baseline=NAMES[1], seed=seed
+    )
+    return msgspec.structs.replace(plan_to_search(selection, low=LOW, high=HIGH), budget_s=BUDGET_S)
+
+
+def search(number: int, world: str, seed: int) -> Found:
+    """One whole search."""
+    truth, plan = planted(number, seed), planned(seed + number)
+    client = virtual.SimulatedClient(WORLDS[world], truth.seconds, seed=seed + number, layout=LAYOUT)
+    with tempfile.TemporaryDirectory() as folder:
+        results = virtual.execute(plan, Path(folder) / "run", client)
+    found = changes_along(results, plan.ladders[0], NAMES)
+    first = found[0].place if len(found) == 1 else None
+    return Found(
+        planted=truth,
+        interval=None if first is None else (first.low, first.high),
+    )
