@@ -178,9 +178,6 @@ class SimulatedClient(WorkerClient):
         start_s = self.clock.now()
         place = request.workload.id
         calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
-        for timed in calls:
-            if not timed.num_calls:
-                blocks.calibrate(timed, self.clock)
         self.machine.begin_visit(len(calls))
         taken = blocks.visit(calls, self.clock, request, self._conditions(is_cold=request.cache == "cold"))
         return request.finished(taken, self.clock.now() - start_s)

@@ -1,7 +1,5 @@
 """Runners of their own for code that nobody trusts: who is asked what, what the clock says, and who suffers."""
 
-from collections import Counter
-
 import msgspec
 import pytest
 
@@ -14,6 +12,7 @@ from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
+from attnbench.timing.blocks import WARM_S
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 
@@ -63,7 +62,9 @@ class Scripted:
         match request:
             case messages.SampleBlocks():
                 taken = [Sample(self.claimed_s, num_calls=10)] * request.num_blocks
+                measured = [arm for arm, _ in request.arms if arm != PROBE]
                 self.clock.now_s += 10 * self.sampled_s * request.num_blocks * len(request.arms)
+                self.clock.now_s += request.num_blocks * (WARM_S + len(measured) * self.sampled_s)
                 samples = (
                     ArmSamples(arm=arm, samples=tuple(msgspec.structs.replace(each, slot=slot) for each in taken))
                     for slot, (arm, _) in enumerate(request.arms)
@@ -112,7 +113,12 @@ def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(cli
         assert [request.sustained_s for request in asked] == [3.0] + [0.0] * (len(asked) - 1)
 
 
-def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(client):
+def sampled(client: Scripted) -> list[messages.SampleBlocks]:
+    """The requests for a block."""
+    return [each for each in client.asked if isinstance(each, messages.SampleBlocks) and each.is_clocked]
+
+
+def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_untimed_calls(client):
     both = client()
     reply = visited(both, 1)
     theirs, ours = [THEIRS, THEIRS.as_control()], [OURS, OURS.as_control()]
@@ -122,9 +128,8 @@ def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(c
         slots = [s.slot for taken in reply.arms for s in taken.samples if s.block == block]
         assert len(set(slots)) == len(slots)
     for client_, own in ((both.theirs, theirs), (both.shared, ours)):
-        sampled = [each for each in client_.asked if isinstance(each, messages.SampleBlocks) and each.num_blocks]
-        assert Counter(arm for each in sampled for arm, _ in each.arms) == dict.fromkeys([*own, PROBE], 4)
-        assert all(len(each.arms) == 1 and each.settles for each in sampled)
+        assert [{arm for arm, _ in each.arms} for each in sampled(client_)] == 4 * [{*own, PROBE}]
+        assert all(each.settles for each in sampled(client_))
     assert not any(THEIRS in dict(each.arms) for each in both.shared.asked if isinstance(each, messages.SampleBlocks))
     prepared, *others = [each for each in both.theirs.asked if not isinstance(each, messages.SampleBlocks)]
     witnesses = [each for each in others if isinstance(each, messages.Witness)]
@@ -136,6 +141,22 @@ def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(c
     assert len({each.number for each in handed}) == NUM_HANDED
     judged = [each for each in both.shared.asked if isinstance(each, messages.JudgeOutput)]
     assert [each.number for each in judged] == [each.number for each in handed]
+
+
+def test_all_runners_of_a_visit_choose_from_the_same_times_of_all_arms(client):
+    """A first block says what is not known yet, and is no part of the visit."""
+    both = client(claimed_s=30e-3, sampled_s=30e-3, fresh_s=30e-3)
+    visited(both, 1)
+    asked = [each for each in [*both.theirs.asked, *both.shared.asked] if isinstance(each, messages.SampleBlocks)]
+    assert [each.known for each in asked if not each.is_clocked and each.num_blocks] == [(), ()]
+    (told,) = {each.known for each in asked if each.is_clocked}
+    assert {each.arm: each.call_s for each in told} == {
+        THEIRS: 30e-3, THEIRS.as_control(): 30e-3, OURS: 1e-3, OURS.as_control(): 1e-3,
+    }  # fmt: skip
+    both.ask(msgspec.structs.replace(VISIT, known=told))
+    again = [each for each in both.shared.asked if isinstance(each, messages.SampleBlocks)][-6:]
+    assert [each.num_blocks for each in again] == [0, 1, 1, 1, 1, 0]
+    assert {each.known for each in again} == {told}
 
 
 def test_foreign_code_verifies_nothing_in_its_own_process(client):
@@ -210,15 +231,14 @@ def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(cli
 
 
 @pytest.mark.parametrize("blamed", [OURS, PROBE, OURS.as_control()])
-@pytest.mark.parametrize("when", ["before", "sampling", "resting"])
+@pytest.mark.parametrize("when", ["before", "sampling", "after"])
 def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames(client, blamed, when):
     both = client()
     honest = both.theirs.ask
 
     def failing(request):
         if isinstance(request, messages.SampleBlocks):
-            is_own = THEIRS in dict(request.arms)
-            now = "before" if not request.num_blocks else "sampling" if is_own else "resting"
+            now = "sampling" if request.is_clocked else "before" if request.num_blocks else "after"
             if now == when:
                 return messages.Failed(arm=blamed, status=Status.error, message="it was not me")
         return honest(request)

@@ -20,8 +20,9 @@ import msgspec
 from attnbench.devices import device
 from attnbench.processes import messages
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
-from attnbench.storage.events import TOUCH_BELOW_S, VisitFinished
+from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
+from attnbench.timing.blocks import MIN_SAMPLE_S, WARM_S, choose, known
 from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 
@@ -69,13 +70,11 @@ def take_turns(
     request: messages.SampleBlocks,
     parts: list[Part],
     ask: Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed],
-    *,
-    by_arm: bool = False,
 ) -> VisitFinished | messages.Failed:
     """The visit, each of its blocks taken by one runner right after the other, in a random order.
 
-    With `by_arm` runners change from sample to sample: what was asleep is slower by a hundredth, even after a call that
-    is not timed, so that all are asked alike.
+    Every request begins with untimed calls, since its process was asleep. Where an arm has no samples yet, a first
+    block is taken and dropped: all runners choose their settings from the same times of all arms.
 
     Of the interference probes the slower counts, and slots are counted through. What is not sampling is no part of a
     block, since its parts would lie far apart: all make ready first, and verify their answers in the end.
@@ -84,17 +83,18 @@ def take_turns(
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
     called_s, states = 0.0, list[DeviceState]()
-    ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
-    cool = msgspec.structs.replace(ready, sustained_s=0.0)  # the device is hot from the first step on
+    found = {each.arm: each for each in request.known}
+    is_known = all(arm in found for arm in samples if arm != PROBE)
+    ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
+    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device is hot from the first step on
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
     last = msgspec.structs.replace(cool, verifies=True) if request.verifies else cool
-    turns = [part._replace(arms=(each,)) for part in parts for each in part.arms] if by_arm else parts
-    steps = [(ready, parts), *request.num_blocks * [(block, turns)], (last, parts)]
-    for step, asked in steps:
+    for step in [ready, *request.num_blocks * [block], last]:
         taken: dict[Arm, Sample] = {}
         num_before = 0
-        for part in draws.sample(asked, len(asked)):
-            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=draws.getrandbits(53)))
+        for part in draws.sample(parts, len(parts)):
+            seed, told = draws.getrandbits(53), tuple(found.values())
+            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=told))
             if isinstance(reply, messages.Failed):
                 return reply
             called_s += reply.called_s
@@ -104,6 +104,9 @@ def take_turns(
                 placed = msgspec.structs.replace(sample, block=len(samples[each.arm]), slot=num_before + sample.slot)
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
+        if step is ready:
+            found |= {each.arm: each for each in known({arm: [sample] for arm, sample in taken.items()})}
+            continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
     return request.finished(samples, called_s, states)
@@ -207,7 +210,7 @@ def _own(
 class Clocked:
     """What the coordinator's clock said of a cell's calls, compared with what its runner said."""
 
-    hidden: list[float] = field(default_factory=list)  # of each sample: seconds beyond those of its calls as claimed
+    hidden: list[float] = field(default_factory=list)  # of each block: seconds beyond those of its calls as claimed
     sampled: list[float] = field(default_factory=list)  # the seconds that it claims
     witnessed: list[float] = field(default_factory=list)  # how many times as long a call took, in each visit
 
@@ -231,9 +234,15 @@ class Clocked:
         return ""
 
 
-def asked_s(sample: Sample) -> float:
-    """The seconds of all calls of a sample as it has them, with the untimed one before short ones."""
-    return sample.value * (sample.num_calls + (sample.value < TOUCH_BELOW_S))
+def asked_s(step: messages.SampleBlocks, reply: VisitFinished) -> float:
+    """The seconds of all calls of a request, as its samples have them: timed ones, and untimed ones before them."""
+    seconds = {each.arm: each.call_s for each in step.known}
+    settings = choose(seconds, MIN_SAMPLE_S, is_cold=step.cache == "cold")
+    return settings.is_warmed * WARM_S + sum(
+        sample.value * (sample.num_calls + (settings.is_touched and taken.arm != PROBE))
+        for taken in reply.arms
+        for sample in taken.samples
+    )
 
 
 def quartile(values: Iterable[float]) -> float:
@@ -306,7 +315,7 @@ class IsolatingClient(WorkerClient):
         for name, own in by_runner.items():  # with controls, as the baseline has one
             arms = (*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, ""))
             parts.append(Part(self._client(name), arms, owner=own[0][0]))
-        visit = take_turns(request, [shared, *parts], self._clocked(request.workload.id), by_arm=True)
+        visit = take_turns(request, [shared, *parts], self._clocked(request.workload.id))
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         disturbed = 1.0
@@ -338,14 +347,16 @@ class IsolatingClient(WorkerClient):
                 reply = _own(part, step, reply)
             if isinstance(reply, messages.Failed):
                 return reply
-            for taken in reply.arms:
-                for sample in taken.samples:
-                    if not part.is_foreign:
-                        self.waited_s.append(spent_s - asked_s(sample))
-                    elif taken.arm != PROBE:
-                        cell = self.clocked.setdefault((workload, taken.arm.as_measured()), Clocked())
-                        cell.sampled.append(sample.value * sample.num_calls)
-                        cell.hidden.append(spent_s - asked_s(sample))
+            if not step.is_clocked:
+                return reply
+            beyond_s = spent_s - asked_s(step, reply)
+            if not part.is_foreign:
+                self.waited_s.append(beyond_s)
+            for arm in {taken.arm.as_measured() for taken in reply.arms if part.is_foreign and taken.arm != PROBE}:
+                cell = self.clocked.setdefault((workload, arm), Clocked())
+                own = [taken for taken in reply.arms if taken.arm.as_measured() == arm]
+                cell.sampled.append(sum(each.value * each.num_calls for taken in own for each in taken.samples))
+                cell.hidden.append(beyond_s)
             return reply
 
         return ask
