@@ -1,5 +1,7 @@
 """Runners of their own for code that nobody trusts: who is asked what, what the clock says, and who suffers."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -10,6 +12,7 @@ from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
+from attnbench.processes.stages import TimingStage
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import WARM_S
@@ -382,3 +385,13 @@ def test_a_ratio_between_processes_counts_processes(mixed):
 def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
     for record in of(mixed, "sdpa"):
         assert min(sample.value for sample in record.measurements[0].samples) < 0.02
+
+
+@pytest.mark.parametrize(("call_s", "num_blocks"), [(1e-6, 12), (20e-3, 6), (1.0, 4)])
+def test_a_visit_of_fresh_processes_has_more_blocks_where_they_are_short(call_s, num_blocks):
+    """As many as fit into the time that it takes to start processes, with the untimed calls before each part."""
+    workload = Workload(seq_len=64)
+    taken = {arm: [Sample(call_s)] for arm in (OURS, THEIRS)}
+    plan_ = SimpleNamespace(num_blocks=4, is_alone=lambda arm: arm == THEIRS)
+    stage = SimpleNamespace(plan=plan_, state=SimpleNamespace(samples={workload.id: taken}))
+    assert TimingStage._num_blocks(stage, workload, [OURS, THEIRS]) == num_blocks

@@ -25,7 +25,7 @@ from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
-from attnbench.timing.blocks import known
+from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import policy
@@ -453,6 +453,7 @@ class TimingStage:
         if not taken or not any(map(self.plan.is_alone, arms)):
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
