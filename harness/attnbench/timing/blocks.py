@@ -217,7 +217,7 @@ def visit(
         if any(timed.arm not in seconds for timed in measured):
             seconds |= calibrate(measured, clock, least_s, conditions.on_turn)
         settings = choose(seconds, least_s, is_cold=conditions.flush is not None)
-        nums = {timed.arm: settings.num_calls for timed in measured} | {PROBE: NUM_PROBE_CALLS}
+        nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
         if at.sustained_s:
             heat(measured, clock, at.sustained_s, conditions, seconds)
         elif settings.is_warmed and at.num_blocks:
@@ -263,8 +263,9 @@ def heat(
         for timed in measured:
             conditions.on_turn(timed.arm)
             before_s = clock.now()
-            for _ in repeat(None, max(1, int(ROUND_S / seconds[timed.arm]))):  # behind a block of the clock's the
-                timed.call()  # device would rest
+            num_calls = max(1, int(ROUND_S / seconds[timed.arm]))
+            for _ in repeat(None, num_calls):  # behind a block of the clock's the device would rest
+                timed.call()
             clock.elapsed(timed.call, 1)  # which waits for all of them
             timed.called_s += clock.now() - before_s
         spent_s = clock.now() - start_s
