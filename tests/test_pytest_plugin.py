@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import attnbench.api
+from attnbench import devices
 from attnbench.pytest_plugin import (
     MOST_SEEDS,
     AttentionBench,
@@ -21,6 +22,7 @@ from attnbench.pytest_plugin import (
     pytest_configure,
 )
 from attnbench.pytest_suite.conftest import Cell, ReplayClock, chosen
+from attnbench.storage.records import Counters
 from attnbench.workloads.workload import Workload
 from tests import forks
 
@@ -143,6 +145,21 @@ def test_the_outcome_is_that_of_the_python_interface():
     assert (found.results.plan.seed, found.results.plan.false_share) == (5, 0.01)
     with pytest.raises(ValueError, match="there are 2 comparisons: see `comparisons`"):
         _ = found.ratio
+
+
+@pytest.mark.parametrize(("others_s", "is_doubtful"), [(0.0, False), (4.0, True)])
+def test_other_work_on_the_machine_is_the_first_thing_said(monkeypatch, others_s, is_doubtful):
+    spent = iter([(100.0, 50.0, 10.0), (110.0, 50.0, 20.0 - others_s)])
+
+    def counters() -> Counters:
+        total_s, idle_s, own_s = next(spent)
+        return Counters(began_s=1.0, total_s=total_s, idle_s=idle_s, stolen_s=0.0, own_s=own_s, free_bytes=2**30)
+
+    monkeypatch.setattr(devices, "read_counters", counters)
+    found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
+    assert ("CPU contention" in found.answer[0]) is is_doubtful
+    assert found.answer[-1].startswith("doubtful: ") is is_doubtful
+    assert ("CPU contention" in found.verdict.evidence[0]) is is_doubtful
 
 
 def test_an_assertion_that_fails_prints_three_lines():

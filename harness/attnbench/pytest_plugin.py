@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnbench.api import Outcome
     from attnbench.contract import Implementation
     from attnbench.storage.events import Event, Plan
-    from attnbench.storage.records import Agreement
+    from attnbench.storage.records import Agreement, Counters
     from attnbench.workloads.workload import Workload
 
 Given = str | Callable[..., Any] | type
@@ -61,6 +61,7 @@ class AttentionBench:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
             ValueError: no such axis or implementation, or it does not support the workload.
         """
+        from attnbench import devices
         from attnbench.api import outcome
         from attnbench.processes.stages import now
         from attnbench.storage import events
@@ -86,9 +87,11 @@ class AttentionBench:
             false_share=false_share,
             seed=seed,
         )
+        before = devices.read_counters()
         taken = [event for workload in workloads for event in _measured(workload, contenders, plan)]
-        finished = events.RunFinished(time=now(), elapsed_s=time.monotonic() - start_s)
-        return outcome(_stored(plan, [*taken, finished]))
+        elapsed_s = time.monotonic() - start_s
+        finished = events.RunFinished(time=now(), elapsed_s=elapsed_s, counters=devices.read_counters())
+        return outcome(_stored(plan, before, [*taken, finished]))
 
 
 def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan") -> "Iterator[Event]":
@@ -128,8 +131,8 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
         yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken)
 
 
-def _stored(plan: "Plan", taken: "Sequence[Event]") -> "Results":
-    """What is read of a run that consists of these events; its folder is gone afterwards."""
+def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Results":
+    """Read a run that consists of these events; its folder is gone afterwards."""
     from attnbench.analysis.results import read
     from attnbench.devices import environment
     from attnbench.processes.sides import current_commit
@@ -141,7 +144,8 @@ def _stored(plan: "Plan", taken: "Sequence[Event]") -> "Results":
         with Journal(Path(name)) as journal:
             commit = current_commit()
             journal.append(events.RunStarted(schema=events.SCHEMA, run="pytest", time=now(), commit=commit, plan=plan))
-            journal.append(events.WorkerStarted(time=now(), environment=environment.collect()))
+            here = environment.collect()
+            journal.append(events.WorkerStarted(time=now(), environment=here, counters=before))
             for event in taken:
                 journal.append(event)
         return read(Path(name))

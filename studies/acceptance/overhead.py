@@ -30,16 +30,18 @@ def interleave(number: int, size: Size) -> list[Row]:
     clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), blocks.Conditions()
     with workloads.ready(workloads.HUNDRED_US) as call:
         timed, bare = blocks.TimedCall(arm=Arm(implementation="a"), call=call), timeit.Timer(call)
-        blocks.calibrate(timed, clock)
+        call_s = blocks.calibrate([timed], clock, blocks.MIN_SAMPLE_S)[timed.arm]
+        known = (blocks.Known(arm=timed.arm, call_s=call_s),)
+        num_calls = blocks.choose({timed.arm: call_s}, blocks.MIN_SAMPLE_S).num_calls
         for turn in range(size.num_repeats):
-            at = blocks.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn)
+            at = blocks.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn, known=known)
             found: dict[str, float] = {}
             for who in draws.sample(("engine", "bare"), 2):
                 if who == "bare":
                     taken = []
                     for _ in range(BLOCKS):
                         call()
-                        taken.append(bare.timeit(timed.num_calls) / timed.num_calls)
+                        taken.append(bare.timeit(num_calls) / num_calls)
                     found["bare"] = float(np.median(taken))
                 else:
                     before, start = timed.called_s, time.perf_counter()

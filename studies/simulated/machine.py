@@ -84,7 +84,7 @@ class Machine:
         self.num_faults = 0  # so far
 
     def begin_visit(self, num_slots: int) -> None:
-        """The next turn is the first of a block with so many."""
+        """The next turn is the first of a block with this many."""
         self._slot, self._num_slots = -1, num_slots
 
     def turn(self) -> None:

@@ -179,14 +179,10 @@ class SimulatedClient(WorkerClient):
         start_s = self.clock.now()
         place = request.workload.id
         calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
-        for timed in calls:
-            if not timed.num_calls:
-                blocks.calibrate(timed, self.clock)
-        self.machine.begin_visit(len(calls))
-        taken = blocks.visit(calls, self.clock, request, self._conditions(is_cold=request.cache == "cold"))
+        taken = blocks.visit(calls, self.clock, request, self._conditions(len(calls), is_cold=request.cache == "cold"))
         return request.finished(taken, self.clock.now() - start_s)
 
-    def _conditions(self, *, is_cold: bool) -> blocks.Conditions:
+    def _conditions(self, num_slots: int, *, is_cold: bool) -> blocks.Conditions:
         def flush() -> None:
             self.clock.spend(FLUSH_S)
             self.machine.forget()
@@ -196,6 +192,7 @@ class SimulatedClient(WorkerClient):
             count_faults=lambda: self.machine.num_faults,
             read_load=lambda: self.machine.load(self.clock.now()),
             flush=flush if is_cold else None,
+            on_block=lambda: self.machine.begin_visit(num_slots),
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:

@@ -93,7 +93,10 @@ def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
 
 
 def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
-    results, _ = run(chosen(), tmp_path)
+    def close(workload: Workload, name: str) -> float:
+        return 0.706e-3 if name == "bmm" else seconds(workload, name)
+
+    results = virtual.execute(chosen(), tmp_path / "run", virtual.SimulatedClient(WORLDS["bimodal"], close))
     taken = Counter(
         arm.arm.implementation
         for event in events(results.folder / JOURNAL)

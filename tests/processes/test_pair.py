@@ -60,8 +60,8 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
         X: {2.0}, Y: {2.0}, Y_BASE: {1.0}, Y_BASE.as_control(): {1.0}, PROBE: {2.0},
         X.as_control(): {2.0}, Y.as_control(): {2.0},
     }  # fmt: skip
-    for client in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
-        assert [request.num_blocks for request in client.asked] == [0, 1, 1, 1, 1, 0]
+    for client in (base, candidate):  # to make ready or verify is no part of a block; the first says what a call takes
+        assert [request.num_blocks for request in client.asked] == [1, 1, 1, 1, 1, 0]
         assert [request.verifies for request in client.asked] == [False] * 5 + [True]
     assert all(request.settles for request in (*base.asked, *candidate.asked))
     old, new = "old/y.py:f", "y.py:f"
@@ -79,7 +79,7 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
 def test_answers_are_verified_only_where_that_is_asked():
     base, candidate = Scripted(), Scripted()
     PairedClient(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
-    assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [0, 1, 1, 1, 1, 0]
+    assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [1, 1, 1, 1, 1, 0]
     assert not any(request.verifies for request in (*base.asked, *candidate.asked))
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,9 +17,11 @@ from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
+from attnbench.processes.stages import TimingStage
 from attnbench.processes.worker_client import waits_s
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
+from attnbench.timing.blocks import PROBE_SAMPLE_S, WARM_S
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 
@@ -40,8 +42,8 @@ class Clock:
 class Scripted:
     """A worker whose samples claim `claimed_s` for each of its calls; really they take `sampled_s`, `fresh_s` if new.
 
-    Each sample begins with an untimed call, which takes `untimed_s`, and claims to be one that takes `said_untimed_s`.
-    Of all that time the worker waits `delay` for a processor.
+    A block begins with calls that take `warm_s`, and each sample with an untimed call, which takes `untimed_s` and is
+    claimed to take `claimed_untimed_s`. Of all that time the worker waits `delay` for a processor.
     """
 
     def __init__(
@@ -50,15 +52,18 @@ class Scripted:
         claimed_s=1e-3,
         sampled_s=1e-3,
         fresh_s=1e-3,
+        warm_s=WARM_S,
         untimed_s=0.0,
-        said_untimed_s=None,
+        claimed_untimed_s=None,
+        claimed_probe_s=PROBE_SAMPLE_S,
         delay=0.0,
         wrong="",
         num_calls=10,
     ):
         self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
-        self.untimed_s, self.wrong, self.delay, self.delayed_s = untimed_s, wrong, delay, 0.0
-        self.said_untimed_s = untimed_s if said_untimed_s is None else said_untimed_s
+        self.warm_s, self.untimed_s, self.claimed_probe_s = warm_s, untimed_s, claimed_probe_s
+        self.wrong, self.delay, self.delayed_s = wrong, delay, 0.0
+        self.claimed_untimed_s = untimed_s if claimed_untimed_s is None else claimed_untimed_s
         self.size = num_calls
         self.asked, self.layouts, self.is_running = [], [], False
         self.siblings = []
@@ -88,13 +93,15 @@ class Scripted:
         self.asked.append(request)
         match request:
             case messages.SampleBlocks():
-                sample = Sample(self.claimed_s, num_calls=self.size, num_untimed=1, untimed_s=self.said_untimed_s)
-                taken = [sample] * request.num_blocks
-                self.spend((self.size * self.sampled_s + self.untimed_s) * request.num_blocks * len(request.arms))
-                samples = (
-                    ArmSamples(arm=arm, samples=tuple(msgspec.structs.replace(each, slot=slot) for each in taken))
-                    for slot, (arm, _) in enumerate(request.arms)
-                )
+                samples = []
+                for slot, (arm, _) in enumerate(request.arms):
+                    one = Sample(self.claimed_s, num_calls=self.size, num_untimed=1, untimed_s=self.claimed_untimed_s)
+                    one = Sample(self.claimed_probe_s) if arm == PROBE else one
+                    warm = {} if slot else {"num_untimed": 2, "untimed_s": one.untimed_s + self.warm_s}
+                    one = msgspec.structs.replace(one, slot=slot, **warm)
+                    samples.append(ArmSamples(arm=arm, samples=(one,) * request.num_blocks))
+                    spent_s = PROBE_SAMPLE_S if arm == PROBE else self.size * self.sampled_s + self.untimed_s
+                    self.spend(request.num_blocks * (spent_s + (0.0 if slot else self.warm_s)))
                 return VisitFinished(workload=request.workload.id, epoch=0, visit=0, arms=tuple(samples))
             case messages.PrepareWitness():
                 self.num_calls = request.num_calls
@@ -139,7 +146,12 @@ def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(cli
         assert [request.sustained_s for request in asked] == [3.0] + [0.0] * (len(asked) - 1)
 
 
-def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(client):
+def sampled(client: Scripted) -> list[messages.SampleBlocks]:
+    """The requests for a block."""
+    return [each for each in client.asked if isinstance(each, messages.SampleBlocks) and each.is_clocked]
+
+
+def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_untimed_calls(client):
     both = client()
     reply = visited(both, 1)
     theirs, ours = [THEIRS, THEIRS.as_control()], [OURS, OURS.as_control()]
@@ -149,9 +161,8 @@ def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(c
         slots = [s.slot for taken in reply.arms for s in taken.samples if s.block == block]
         assert len(set(slots)) == len(slots)
     for client_, own in ((both.theirs, theirs), (both.shared, ours)):
-        sampled = [each for each in client_.asked if isinstance(each, messages.SampleBlocks) and each.num_blocks]
-        assert Counter(arm for each in sampled for arm, _ in each.arms) == dict.fromkeys([*own, PROBE], 4)
-        assert all(len(each.arms) == 1 and each.settles for each in sampled)
+        assert [{arm for arm, _ in each.arms} for each in sampled(client_)] == 4 * [{*own, PROBE}]
+        assert all(each.settles for each in sampled(client_))
     assert not any(THEIRS in dict(each.arms) for each in both.shared.asked if isinstance(each, messages.SampleBlocks))
     prepared, *others = [each for each in both.theirs.asked if not isinstance(each, messages.SampleBlocks)]
     witnesses = [each for each in others if isinstance(each, messages.Witness)]
@@ -163,6 +174,22 @@ def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(c
     assert len({each.number for each in handed}) == NUM_HANDED
     judged = [each for each in both.shared.asked if isinstance(each, messages.JudgeOutput)]
     assert [each.number for each in judged] == [each.number for each in handed]
+
+
+def test_all_runners_of_a_visit_choose_from_the_same_times_of_all_arms(client):
+    """A first block says what is not known yet, and is no part of the visit."""
+    both = client(claimed_s=30e-3, sampled_s=30e-3, fresh_s=30e-3)
+    visited(both, 1)
+    asked = [each for each in [*both.theirs.asked, *both.shared.asked] if isinstance(each, messages.SampleBlocks)]
+    assert [each.known for each in asked if not each.is_clocked and each.num_blocks] == [(), ()]
+    (told,) = {each.known for each in asked if each.is_clocked}
+    assert {each.arm: each.call_s for each in told} == {
+        THEIRS: 30e-3, THEIRS.as_control(): 30e-3, OURS: 1e-3, OURS.as_control(): 1e-3,
+    }  # fmt: skip
+    both.ask(msgspec.structs.replace(VISIT, known=told))
+    again = [each for each in both.shared.asked if isinstance(each, messages.SampleBlocks)][-6:]
+    assert [each.num_blocks for each in again] == [0, 1, 1, 1, 1, 0]
+    assert {each.known for each in again} == {told}
 
 
 def test_foreign_code_verifies_nothing_in_its_own_process(client):
@@ -191,10 +218,20 @@ def test_neither_the_number_of_calls_nor_which_is_judged_can_be_known_before(cli
         {"fresh_s": 0.5e-3},
         {"sampled_s": 1.1e-3},
         dict.fromkeys(("untimed_s", "claimed_s", "sampled_s", "fresh_s"), 15e-3) | {"num_calls": 1},
+        dict.fromkeys(("warm_s", "claimed_s", "sampled_s", "fresh_s"), 0.3) | {"num_calls": 1},
     ],
 )
 def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
     assert isinstance(visited(client(**honest), 12), VisitFinished)
+
+
+def test_the_warm_up_of_long_calls_that_none_precedes_hides_nothing(client):
+    """It ends with a whole call, however long that is."""
+    both = client(**dict.fromkeys(("warm_s", "claimed_s", "sampled_s", "fresh_s"), 0.4), num_calls=1)
+    both.shared.claimed_s = both.shared.sampled_s = both.shared.fresh_s = 0.1
+    visit = visited(both, 12)
+    assert isinstance(visit, VisitFinished)
+    assert not visit.doubts
 
 
 @pytest.mark.parametrize(
@@ -202,8 +239,9 @@ def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
     [
         ({"claimed_s": 0.2e-3}, "times as long as in its samples"),  # a clock that is slowed down
         ({"claimed_s": 0.2e-3, "sampled_s": 0.2e-3}, "times as long as in its samples"),  # answers that are kept
-        ({"claimed_s": 0.5e-3, "fresh_s": 0.5e-3}, "by its own"),  # honest only where it is watched
-        ({"claimed_s": 2e-3, "sampled_s": 4e-3, "fresh_s": 2e-3, "said_untimed_s": 20e-3}, "by its own"),
+        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3}, "by its own"),  # honest only where it is watched
+        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3, "claimed_probe_s": 1.0}, "by its own"),
+        ({"claimed_s": 20e-3, "sampled_s": 60e-3, "fresh_s": 20e-3, "claimed_untimed_s": 1.0}, "by its own"),
     ],
 )
 def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client, cheat, said):
@@ -247,15 +285,14 @@ def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(cli
 
 
 @pytest.mark.parametrize("blamed", [OURS, PROBE, OURS.as_control()])
-@pytest.mark.parametrize("when", ["before", "sampling", "resting"])
+@pytest.mark.parametrize("when", ["before", "sampling", "after"])
 def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames(client, blamed, when):
     both = client()
     honest = both.theirs.ask
 
     def failing(request):
         if isinstance(request, messages.SampleBlocks):
-            is_own = THEIRS in dict(request.arms)
-            now = "before" if not request.num_blocks else "sampling" if is_own else "resting"
+            now = "sampling" if request.is_clocked else "before" if request.num_blocks else "after"
             if now == when:
                 return messages.Failed(arm=blamed, status=Status.error, message="it was not me")
         return honest(request)
@@ -294,6 +331,13 @@ def test_on_a_quiet_machine_no_excuse_counts(client, waits):
 def test_load_does_not_excuse_what_it_cannot_explain(client):
     cheat = client(load=0.5, claimed_s=0.01e-3, sampled_s=0.01e-3)
     assert visited(cheat, 3).status is Status.invalid
+
+
+def test_load_during_the_warm_up_does_not_excuse_the_samples(client):
+    cheat = client(load=0.5, claimed_s=0.2e-3, sampled_s=2e-3, fresh_s=0.2e-3)
+    failed = visited(cheat, 3)
+    assert failed.status is Status.invalid
+    assert "by its own" in failed.message
 
 
 def test_off_the_host_no_clocks_are_compared_and_answers_are_judged(client, monkeypatch):
@@ -448,3 +492,13 @@ def test_a_ratio_between_processes_counts_processes(mixed):
 def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
     for record in of(mixed, "sdpa"):
         assert min(sample.value for sample in record.measurements[0].samples) < 0.02
+
+
+@pytest.mark.parametrize(("call_s", "num_blocks"), [(1e-6, 12), (20e-3, 6), (1.0, 4)])
+def test_a_visit_of_fresh_processes_has_more_blocks_where_they_are_short(call_s, num_blocks):
+    """As many as fit into the time that it takes to start processes, with the untimed calls before each part."""
+    workload = Workload(seq_len=64)
+    taken = {arm: [Sample(call_s)] for arm in (OURS, THEIRS)}
+    plan_ = SimpleNamespace(num_blocks=4, is_alone=lambda arm: arm == THEIRS)
+    stage = SimpleNamespace(plan=plan_, state=SimpleNamespace(samples={workload.id: taken}))
+    assert TimingStage._num_blocks(stage, workload, [OURS, THEIRS]) == num_blocks

@@ -1,17 +1,19 @@
 """The timing engine on a virtual clock: complete blocks, fresh orders, calibrated samples, steady ratios."""
 
 import gc
+import itertools
 import math
 import os
 import random
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.intervals import median, paired_ratio, pairs
-from attnbench.storage.records import Arm, Sample
+from attnbench.storage.records import PROBE, Arm, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import rounds, visit_seed
 from studies.simulated.machine import VirtualClock
@@ -34,48 +36,104 @@ def at(number: int = 0, num_blocks: int = 8) -> blocks.Visit:
     return blocks.Visit(epoch=0, number=number, num_blocks=num_blocks, seed=number)
 
 
+def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
+    """The number of calls in a sample that a calibration leads to."""
+    least_s = max(blocks.MIN_SAMPLE_S, blocks.MIN_SAMPLE_TICKS * clock.resolution_s)
+    return blocks.choose(blocks.calibrate(calls, clock, least_s), least_s).num_calls
+
+
 @pytest.mark.parametrize(("cost", "calls"), [(1e-5, 128), (1e-3, 1), (0.9e-3, 2), (0.5, 1)])
 def test_a_sample_lasts_at_least_a_millisecond_and_a_thousand_ticks(cost, calls):
     clock = VirtualClock()
-    it = calls_of(clock, a=cost)[0]
-    blocks.calibrate(it, clock)
-    assert it.num_calls == calls
+    it = calls_of(clock, a=cost)
+    assert chosen(it, clock) == calls
     clock.resolution_s = 1e-3
-    blocks.calibrate(it, clock)
-    assert it.num_calls * cost >= 1.0
+    assert chosen(it, clock) * cost >= 1.0
 
 
 def test_a_short_call_that_once_had_to_wait_is_not_taken_for_a_long_one():
-    """Where it is believed it stands alone in each sample of its process, and every wake of a thread is in its time."""
-    draws = iter([0.0, 3.5e-3, 0.0, 0.0, 3.5e-3])
+    draws = iter([3.5e-3, 0.0, 0.0, 0.0, 3.5e-3])
     clock = VirtualClock(lambda seconds, _: seconds + next(draws, 0.0))
-    it = calls_of(clock, a=2e-5)[0]
-    blocks.calibrate(it, clock)
-    assert it.num_calls == 64
-    assert it.call_s == pytest.approx(2e-5)
+    assert chosen(calls_of(clock, a=2e-5), clock) == 64
 
 
 def test_a_call_that_was_short_once_and_is_long_now_ends_the_calibration():
     draws = iter([1e-6])
     clock = VirtualClock(lambda seconds, _: next(draws, seconds))
-    it = calls_of(clock, a=0.5)[0]
-    blocks.calibrate(it, clock)
-    assert it.num_calls == 1
+    assert chosen(calls_of(clock, a=0.5), clock) == 1
+    assert clock.now() <= 4 * 0.5
 
 
-def test_what_lasts_about_as_long_is_sampled_alike():
+def test_long_calls_are_calibrated_by_one_call_each():
     clock = VirtualClock()
-    samples = visit(calls_of(clock, a=6.2e-5, b=6.3e-5, c=1.4e-4), clock, at(num_blocks=2))
-    assert {name: {s.num_calls for s in taken} for name, taken in samples.items()} == {"a": {32}, "b": {32}, "c": {8}}
-    chained = visit(calls_of(clock, a=0.9e-6, b=1.1e-6, c=1.3e-6), clock, at(num_blocks=1))
-    assert {taken[0].num_calls for taken in chained.values()} == {2048}
-    near, far = calls_of(clock, a=9.9e-3, b=10.1e-3), calls_of(clock, c=10.1e-3, d=15e-3)
-    for contenders, touches in ((near, 5), (far, 0)):
-        visit(contenders, clock, at(num_blocks=1))
-        before_s = clock.now()
-        visit(contenders, clock, at(num_blocks=5))
-        calls = (clock.now() - before_s) / sum(each.call_s for each in contenders)
-        assert calls == pytest.approx(5 + touches)
+    assert chosen(calls_of(clock, a=0.5, b=2.0), clock) == 1
+    assert clock.now() == pytest.approx(2.5)
+
+
+def settings_of(samples: dict[Arm, tuple[Sample, ...]]) -> dict[Arm, list[int]]:
+    return {arm: [sample.num_calls for sample in own] for arm, own in samples.items() if arm != PROBE}
+
+
+STALLS_S = [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf]
+
+
+@pytest.mark.parametrize("slowdown", [3.0, 30.0, 3000.0])
+@pytest.mark.parametrize("lasts_s", STALLS_S)
+def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_however_long(lasts_s, slowdown):
+    """In the first visit, which calibrates, and in the next, which follows from its samples."""
+    for begins_s in [0.0, *(10 ** (exponent / 6) for exponent in range(-33, -5))]:
+
+        def disturb(seconds: float, now: float, begins_s: float = begins_s) -> float:
+            return seconds * (slowdown if begins_s <= now < begins_s + lasts_s else 1.0)
+
+        check_equal(VirtualClock(disturb))
+
+
+@pytest.mark.parametrize("stall_s", STALLS_S[:-1])
+def test_identical_code_has_identical_settings_whichever_reading_is_late(stall_s):
+    for late in range(40):
+        numbers = itertools.count()
+        check_equal(VirtualClock(lambda seconds, _, n=numbers, at=late: seconds + stall_s * (next(n) == at)))
+
+
+def check_equal(clock: VirtualClock) -> None:
+    """All arms but a slow one are the same code; each, the slow one too, has the same calls before and in a sample."""
+    costs = {"base": 1e-4, "same": 1e-4, "slow": 5e-4}
+    counted: Counter[str] = Counter()
+
+    def called(name: str) -> None:
+        counted[name] += 1
+        clock.spend(costs[name])
+
+    calls = [timed(name, lambda name=name: called(name)) for name in costs]
+    calls.append(blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call))
+    calls.append(blocks.TimedCall(arm=PROBE, call=lambda: clock.spend(8e-5)))
+    samples: dict[Arm, tuple[Sample, ...]] = {}
+    for number in range(2):
+        counted.clear()
+        drawn = blocks.Visit(epoch=0, number=number, num_blocks=4, seed=number, known=blocks.known(samples))
+        samples = blocks.visit(calls, clock, drawn)
+        first, *others = settings_of(samples).values()
+        assert len(set(first)) == 1
+        assert all(own == first for own in others)
+        if number:  # a first visit has a first call of each; of a warm-up one arm may have one round more
+            assert abs(counted["same"] - counted["slow"]) <= first[0]
+
+
+def test_settings_follow_from_all_arms_and_never_from_the_order_in_which_they_are_known():
+    seconds = {Arm(implementation=name): call_s for name, call_s in {"a": 1e-4, "b": 3e-4, "c": 20e-3}.items()}
+    whole = blocks.choose(seconds, 1e-3)
+    assert whole == blocks.choose(dict(reversed(seconds.items())), 1e-3) == blocks.Settings(
+        num_calls=4, is_touched=True, is_warmed=True
+    )  # fmt: skip
+    assert blocks.choose({**seconds, PROBE: 1e-9}, 1e-3) == whole
+    assert blocks.choose(seconds, 1e-3, is_cold=True).is_touched is False
+
+
+def test_beside_a_far_slower_arm_all_have_fewer_calls():
+    clock = VirtualClock()
+    taken = visit(calls_of(clock, quick=1e-5, slow=1e-2), clock, at(num_blocks=1))
+    assert {name: own[0].num_calls for name, own in taken.items()} == {"quick": 8, "slow": 8}
 
 
 def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
@@ -128,32 +186,61 @@ def test_spikes_of_a_shared_machine_do_not_move_the_median():
     assert median(s.value for s in samples["a"]) == pytest.approx(2e-3)
 
 
-def test_short_calls_are_touched_before_each_sample_and_long_ones_are_not():
+def counting(clock: VirtualClock, calls: Counter[str], name: str, cost: float) -> blocks.TimedCall:
+    def call() -> None:
+        calls[name] += 1
+        clock.spend(cost)
+
+    return timed(name, call)
+
+
+@pytest.mark.parametrize(("short_s", "touches"), [(9e-3, 1), (11e-3, 0)])
+def test_each_arm_has_an_untimed_call_before_its_samples_where_one_arm_is_short(short_s, touches):
+    clock, calls = VirtualClock(), Counter()
+    contenders = [counting(clock, calls, "short", short_s), counting(clock, calls, "long", 0.2)]
+    known = tuple(
+        blocks.Known(arm=each.arm, call_s=cost) for each, cost in zip(contenders, (short_s, 0.2), strict=True)
+    )
+    visit(contenders, clock, at(num_blocks=1))
+    calls.clear()
+    visit(contenders, clock, blocks.Visit(epoch=0, number=1, num_blocks=5, seed=0, known=known))
+    assert calls["long"] - 5 * (1 + touches) in {0, 1}  # the warm-up ends in its turn
+    assert 1 <= calls["short"] - 5 * (1 + touches) <= 3
+
+
+@pytest.mark.parametrize("call_s", [1e-5, 3e-4, 15e-3, 0.1])
+def test_a_process_computes_without_a_pause_before_its_first_sample(call_s):
     clock = VirtualClock()
-    calls = Counter()
+    contenders = calls_of(clock, a=call_s, b=call_s)
+    visit(contenders, clock, at(num_blocks=1))
+    known = tuple(blocks.Known(arm=each.arm, call_s=call_s) for each in contenders)
+    clock.spend(5.0)  # it slept
+    start_s = clock.now()
+    taken = visit(contenders, clock, blocks.Visit(epoch=0, number=1, num_blocks=2, seed=0, known=known))
+    first_s = min(own[0].start_s for own in taken.values()) - start_s
+    assert blocks.WARM_S <= first_s <= blocks.WARM_S + 2 * max(call_s, 2e-3)
 
-    def counted(name, cost):
-        def call():
-            calls[name] += 1
-            clock.spend(cost)
 
-        return timed(name, call)
-
-    contenders = [counted("short", 2e-3), counted("long", 0.2)]
-    visit(contenders, clock, at(num_blocks=5))
-    assert calls == {"short": 2 + 5 * 2, "long": 2 + 5}  # calibration: an untimed call and one sample
+def test_calls_that_last_long_need_no_warming():
+    clock, calls = VirtualClock(), Counter()
+    contenders = [counting(clock, calls, "a", 1.0)]
+    visit(contenders, clock, at(num_blocks=1))
+    assert calls["a"] == 3  # the first of the process, the calibration, and the sample
 
 
 def test_samples_record_their_untimed_calls_and_what_those_take():
-    costs = iter(4 * [2e-3] + [9e-3] + 9 * [2e-3])  # two to calibrate; the untimed call of the second block is slow
     clock = VirtualClock()
-    short = timed("short", lambda: clock.spend(next(costs)))
-    taken = visit([short], clock, at(num_blocks=2))["short"]
-    assert [sample.num_untimed for sample in taken] == [1, 1]
-    assert [sample.untimed_s for sample in taken] == pytest.approx([2e-3, 9e-3])
-    assert taken[1].called_s == pytest.approx(11e-3)
-    (long,) = visit(calls_of(clock, long=0.2), clock, at(num_blocks=1))["long"]
-    assert (long.num_untimed, long.untimed_s) == (0, 0.0)
+    costs = itertools.chain(7 * [3e-3], itertools.cycle([9e-3, 3e-3]))  # of the warm-up; then each untimed call is slow
+    short, long = (timed(name, lambda: clock.spend(next(costs))) for name in ("short", "long"))
+    short.called_s = long.called_s = 1.0
+    visit_ = blocks.Visit(epoch=0, number=1, num_blocks=3, seed=0, known=(blocks.Known(arm=short.arm, call_s=3e-3),))
+    taken = blocks.visit([short], clock, visit_)[short.arm]
+    assert [sample.num_untimed for sample in taken] == [7 + 1, 1, 1]
+    assert [sample.untimed_s for sample in taken] == pytest.approx([21e-3 + 9e-3, 9e-3, 9e-3])
+    assert taken[1].called_s == pytest.approx(12e-3)
+    known = (blocks.Known(arm=long.arm, call_s=1.0),)
+    (alone,) = blocks.visit([long], clock, msgspec.structs.replace(visit_, num_blocks=1, known=known))[long.arm]
+    assert (alone.num_untimed, alone.untimed_s) == (0, 0.0)
 
 
 def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
@@ -177,7 +264,8 @@ def test_each_turn_is_announced_before_the_call():
     heard = []
     contenders = calls_of(clock, a=1e-3, b=1e-3)
     visit(contenders, clock, at(num_blocks=2), blocks.Conditions(on_turn=lambda arm: heard.append(arm.implementation)))
-    assert Counter(heard) == {"a": 3, "b": 3}
+    assert heard[:2] == ["a", "b"]
+    assert Counter(heard[-4:]) == {"a": 2, "b": 2}
 
 
 def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
@@ -229,6 +317,7 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     reported.clear()
     cold = blocks.Conditions(flush=lambda: call(5e-3, "flush"))
     samples = visit(contenders, clock, at(num_blocks=3), cold)
+    reported = reported[reported.index("flush") :]
     assert reported[::2] == ["flush"] * 24
     assert sorted(reported[1::2]) == ["a"] * 12 + ["b"] * 12
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
@@ -243,7 +332,6 @@ def test_time_inside_calls_is_counted_with_the_untimed_ones():
     contenders = calls_of(clock, a=2e-3, b=30e-3)
     visit(contenders, clock, at(num_blocks=5))
     assert sum(each.called_s for each in contenders) == pytest.approx(clock.now())
-    assert contenders[1].called_s == pytest.approx(7 * 30e-3)  # two to calibrate; long calls warm themselves
 
 
 class Busy:
@@ -267,23 +355,22 @@ def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(mon
     assert busy.now_s == pytest.approx(waits_s)
 
 
-def test_what_an_earlier_process_found_is_not_calibrated_anew_but_called_once():
-    clock = VirtualClock()
-    (known,) = calls_of(clock, a=0.2e-3)
-    known.num_calls, known.call_s = 8, 0.2e-3
-    taken = visit([known], clock, at(num_blocks=1))
-    assert [each.num_calls for each in taken["a"]] == [8]
-    assert known.called_s == pytest.approx((1 + 1 + 8) * 0.2e-3)  # the first, the touch, and the sample
+def test_what_an_earlier_process_found_is_not_calibrated_anew():
+    clock, calls = VirtualClock(), Counter()
+    fresh = counting(clock, calls, "a", 0.2)
+    known = (blocks.Known(arm=fresh.arm, call_s=0.2),)
+    visit([fresh], clock, blocks.Visit(epoch=0, number=0, num_blocks=1, seed=0, known=known))
+    assert calls["a"] == 3  # the first, which allocates, the warm-up, and the sample
 
 
 @pytest.mark.parametrize(
     ("longest_s", "base", "short", "long"),
-    [(0.0, 8, 8, 8), (4.0, 8, 8, 8), (1.0, 8, 8, 2), (0.75, 8, 8, 1), (0.5, 4, 4, 1), (0.1, 1, 1, 1)],
+    [(0.0, 8, 8, 8), (4.0, 8, 8, 8), (1.01, 8, 8, 2), (0.75, 8, 8, 1), (0.51, 4, 4, 1), (0.1, 1, 1, 1)],
 )
 def test_long_calls_take_part_in_fewer_blocks_where_a_visit_would_last_too_long(longest_s, base, short, long):
     clock = VirtualClock()
     limited = blocks.Visit(epoch=0, number=0, num_blocks=8, seed=0, longest_s=longest_s)
-    calls = calls_of(clock, base=20e-3, short=10e-3, long=300e-3)
+    calls = calls_of(clock, base=20e-3, short=10.1e-3, long=300e-3)
     control = blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call)
     taken = blocks.visit([*calls, control], clock, limited)
     counts = {str(arm): len(samples) for arm, samples in taken.items()}
@@ -323,7 +410,7 @@ def test_sustained_samples_are_taken_when_the_clock_has_settled_or_at_a_limit(fr
 def test_a_burst_begins_at_once():
     clock = VirtualClock()
     samples = visit(calls_of(clock, a=1e-3), clock, at(num_blocks=3))
-    assert samples["a"][0].start_s < 0.01
+    assert samples["a"][0].start_s < 2 * blocks.WARM_S
 
 
 def test_what_the_driver_says_is_read_around_each_block_and_never_inside_a_sample():
@@ -334,8 +421,7 @@ def test_what_the_driver_says_is_read_around_each_block_and_never_inside_a_sampl
         clock.spend(5e-3)
 
     contenders = [timed(name, lambda name=name: (seen.append(name), clock.spend(2e-3))) for name in ("a", "b")]
-    visit(contenders, clock, at(num_blocks=1))
-    seen.clear()
     samples = visit(contenders, clock, at(num_blocks=4), blocks.Conditions(on_block=read))
+    seen = seen[seen.index("state") :]
     assert [place for place, each in enumerate(seen) if each == "state"] == [0, *range(5, 22, 5)]
     assert {round(each.value, 9) for taken in samples.values() for each in taken} == {2e-3}

@@ -20,7 +20,7 @@ BASELINE = Arm(implementation="baseline")
 CONTROL, RIVAL = BASELINE.as_control(), Arm(implementation="rival")
 ARMS = (RIVAL, BASELINE, CONTROL)
 NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 5, 12
-CALL_S = 20e-3
+CALL_S = 1.0
 """Long calls, so that a turn is one stretch of time without an untimed call before it."""
 FIRST_SLOT, NOISE = 1.05, 0.01
 
@@ -35,12 +35,12 @@ def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
     clock = VirtualClock(disturb)
     reported = blocks.Conditions(on_turn=turns.append)
-    warm = {"num_calls": 1, "call_s": CALL_S, "called_s": CALL_S}
-    calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), **warm) for arm in ARMS]
+    calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), called_s=CALL_S) for arm in ARMS]
+    known = tuple(blocks.Known(arm=arm, call_s=CALL_S) for arm in ARMS)
     samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)
-        at = blocks.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
+        at = blocks.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn, known=known)
         for arm, taken in blocks.visit(calls, clock, at, reported).items():
             samples[arm].extend(taken)
     assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(ARMS)

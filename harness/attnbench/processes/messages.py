@@ -246,20 +246,11 @@ class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings")
     limit_s: float
 
 
-class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier process of the run found of an arm: how many calls make a sample, and what one takes."""
-
-    arm: Arm
-    num_calls: int
-    call_s: float
-
-
 class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
     """Sample the blocks of a visit. `arms` pairs arms with their specs. Answered by VisitFinished, or Failed."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
-    calibrated: tuple[Calibrated, ...] = ()
     cache: str = "warm"
     launch: str = "eager"
     verifies: bool = True  # check afterwards that every arm still computes

@@ -22,6 +22,7 @@ from attnbench.processes import messages
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
+from attnbench.timing.blocks import MIN_SAMPLE_S, WARM_S, choose, known
 from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 
@@ -52,7 +53,7 @@ HIDDEN, FAR = 1.25, 2.0
 """A call that takes this many times as long by the coordinator's clock as in its samples is not what they show; on a
 machine that is busy with other work only the larger factor proves it, after the time lost to that work is taken off."""
 MOST_UNTIMED = 2.0
-"""An untimed call counts as at most this many timed ones, so that nobody hides work by calling it untimed."""
+"""An untimed call before a sample counts as at most this many timed ones, so that nobody hides work in it."""
 QUIET_SHARE = 0.05
 """A machine is quiet while trusted processes wait for a processor during at most this share of their requests: to wake
 one another costs them some percent on an idle machine, and each busy neighbour tens of percent."""
@@ -75,13 +76,11 @@ def take_turns(
     request: messages.SampleBlocks,
     parts: list[Part],
     ask: Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed],
-    *,
-    by_arm: bool = False,
 ) -> VisitFinished | messages.Failed:
     """The visit, each of its blocks taken by one runner right after the other, in a random order.
 
-    With `by_arm` runners change from sample to sample: what was asleep is slower by a hundredth, even after a call that
-    is not timed, so that all are asked alike.
+    Every request begins with untimed calls, since its process was asleep. Where an arm has no samples yet, a first
+    block is taken and dropped: all runners choose their settings from the same times of all arms.
 
     Of the interference probes the slower counts, and slots are counted through. What is not sampling is no part of a
     block, since its parts would lie far apart: all make ready first, and verify their answers in the end.
@@ -90,17 +89,18 @@ def take_turns(
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
     called_s, states = 0.0, list[DeviceState]()
-    ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
-    cool = msgspec.structs.replace(ready, sustained_s=0.0)  # the device is hot from the first step on
+    found = {each.arm: each for each in request.known}
+    is_known = all(arm in found for arm in samples if arm != PROBE)
+    ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
+    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device is hot from the first step on
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
     last = msgspec.structs.replace(cool, verifies=True) if request.verifies else cool
-    turns = [part._replace(arms=(each,)) for part in parts for each in part.arms] if by_arm else parts
-    steps = [(ready, parts), *request.num_blocks * [(block, turns)], (last, parts)]
-    for step, asked in steps:
+    for step in [ready, *request.num_blocks * [block], last]:
         taken: dict[Arm, Sample] = {}
         num_before = 0
-        for part in draws.sample(asked, len(asked)):
-            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=draws.getrandbits(53)))
+        for part in draws.sample(parts, len(parts)):
+            seed, told = draws.getrandbits(53), tuple(found.values())
+            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=told))
             if isinstance(reply, messages.Failed):
                 return reply
             called_s += reply.called_s
@@ -110,6 +110,9 @@ def take_turns(
                 placed = msgspec.structs.replace(sample, block=len(samples[each.arm]), slot=num_before + sample.slot)
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
+        if step is ready:
+            found |= {each.arm: each for each in known({arm: [sample] for arm, sample in taken.items()})}
+            continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
     return request.finished(samples, called_s, states)
@@ -213,8 +216,8 @@ def _own(
 class Evidence:
     """The coordinator's readings of a cell's calls, compared with what its runner claims."""
 
-    hidden: list[float] = field(default_factory=list)  # of each sample: seconds beyond those of its calls as claimed
-    claimed: list[float] = field(default_factory=list)  # of each sample: the seconds of its timed calls
+    hidden: list[float] = field(default_factory=list)  # in each block: seconds beyond those of its calls as claimed
+    claimed: list[float] = field(default_factory=list)  # in each block: the seconds of its timed calls
     factors: list[float] = field(default_factory=list)  # of each visit: time of a witnessed call over a claimed one
 
     def finding(self, call_s: float, waited_s: float, bar: float = HIDDEN) -> str:
@@ -234,7 +237,7 @@ class Evidence:
         hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.claimed)
         if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:
             took, claimed = show(hidden_s + claimed_s, "s"), show(claimed_s, "s")
-            return f"by the coordinator's clock a sample takes {took}, and by its own {claimed}"
+            return f"by the coordinator's clock its samples in a block take {took}, and by its own {claimed}"
         return ""
 
 
@@ -245,6 +248,37 @@ class Reading(NamedTuple):
     lost_s: float
 
 
+class Turn(NamedTuple):
+    """A runner's part of a block: the seconds of its timed calls, and the reading of its request without untimed ones.
+
+    The interference probe counts as time beyond the calls, so that nothing is hidden in it.
+    """
+
+    claimed_s: float
+    reading: Reading
+
+    @property
+    def beyond_s(self) -> float:
+        """What the request took beyond its calls."""
+        return self.reading.spent_s - self.claimed_s
+
+
+def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) -> Turn:
+    """Compare the reading of a request with its samples.
+
+    Of the untimed calls no more is believed than was asked for: a warm-up, which ends with the calls of a sample, and
+    a call before each sample. The time lost to other work is taken to be spread evenly over the request.
+    """
+    samples = [sample for taken in reply.arms if taken.arm != PROBE for sample in taken.samples]
+    settings = choose({each.arm: each.call_s for each in step.known}, MIN_SAMPLE_S, is_cold=step.cache == "cold")
+    seconds = [sample.value * sample.num_calls for sample in samples]
+    most_s = settings.is_touched * MOST_UNTIMED * sum(sample.value for sample in samples)
+    most_s += settings.is_warmed * (WARM_S + max(seconds, default=0.0))
+    untimed_s = min(most_s, sum(sample.untimed_s for taken in reply.arms for sample in taken.samples))
+    rest_s = reading.spent_s - untimed_s
+    return Turn(sum(seconds), Reading(rest_s, reading.lost_s * max(0.0, rest_s) / reading.spent_s))
+
+
 @dataclass
 class Clocked:
     """All evidence on a cell: as the clock reads, and less what other work on the machine explains."""
@@ -253,15 +287,13 @@ class Clocked:
     unexplained: Evidence = field(default_factory=Evidence)
     was_busy: bool = False
 
-    def add(self, samples: Sequence[tuple[Sample, Reading]], witness: tuple[float, float], load: "Load") -> None:
-        """Take the samples of a visit, each with its reading, and the factors of its witness sample."""
+    def add(self, turns: Sequence[Turn], witness: tuple[float, float], load: "Load") -> None:
+        """Take the parts of a visit's blocks, and the factors of its witness sample."""
         self.was_busy |= load.is_busy
-        for sample, (spent_s, lost_s) in samples:
-            credit_s = min(sample.untimed_s, MOST_UNTIMED * sample.num_untimed * sample.value)
-            hidden_s, claimed_s = spent_s - sample.value * sample.num_calls - credit_s, sample.value * sample.num_calls
-            for evidence, explained_s in ((self.raw, 0.0), (self.unexplained, load.explained(spent_s, lost_s))):
-                evidence.hidden.append(hidden_s - explained_s)
-                evidence.claimed.append(claimed_s)
+        for each in turns:
+            for evidence, explained_s in ((self.raw, 0.0), (self.unexplained, load.explained(*each.reading))):
+                evidence.hidden.append(each.beyond_s - explained_s)
+                evidence.claimed.append(each.claimed_s)
         self.raw.factors.append(witness[0])
         self.unexplained.factors.append(witness[1])
 
@@ -319,8 +351,8 @@ class _Stopwatch:
         """Nothing is read yet."""
         self.now = clock
         self.load = Load()
-        self.waited_s: list[float] = []  # what the trusted worker's requests take beyond their samples
-        self.samples: dict[Arm, list[tuple[Sample, Reading]]] = {}  # of each foreign arm, its controls included
+        self.waited_s: list[float] = []  # what the trusted worker's requests for a block take beyond their calls
+        self.turns: dict[Arm, list[Turn]] = {}  # of each foreign arm: the blocks of its runner
 
     def ask(self, part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
         """Ask for the part of a block."""
@@ -330,14 +362,15 @@ class _Stopwatch:
         assert isinstance(reply, VisitFinished | messages.Failed)
         if part.is_foreign:
             reply = _own(part, step, reply)
-        if isinstance(reply, messages.Failed):
+        if isinstance(reply, messages.Failed) or not step.is_clocked:
             return reply
-        for taken in reply.arms:
-            for sample in taken.samples:
-                if not part.is_foreign:
-                    self.waited_s.append(reading.spent_s - sample.called_s)
-                elif taken.arm != PROBE:
-                    self.samples.setdefault(taken.arm.as_measured(), []).append((sample, reading))
+        taken = turn(step, reply, reading)
+        if not part.is_foreign:
+            self.waited_s.append(taken.beyond_s)
+            return reply
+        for arm, _ in part.arms:
+            if arm.role is Role.measured:
+                self.turns.setdefault(arm, []).append(taken)
         return reply
 
     def read(self, part: Part, request: messages.Work) -> tuple[messages.Reply, Reading]:
@@ -368,7 +401,7 @@ class IsolatingClient(WorkerClient):
         self.shared, self.runner, self.now = shared, runner, clock
         self.alone: dict[str, ProcessClient] = {}
         self.clocked: dict[Key, Clocked] = {}
-        self.waited_s: list[float] = []  # what the shared worker's requests took beyond their samples
+        self.waited_s: list[float] = []  # what the shared worker's requests for a block took beyond their calls
         self.begun: set[Key] = set()  # the cells that have had a witness sample
         self.layout = 0
         self._exits = ExitStack()
@@ -418,7 +451,7 @@ class IsolatingClient(WorkerClient):
             arms = (*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, ""))
             parts.append(Part(self._client(name), arms, owner=own[0][0]))
         watch = _Stopwatch(self.now)
-        visit = take_turns(request, [shared, *parts], watch.ask, by_arm=True)
+        visit = take_turns(request, [shared, *parts], watch.ask)
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         self.waited_s += watch.waited_s
@@ -507,7 +540,7 @@ class IsolatingClient(WorkerClient):
         if not device(cell["workload"].device).is_host:
             return ""
         clocked = self.clocked.setdefault((cell["workload"].id, cell["arm"]), Clocked())
-        clocked.add(watch.samples[cell["arm"]], factors, watch.load)
+        clocked.add(watch.turns[cell["arm"]], factors, watch.load)
         call_s, waited_s = statistics.median(sample.value for sample in samples), quartile(self.waited_s or [0.0])
         for _ in range(NUM_LOOKS - 1):
             if not clocked.doubt(call_s, waited_s):

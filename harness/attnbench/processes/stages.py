@@ -25,6 +25,7 @@ from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
+from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import policy
@@ -50,8 +51,6 @@ MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
-MOST_READ = 64
-"""Of an arm's samples so many are looked at to know what a call takes."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -496,16 +495,8 @@ class TimingStage:
         if not taken or not any(map(self.plan.is_alone, arms)):
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
-
-    def _calibrated(self, workload: Workload) -> tuple[messages.Calibrated, ...]:
-        """What earlier processes found of its arms, the quickest call of each: calibration costs calls."""
-        taken = self.state.samples.get(workload.id, {})
-        last = {arm: own[-MOST_READ:] for arm, own in taken.items() if own}
-        return tuple(
-            messages.Calibrated(arm=arm, num_calls=own[-1].num_calls, call_s=min(each.value for each in own))
-            for arm, own in last.items()
-        )
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it.
@@ -535,7 +526,7 @@ class TimingStage:
                 num_blocks=self._num_blocks(workload, live),
                 longest_s=0.0 if self.counts_processes else self.plan.visit_s,
                 seed=seed,
-                calibrated=self._calibrated(workload),
+                known=known(self.state.samples.get(workload.id, {})),
                 cache=self.plan.cache,
                 launch=self.plan.launch,
                 sustained_s=SUSTAINED_S if self.plan.pace == "sustained" else 0.0,

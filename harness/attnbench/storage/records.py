@@ -307,7 +307,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
     machine's one-minute load average when it began. On a device with queues, `host_s` is what the host needed to issue
     a call, and `flags` are of `Flag`; elsewhere both are 0. Before the `num_calls` timed calls came `num_untimed`
-    others, which took `untimed_s` together; both are 0 in journals that do not record it.
+    others, which took `untimed_s` together; both are 0 in journals that do not record it. The calls that warm up a
+    process, of all arms in turn, count before its first sample.
     """
 
     value: float

@@ -91,7 +91,13 @@ class FunctionComparison:
     def visit(self) -> None:
         """Take one more visit."""
         seed = visit_seed(self.seed, HERE, self.num_visits)
-        at = blocks.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
+        at = blocks.Visit(
+            epoch=0,
+            number=self.num_visits,
+            num_blocks=self.num_blocks,
+            seed=seed,
+            known=blocks.known(self.samples),
+        )
         taken = blocks.visit(self.calls, self.clock, at, self.conditions)
         for arm, samples in taken.items():
             self.samples.setdefault(arm, []).extend(samples)

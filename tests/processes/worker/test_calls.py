@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes import execution
 from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start, Witnessed
 from attnbench.processes.planning import Selection, plan
+from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
 from attnbench.processes.worker.calls import MOST_COPIES, Rotation, replayed
@@ -217,6 +219,20 @@ def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeyp
     before = bench.cases[arm].tensors["query"]
     assert bench._rotation is not None
     assert all(each.tensors["query"] is not before for each in bench._rotation.cases(bench.cases[arm])[1:])
+
+
+def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypatch):
+    """Otherwise its calls would look slower than those that they are compared with."""
+    worker, arm, calls, ready = Worker(Heartbeat()), Arm(implementation="sdpa"), [], []
+    cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
+    worker.answer(visit(SMALL, "sdpa"))
+    (bench,) = worker.benches.values()
+    timed, steps = bench.calls[arm], itertools.count()
+    monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
+    monkeypatch.setattr(answers.witness, "ready", lambda *_: ready.append(1) or [])
+    monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
+    worker.answer(PrepareWitness(**cell, num_before=2, before_s=9.0, num_calls=1, seed=0))
+    assert calls == [0, 0, 1, 1, 1]
 
 
 class Here(WorkerClient):

@@ -396,6 +396,9 @@ class Worker:
                 if time.perf_counter() - start > request.before_s:
                     break
             self.witnesses = witness.ready(case, bench.inputs, request.num_calls, request.seed)
+            start = time.perf_counter()
+            while time.perf_counter() - start < blocks.WARM_S:  # as before a sample, which it is compared with
+                call()
         return messages.Witnessed()
 
     def witness(self, request: messages.Witness) -> messages.Witnessed:
@@ -492,7 +495,6 @@ class Worker:
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
 
-        calibrated = {each.arm: each for each in request.calibrated}
         calls = []
         for arm, spec in request.arms:
             on_turn(arm)
@@ -503,9 +505,6 @@ class Worker:
             if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
                 self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
             calls.append(self.probes[name])
-        for timed in calls:
-            if not timed.num_calls and (known := calibrated.get(timed.arm)) is not None:
-                timed.num_calls, timed.call_s = known.num_calls, known.call_s
         called_s = -sum(timed.called_s for timed in calls)
         states: list[DeviceState] = []
 
