@@ -510,12 +510,14 @@ class Trial:
         self.worst = 0.0
         self.is_idle = True  # it changes nothing here, and explains nothing
 
-    def compare(self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        """Compare what was observed, what is right, and the mistake's answer as it is exactly and in the own dtype.
+    def compare(
+        self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor], limits: Tensor
+    ) -> None:
+        """Compare the observed tensor, the right one, and the mistake's answer: exact, and in the candidate's dtype.
 
-        All in units of the tolerance, which differs from row to row.
+        All are taken in units of the tolerance, which differs from row to row.
         """
-        observed, expected, exact, own = (tensor / each.limits[name] for tensor in tensors)
+        observed, expected, exact, own = (tensor / limits for tensor in tensors)
         one = torch.finfo(each.own_dtype).eps / 2 * roundings(each.reference.workload, name, 0.0)
         self.is_idle &= largest(exact, expected) <= 1
         limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
@@ -529,14 +531,15 @@ class Trial:
         own = _answers(self.mistake, each.reference, each.own_dtype)
         for name in each.names:
             if name != "output":
-                self.compare(each, name, (each.observed[name], each.expected[name], exact[name], own[name]))
+                tensors = each.observed[name], each.expected[name], exact[name], own[name]
+                self.compare(each, name, tensors, each.limits[name])
 
 
 def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step: Callable[[], object]) -> list[Trial]:
     """The mistakes that explain the output on one probe, of those that are nearest to it beyond the tolerance."""
     chosen = slice(None) if partly is None else partly
     observed, expected = each.observed["output"][chosen], each.expected["output"][chosen]
-    limits, near = each.limits["output"], []
+    limits, near = each.limits["output"].expand_as(each.observed["output"])[chosen], []
     for trial in trials:
         on_step()
         answer = each.output(trial.mistake, each.dtype)[chosen]
@@ -545,7 +548,7 @@ def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step
     near = sorted(near, key=operator.itemgetter(0))[:SHORTLIST]
     for _, trial, answer in near:
         rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
-        trial.compare(each, "output", (observed, expected, answer, rounded))
+        trial.compare(each, "output", (observed, expected, answer, rounded), limits)
     return [trial for _, trial, _ in near if trial.worst <= MATCH]
 
 
@@ -584,7 +587,8 @@ def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
         trial, is_explained = Trial(mistake), True
         for each in evidence:
             observed, expected, answer = each.observed["output"], each.expected["output"], each.output(mistake)
-            trial.compare(each, "output", (observed, expected, answer, each.output(mistake, each.own_dtype)))
+            tensors = observed, expected, answer, each.output(mistake, each.own_dtype)
+            trial.compare(each, "output", tensors, each.limits["output"])
             is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - expected).square().sum()
             is_explained &= bool(is_better) or not each.is_wrong("output")
         if is_explained and trial.worst <= MATCH and not trial.is_idle:

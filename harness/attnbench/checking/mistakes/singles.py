@@ -23,6 +23,8 @@ from attnbench.workloads.workload import Workload
 PARTS = ("query", "key", "value")
 DROPPED = 0.5
 STALE: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+MOST_POWER = 3.0
+"""Of a base of rotary positions, which a fit may not exceed."""
 ROTARY_BASES = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 Pair = tuple[Tensor, Tensor]
@@ -141,7 +143,7 @@ def rotary(base: float, *, is_interleaved: bool) -> Mistake:
     scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
     return replace(
         wrong("rotary_inside", words, scores=scores),
-        fit=lambda power: rotary(base**power, is_interleaved=is_interleaved),
+        fit=lambda power: rotary(base ** max(-MOST_POWER, min(power, MOST_POWER)), is_interleaved=is_interleaved),
     )
 
 
