@@ -486,3 +486,21 @@ def test_a_cache_that_is_kept_is_named_with_the_line_to_write():
     with pytest.raises(RuntimeError) as raised:
         tensor.backward()
     assert "has_cache=True" in attempts.describe(raised.value)[1]
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(0.0, None), (0.5, 0.5)])
+def test_a_default_scale_is_left_out_as_callers_do(scale, expected):
+    seen = []
+
+    def with_branch(query, key, value, *, scale=None):
+        seen.append(scale)
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+
+    def with_number(query, key, value, *, scale=None):
+        return (query @ key.mT * scale).softmax(-1) @ value
+
+    workload = Workload(seq_len=5, num_heads=2, head_dim=8, scale=scale)
+    inputs = place(draw_normal(workload, 0), workload)
+    answers = [build(workload, from_value(each, "f"), inputs).output() for each in (with_branch, with_number)]
+    assert seen == [expected]
+    torch.testing.assert_close(*answers)

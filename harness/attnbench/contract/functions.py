@@ -123,6 +123,8 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
     names, declared = _with_bound(function, names, declared)
     built_in = declared.axes
 
+    omitted = _omissible(function, names, spec)
+
     class FunctionAttention(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             key, value = mask.cached(key, value, query.dtype)
@@ -133,12 +135,17 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
                 key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
             values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
             passed |= {names[keyword]: each for keyword, each in values.items() if keyword in names}
+            if mask.scale is None:  # as callers leave it out
+                passed = {name: each for name, each in passed.items() if name not in omitted}
             tensors = [query, key, value]
             if layout == "bthk":
                 tensors = [each.transpose(1, 2).contiguous() for each in tensors]  # (B,H,T,K) -> (B,T,H,K)
             try:
                 output: object = call(function, *tensors, mask) if call else function(*tensors, **passed)
             except (AttributeError, TypeError) as error:
+                if mask.scale is None and omitted and "NoneType" in str(error):
+                    omitted.clear()  # it computes with the number itself
+                    return self.attend(query, key, value, mask)
                 absent = [name for name, tensor in passed.items() if tensor is None]
                 if not absent or "NoneType" not in str(error):
                     raise
@@ -172,6 +179,13 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
         is_approximate=is_approximate,
     )
+
+
+def _omissible(function: Callable[..., Tensor], names: Mapping[str, str], spec: str) -> set[str]:
+    """The name of the parameter `scale` where its default is None, which stands for 1 / sqrt(K)."""
+    name = names.get("scale", "")
+    has_default = name and _signature(function, spec).parameters[name].default is None
+    return {name} if has_default else set()
 
 
 def _unfit(spec: str, output: object, expected: tuple[int, ...], layout: str) -> str:
