@@ -54,6 +54,7 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     f"lengths beyond {LONG}": lambda w: w.kv_len > LONG,
     "strided memory": lambda w: w.layout != "contiguous",
     "dropout": lambda w: w.dropout > 0,
+    "a scale of its own": lambda w: w.scale > 0,
     "sinks": lambda w: w.sinks != "none",
 }
 """What a cell can show, by the name that screens use."""
