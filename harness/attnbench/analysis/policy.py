@@ -143,7 +143,7 @@ def table(results: Sequence[Results]) -> Measured:
     threads: dict[Workload, int] = {}
     for run in results:
         named = {plugins.name_of(spec) for spec in run.plan.implementations if is_named(spec)}
-        ratios = {each.record.key: math.log(each.ratio.point) for each in compared(run)}
+        ratios = {key: each.effect.log for key, each in compared(run).items()}
         for record in run.records:
             if record.is_wrong:
                 wrong.add(record.implementation)

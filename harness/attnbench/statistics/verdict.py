@@ -39,6 +39,7 @@ POWER = 0.80
 LAYOUT_SPREAD = 0.03
 """Relative. Two processes that run the same code differ by at most about this much: twice the largest standard
 deviation that was measured. One process alone decides nothing below it."""
+LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
 KNOWN = 1e6
 """Degrees of freedom of an error that is known rather than estimated: practically infinite."""
 LARGEST_LOG = 100.0
@@ -51,6 +52,7 @@ class Reason(enum.StrEnum):
     few_processes = "too few processes"
     one_process = "one process cannot decide less than the spread between processes"
     imprecise = "interval too wide"
+    threshold = "threshold below what would show"
     machine_state = "the machine was in another state"
 
 
@@ -91,15 +93,18 @@ class Effect:
         return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
 
 
-def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
+def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0, is_watched: bool = True) -> Effect:
     """The effect that one number from each process shows, in time order: those up to the last look count.
+
+    All of them count where how many there are follows from no earlier look, as with the hosts of a cluster.
 
     Raises:
         ValueError: there is no number.
     """
     if not len(numbers):
         raise ValueError("there is no number: an effect needs one process at least")
-    counted = last_look(len(numbers))
+    all_count = not is_watched and len(numbers) >= FEWEST_PROCESSES
+    counted = len(numbers) if all_count else last_look(len(numbers))
     kept = np.asarray(numbers[: counted or None], dtype=np.float64)
     error = float(np.std(kept, ddof=1)) / math.sqrt(counted) if counted else None
     return Effect(
@@ -109,6 +114,7 @@ def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
         num_processes=counted or len(kept),
         num_measured=len(numbers),
         bias=bias,
+        num_looks=len(LOOKS) if is_watched else 1,
     )
 
 
@@ -128,10 +134,7 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
     degrees = KNOWN
     if base.error is not None and candidate.error is not None:
         parts = [(base.error**2, base.degrees), (candidate.error**2, candidate.degrees), (2 * drift**2, KNOWN)]
-        total = sum(variance for variance, _ in parts)
-        error = math.sqrt(total)
-        uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
-        degrees = total**2 / uncertainty if uncertainty else KNOWN
+        error, degrees = _total(parts)
     return Effect(
         log=candidate.log - base.log,
         error=error,
@@ -140,6 +143,41 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
         num_measured=min(base.num_measured, candidate.num_measured),
         num_looks=1,
     )
+
+
+def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Effect:
+    """The mean effect of two runs over workloads, of which each has the effects of its cells, without their drift.
+
+    The cells of a workload share a reference: their errors are taken as one and the same.
+
+    Raises:
+        ValueError: there is no workload, or one without a standard error.
+    """
+    parts, logs, freedoms = [], [], []
+    for cells in workloads:
+        errors = [each.error for each in cells if each.error is not None]
+        if not errors or len(errors) < len(cells):
+            raise ValueError("an effect without a standard error has no part in a mean")
+        logs.append(sum(each.log for each in cells) / len(cells))
+        parts.append(sum(errors) / len(errors))
+        freedoms.append(min(each.degrees for each in cells))
+    if not parts:
+        raise ValueError("there is no workload: a mean needs one at least")
+    variances = [(error / len(parts)) ** 2 for error in parts]
+    error, degrees = _total([*zip(variances, freedoms, strict=True), (2 * drift**2, KNOWN)])
+    number = min(each.num_processes for cells in workloads for each in cells)
+    log = sum(logs) / len(logs)
+    return Effect(log=log, error=error, degrees=degrees, num_processes=number, num_measured=number, num_looks=1)
+
+
+def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The standard error of a sum of independent parts, each a variance with its degrees of freedom, and its own.
+
+    Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
+    """
+    total = sum(variance for variance, _ in parts)
+    uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
+    return math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
 
 
 def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
@@ -221,6 +259,11 @@ class Judgement:
         if self.effect.error is None:
             return Reason.few_processes
         return Reason.one_process if self.effect.bias else Reason.imprecise
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether more processes may decide it."""
+        return self.verdict is Verdict.undecided and self.effect.num_measured < LOOKS[-1]
 
     @property
     def detectable(self) -> float | None:
