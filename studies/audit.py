@@ -37,7 +37,7 @@ from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.commands import running
 from attnbench.processes.planning import Selection, plan
-from attnbench.statistics.intervals import t_quantile
+from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import ALLOCATORS, Plan
 from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
@@ -153,7 +153,6 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
         metrics=("latency",),
         budget_s=0.0,
         num_rounds=num_visits,
-        num_epochs=num_visits,
         num_blocks=3,
         visit_s=0.4,
     )
@@ -173,7 +172,7 @@ def measure(  # noqa: PLR0913 - a plan, and where it goes
     What is to be done `halfway` sees a machine like that of the visits before and after it.
     """
     asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
-    half = msgspec.structs.replace(asked, num_rounds=asked.num_rounds // 2, num_epochs=asked.num_epochs // 2)
+    half = msgspec.structs.replace(asked, num_rounds=asked.num_rounds // 2)
     running.execute(asked, folder, stages=("check",))
     running.execute(half, folder, stages=("time",))
     halfway()
@@ -302,7 +301,7 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
     number = len(logs)
     centre = sum(logs) / number
     error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)
-    return centre, t_quantile(0.975, max(1, number - 1)) * error
+    return centre, float(half_widths(1.0, max(1, number - 1), 0.05)) * error
 
 
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
@@ -414,9 +413,7 @@ Made by `python -m studies.audit --run DIR train held_out compiled` and then
 
 def visits(plan: Plan) -> str:
     """In how many visits each shape was measured, and in how many processes."""
-    number, processes = plan.num_rounds, plan.num_epochs
-    where = "one process" if processes == 1 else f"{processes} processes"
-    return f"{number} visits, each in a fresh process" if processes == number else f"{number} visits in {where}"
+    return f"{plan.num_rounds} visits, each in a fresh process"
 
 
 def trials(found: Sequence[Tried]) -> str:

@@ -3,8 +3,8 @@
     python -m studies.hosts --to results/gallery/cluster
     python -m studies.hosts coordinator --to results/gallery/cluster
 
-The hosts, the losses and the time are simulated (studies/simulated/cluster.py), the visits, journals, evidence and
-verdicts are the real ones. The long run makes as many visits of each comparison on one calm host of each kind. Another
+The hosts, the losses and the time are simulated (studies/simulated/cluster.py), the visits, journals and verdicts
+are the real ones. The long run makes as many visits of each comparison on one calm host of each kind. Another
 one, on other calm hosts, shows how far two long runs agree. The coordinator's costs are those of real journals that
 grow, on the machine where the study runs.
 """
@@ -20,23 +20,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 import typer
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.hosts import Hosts, together
 from attnbench.analysis.results import Results, read
 from attnbench.reports.hosts import sentences
-from attnbench.statistics import evidence
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.units import duration, markdown_table, percent
 from attnbench.workloads.workload import Workload
 from studies import coordination
-from studies.acceptance.simulated import T12_RATIOS, most_likely, null_differences
+from studies.acceptance.method import upper_limit
 from studies.simulated.cluster import NUM_VISITS, SimulatedHost, Tally, hundred, sweep
 from studies.simulated.virtual import Seconds, plan
-from studies.simulated.worlds import WORLDS
 
 T = TypeVar("T", int, float)
 Verdicts = dict[tuple[str, str, str], Verdict]
@@ -49,13 +46,8 @@ CALL_S = 0.2
 """What a call of the baseline takes, about: as much as attention over some ten thousand tokens."""
 LEAST_THROUGHPUT = 0.9
 LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.98
-NUM_GROUPS, NUM_TOGETHER, NUM_BLOCKS = 1000, 5, 100
-"""Of the false alarms of evidence alone: comparisons in each world, hosts in each, and blocks that each host makes."""
-
-EVIDENCE = (
-    "false alarms of the evidence alone: identical code on {num_hosts} hosts, a look at each of {num_blocks} blocks, "
-    "worst of {num_worlds} worlds"
-)
+RATIOS = (0.5, 0.7, 0.85, 0.93, 1.0, 1.0, 1.0, 1.07, 1.2, 1.5, 2.0)
+"""True ratios to the baseline."""
 TEXT = """# {num_hosts} simulated hosts
 
 {repeats} sessions of {lasts} of virtual time: {num_workloads} workloads, {num_names} implementations, two kinds of CPU.
@@ -87,7 +79,7 @@ class Truth:
     def log(self, cpu: str, length: int, name: str) -> float:
         """The log ratio of an implementation to the baseline, as the mean of all hosts of a kind."""
         place, who, kind = self.lengths.index(length), NAMES.index(name), CPUS.index(cpu)
-        return math.log(T12_RATIOS[(place + 4 * who + 7 * kind) % len(T12_RATIOS)]) if who else 0.0
+        return math.log(RATIOS[(place + 4 * who + 7 * kind) % len(RATIOS)]) if who else 0.0
 
     def of_host(self, name: str, cpu: str) -> Seconds:
         """What calls take on one host, when nothing disturbs it."""
@@ -136,7 +128,7 @@ class Session:
     @property
     def counted(self) -> set[str]:
         """The hosts that count in any comparison."""
-        return {name for cell in self.found.cells for name in cell.of_kind.ratios}
+        return {name for cell in self.found.cells for name in cell.logs}
 
     @property
     def useful_s(self) -> float:
@@ -152,7 +144,6 @@ class Size:
     num_workloads: int = 60
     budget_s: float = 1200.0
     repeats: int = 10
-    num_alarms: int = NUM_GROUPS
 
 
 def session(seed: int, size: Size) -> Session:
@@ -181,7 +172,7 @@ def session(seed: int, size: Size) -> Session:
 def _pairs(found: Hosts, one: Verdicts, other: Verdicts, truth: Truth) -> Iterator[Pair]:
     """Of each comparison on each kind of host."""
     for cell in found.cells:
-        cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.ratio
+        cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.judgement
         log = truth.log(cpu, cell.workload.seq_len, name)
         holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
         key = cpu, cell.workload.id, name
@@ -197,30 +188,16 @@ def _verdicts(of_runs: dict[str, Results]) -> Verdicts:
     }
 
 
-def alarms_of_evidence(seed: int, num_groups: int = NUM_GROUPS) -> tuple[int, int]:
-    """How often the mean of the e-values of several hosts ever calls identical code different, looked at each block.
-
-    In each world so many comparisons; returns how many alarms there were in the worst world, and of how many.
-    """
-    worst = 0
-    for number, world in enumerate(WORLDS.values()):
-        draws = np.random.default_rng([seed, number])
-        values = evidence.e_values(*null_differences(world, draws, NUM_BLOCKS, num_groups * NUM_TOGETHER))
-        means = values.reshape(NUM_BLOCKS, num_groups, NUM_TOGETHER).mean(axis=2)
-        worst = max(worst, int(np.sum(means.max(axis=0) >= 1 / FALSE_SHARE)))
-    return worst, num_groups
-
-
 def said(*, is_met: bool) -> str:
     """As the gallery says it."""
     return "met" if is_met else "MISSED"
 
 
-def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> list[dict[str, str]]:
+def limits(sessions: Sequence[Session]) -> list[dict[str, str]]:
     """What was asked for, what was found, and whether that is enough."""
     pairs = [pair for each in sessions for pair in each.pairs]
     apart_from_one = sum(pair.many is not pair.one for pair in pairs)
-    most = percent(most_likely(apart_from_one, len(pairs)))
+    most = percent(upper_limit(apart_from_one, len(pairs)))
     opposite = sum({pair.many, pair.one} == {Verdict.faster, Verdict.slower} for pair in pairs)
     wrong = sum(pair.many not in {Verdict.undecided, truly(pair.log)} for pair in pairs)
     long_apart = sum(pair.other is not pair.one for pair in pairs)
@@ -230,15 +207,10 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
     null = [pair.many for pair in pairs if pair.log == 0.0]
     alarms = sum(verdict in {Verdict.faster, Verdict.slower} for verdict in null)
     shares = [each.useful_s / each.capacity_s for each in sessions]
-    planted = {(n, host.name) for n, each in enumerate(sessions) for host in each.hosts if host.layout > 0.01}  # noqa: PLR2004 - far above usual
-    failed = {(n, name) for n, each in enumerate(sessions) for name in each.found.failed}
-    counted = {(n, name) for n, each in enumerate(sessions) for name in each.counted}
-    out = f"{len(planted - counted)} of {len(planted)}, {len(planted & failed)} by their A/A test"
     num_held = sum(pair.holds for pair in pairs)
     cover = num_held / len(pairs)
     apart = [_opposed(each) for each in sessions]
     missed, spurious = sum(len(truly_ - found) for truly_, found in apart), sum(len(f - t) for t, f in apart)
-    num_alarms, num_tried = evidence_alarms
     rows = [
         (
             "verdicts, for each kind of host, equal to those of one long run",
@@ -265,22 +237,10 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
             alarms <= FALSE_SHARE * len(null),
         ),
         (
-            EVIDENCE.format(num_hosts=NUM_TOGETHER, num_blocks=NUM_BLOCKS, num_worlds=len(WORLDS)),
-            f"at most {percent(FALSE_SHARE)}",
-            f"{num_alarms} of {num_tried:,} (at most {percent(most_likely(num_alarms, num_tried))}, 99 % limit)",
-            num_alarms <= FALSE_SHARE * num_tried,
-        ),
-        (
             "throughput: time inside visits that count, of that of as many hosts that are never idle",
             f"at least {percent(LEAST_THROUGHPUT)}",
             from_to(shares, percent),
             min(shares) >= LEAST_THROUGHPUT,
-        ),
-        (
-            "hosts whose identical code differs are left out; others called so",
-            "all; none",
-            f"{out}; {len(failed - planted)}",
-            not planted & counted and not failed - planted,
         ),
         (
             "the interval of a kind holds the mean of all of its hosts",
@@ -341,11 +301,7 @@ def _opposed(each: Session) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]
 
 def facts(sessions: Sequence[Session]) -> list[dict[str, str]]:
     """What went on in a session: the least and the most of all sessions."""
-    counted = [len(cell.of_kind.ratios) for each in sessions for cell in each.found.cells]
-    spreads = [
-        float(np.median([cell.of_kind.spread for cell in each.found.cells if cell.of_kind.spread is not None]))
-        for each in sessions
-    ]
+    counted = [len(cell.logs) for each in sessions for cell in each.found.cells]
     return [
         {
             "hosts": from_to([len(each.hosts) for each in sessions]),
@@ -354,12 +310,8 @@ def facts(sessions: Sequence[Session]) -> list[dict[str, str]]:
             "slow": from_to([sum(host.slowness > 1 for host in each.hosts) for each in sessions]),
             "drifting or disturbed": from_to([sum(host.world != "calm" for host in each.hosts) for each in sessions]),
             "visits": from_to([sum(each.tally.num_visits.values()) for each in sessions], "{:,}".format),
-            "too short for an A/A test": from_to(
-                [len(each.found.untested - set(each.found.failed)) for each in sessions]
-            ),
             "cut short": from_to([each.tally.num_cut for each in sessions]),
             "hosts of a comparison": from_to(counted),
-            "hosts differ by (median; planted)": f"{from_to(spreads, percent)}; {percent(BETWEEN)}",
         }
     ]
 
@@ -374,7 +326,7 @@ def simulate(to: Path, size: Size, seed: int) -> str:
         if not sessions:
             seen = sentences(each.found)[: len(CPUS)]
         sessions.append(each.without_samples())
-    rows = limits(sessions, alarms_of_evidence(seed, size.num_alarms))
+    rows = limits(sessions)
     seen += [f"{host}: {why}" for host, why in sessions[0].found.failed.items()]
     made = f"`python -m studies.hosts --to DIR --seed {seed} --repeats {size.repeats}`"
     text = TEXT.format(

@@ -183,7 +183,7 @@ def lied(tmp_path_factory):
     """A real run with a liar that no check sees, beside honest implementations."""
     point = Workload(seq_len=256, direction="inference", num_threads=1)
     named = (f"{LIARS}:idle", "fused", "sdpa")
-    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",), num_epochs=1)
+    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",))
     folder = tmp_path_factory.mktemp("run")
     execution.execute(asked, folder, lambda _: None)
     return read(folder)

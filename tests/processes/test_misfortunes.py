@@ -235,6 +235,6 @@ def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path)
 def test_stages_that_fail_leave_no_lock_behind(tmp_path):
     asked = virtual.plan(1, ("baseline", "slow"), budget_s=1.0)
     with pytest.raises(ValueError, match="began in another environment"):
-        virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", client(Elsewhere))
+        virtual.execute(asked, tmp_path / "run", client(Elsewhere))
     again = client()
     assert virtual.execute(asked, tmp_path / "run", again).elapsed_s is not None

@@ -51,7 +51,7 @@ def plan(**changes) -> Plan:
         "timeout_s": 10.0,
         "memory_limit_bytes": 0,
         "num_blocks": 2,
-        "num_epochs": 2,
+        "num_rounds": 2,
     }
     return Plan(**{**defaults, **changes})
 
@@ -168,7 +168,6 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
         implementations=("fused", "sdpa", "einsum"),
         workloads=tuple(Workload(seq_len=n, num_heads=2, head_dim=8, direction="inference") for n in (8, 16, 24)),
         budget_s=0.0,
-        num_epochs=1,
     )
     folder = tmp_path / "killed"
     start(folder, planned)
