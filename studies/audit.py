@@ -248,8 +248,8 @@ def tensors(workload: Workload) -> tuple["Tensor", "Tensor", "Tensor"]:
 class Regret:
     """What a choice costs on one workload: the logarithm of its time over the best's, from visits that did not choose.
 
-    `floor` is how far identical code seemed to be apart there. `log` is None where the choice has no time. Both logs
-    have half the width of their 95 % interval; what lies within that, or the floor if it is larger, is noise.
+    `log` is None where the choice has no time. Both logs have half the width of their interval; what lies within that
+    is noise.
     """
 
     workload: Workload
@@ -257,29 +257,28 @@ class Regret:
     best: str
     log: float | None
     half: float
-    floor: float
     against_reference: float | None  # the logarithm of its time over that of PyTorch's own choice
     half_reference: float
 
     @property
     def beyond(self) -> float:
         """What of its log lies beyond the noise."""
-        return max(0.0, (self.log or 0.0) - max(self.floor, self.half))
+        return max(0.0, (self.log or 0.0) - self.half)
 
     @property
     def is_behind(self) -> bool:
         """Whether PyTorch's own choice is faster, beyond the noise."""
-        return self.against_reference is not None and self.against_reference > max(self.floor, self.half_reference)
+        return self.against_reference is not None and self.against_reference > self.half_reference
 
 
 def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
     """What one chooser costs on each workload on which anybody has a time."""
     for found in recommend(results):
         stands = found.standing
-        if stands is None or stands.floor is None:
+        if stands is None:
             continue
         leads = {stands.leader: (0.0, 0.0)} | {
-            name: (math.log(each.point), each.half_width or 0.0) for name, each in stands.leads.items()
+            name: (each.effect.log, each.half_width or 0.0) for name, each in stands.others.items()
         }
         name = choose(found.workload)
         log, half = leads.get(name, (None, 0.0))
@@ -290,7 +289,6 @@ def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Reg
             best=stands.leader,
             log=log,
             half=half,
-            floor=stands.floor.largest_log or 0.0,
             against_reference=None if log is None or reference is None else log - reference,
             half_reference=0.0 if name == found.reference else math.hypot(half, half_reference),
         )

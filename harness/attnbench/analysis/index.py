@@ -5,7 +5,6 @@ to the file system, or another version of attnbench, is read again. It lies in t
 (https://specifications.freedesktop.org/basedir-spec); where that cannot be written, all is read each time.
 """
 
-import math
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -14,11 +13,9 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import compared
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import Row, metric_columns, values_of
-from attnbench.statistics.intervals import CONFIDENCE
-from attnbench.statistics.verdict import Effect
 from attnbench.storage.records import Status
 
 FILE = "history.sqlite"
@@ -42,24 +39,14 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[dict[str, Any], ...]  # those that are ok: a part of their rows in the table of cells
 
 
-def interval(effect: Effect | None) -> tuple[float | None, float | None, float | None]:
-    """A ratio with its own 95 % interval over processes: no verdict, which would need all comparisons of the run."""
-    if effect is None:
-        return None, None, None
-    half = effect.half_width(1 - CONFIDENCE)
-    if half is None:
-        return effect.ratio, None, None
-    return effect.ratio, effect.ratio * math.exp(-half), effect.ratio * math.exp(half)
-
-
 def stored(results: Results) -> Stored:
-    """What a history needs of a run. No verdicts: they take far longer than the values."""
+    """What a history needs of a run."""
     metrics = metric_columns(results)
-    ratios = {key: cell.effect for key, cell in compared(results).items()}
+    ratios = {each.key: (each.ratio, each.low, each.high) for each in comparisons(results)}
     cells: list[Row] = []
     for record in results.records:
         if record.status is Status.ok:
-            found = interval(ratios.get(record.key))
+            found = ratios.get(record.key, (None, None, None))
             cells.append(values_of(record) | dict(zip(("ratio", "ratio_low", "ratio_high"), found, strict=True)))
     return Stored(
         folder=str(results.folder),

@@ -275,12 +275,13 @@ def between_runs(
             effect=verdict.between_runs(earlier, later, thresholds.between_runs),
             allowed=max(thresholds.allowed(*match.key, LATENCY), least),
             is_asked=thresholds.asked(*match.key, LATENCY) is not None and not is_elsewhere,
+            least=least,
             values=values,
         )
         if cells[match.key].effect.error is not None and _are_enough(cells[match.key].effect, thresholds):
             by_workload.setdefault(match.key[0], []).append(verdict.between_runs(earlier, later, 0.0))
     see = max(thresholds.see, 2 * least)
-    rulings = [*_judged(cells, thresholds, see), *others]
+    rulings = [*judge_times(cells, thresholds, see), *others]
     if not by_workload:
         return rulings, ruling(EVERYTHING, LATENCY, Kind.undecided, "no time could be judged")
     asked_of_all = thresholds.asked_of_all([*cells], LATENCY)
@@ -288,9 +289,10 @@ def between_runs(
     whole = Timed(
         effect=mean_between_runs([*by_workload.values()], thresholds.between_runs),
         allowed=max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least),
+        least=least,
         lead=lead,
     )
-    (suite,) = _judged({EVERYTHING: whole}, thresholds, thresholds.see)
+    (suite,) = judge_times({EVERYTHING: whole}, thresholds, thresholds.see)
     return rulings, suite
 
 
@@ -319,6 +321,7 @@ class Timed:
     effect: Effect
     allowed: float  # relative growth
     is_asked: bool = False  # a rule of the file allows it, and it is no default
+    least: float = 0.0  # relative difference that two machines explain
     match: Match | None = None  # the cell
     lead: str = ""
     values: dict[str, Any] = field(default_factory=dict)  # of base and candidate, with their unit
@@ -344,7 +347,7 @@ def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresho
         )
     if WHOLE not in found:
         none = ruling(EVERYTHING, LATENCY, Kind.undecided, "nothing can be said of the whole")
-        return _judged(timed, thresholds, None, plan.false_share), none
+        return judge_times(timed, thresholds, None, plan.false_share), none
     asked = thresholds.asked_of_all([*timed], LATENCY)
     timed[EVERYTHING] = Timed(
         effect=found[WHOLE],
@@ -352,11 +355,11 @@ def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresho
         is_asked=asked is not None,
         lead="geometric mean: ",
     )
-    *rulings, suite = _judged(timed, thresholds, None, plan.false_share)
+    *rulings, suite = judge_times(timed, thresholds, None, plan.false_share)
     return rulings, suite
 
 
-def _judged(
+def judge_times(
     cells: Mapping[Key, Timed], thresholds: Thresholds, see: float | None, error: float = FALSE_SHARE
 ) -> list[Ruling]:
     """The rulings on cells that are judged together; with `see`, two runs, which cannot show equality."""
@@ -395,7 +398,7 @@ def _decided(
         if allowed == math.inf:
             return Kind.same, None, f"{change}; any growth is allowed"
         return Kind.undecided, Reason.few_processes, _too_few(judged.effect, thresholds, see)
-    usual = min(allowed, ALLOWED[LATENCY])  # what rules allow to grow may still be seen to shrink
+    usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # what rules allow to grow may still be seen to shrink
     if high < 1 and judged.ratio < 1 / (1 + usual):
         return Kind.faster, None, f"faster: {change}"
     if allowed == math.inf:
