@@ -92,7 +92,7 @@ def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
 
 def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path):
     truth = {"baseline": 1.0, "near": 1.025, "slow": 1.5}
-    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2, layout=0.02)
+    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2, layout=0.03)
     results = virtual.execute(plan(1, tuple(truth), budget_s=1.0), tmp_path, client)
     said = story.decided(results)
     assert re.fullmatch(r"1 of 2 comparisons decided; about \d+ s more would decide 1 of the others", said)

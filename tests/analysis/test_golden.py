@@ -9,6 +9,7 @@ baseline (`y` 8 % slower). All are of schema 3, with arms as names. Never regene
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -86,7 +87,7 @@ def test_cells_have_the_times_that_they_had(name, tmp_path):
     then = {tuple(row[key] for key in CELL): row for row in expected}
     for row in compared:
         before = then[tuple(row[key] for key in CELL)]
-        assert row["ratio"] == pytest.approx(before["ratio"], rel=0.05)
+        assert abs(math.log(row["ratio"] / before["ratio"])) < 0.3  # of three processes; it was a winsorized mean
         assert row["verdict"] in {before["verdict"], "undecided"}
         assert (row["reason"] in set(Reason)) is (row["verdict"] == "undecided")
     kept = (*CELL, "status", "latency_s", "error_ratio", "peak_memory_bytes")

@@ -146,7 +146,7 @@ def test_the_cells_of_a_run_may_be_of_several_hosts(parts: Mapping[str, Results]
     }
     ids = [workload.id for workload in PLAN.workloads]
     assert said == {("Old", ids[0]): Verdict.slower, ("New", ids[1]): Verdict.faster}
-    assert not any(cell.of_kind.is_general for cell in found.cells)
+    assert not any(cell.is_general for cell in found.cells)
 
 
 def test_hosts_of_one_kind_leave_the_answer_as_it_is(parts: Mapping[str, Results], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_hosts_of_one_kind_leave_the_answer_as_it_is(parts: Mapping[str, Results
 def test_two_hosts_say_that_they_speak_for_themselves_alone(parts: Mapping[str, Results]) -> None:
     few = together({name: parts[name] for name in ("old0", "old1")})
     assert {cell.verdict for cell in few.cells if cell.arm.implementation == "rival"} == {Verdict.slower}
-    assert all(cell.of_kind.spread is None for cell in few.cells)
+    assert not any(cell.is_general for cell in few.cells)
     assert report.FEW in report.text(few)
     assert "unknown (2 hosts)" in report.text(few)
 
@@ -231,16 +231,3 @@ def test_what_a_lost_host_had_finished_counts_and_the_rest_is_made_elsewhere(tmp
     assert min(visits.values()) >= 12
     assert all(isinstance(workload, Workload) for workload in asked.workloads)
     assert all(math.isfinite(each) for each in tally.useful_s.values())
-
-
-def test_a_host_lost_before_its_a_a_test_could_tell_counts_nowhere_and_says_why(tmp_path: Path) -> None:
-    lost = SimulatedHost(name="lost", cpu=OLD, lost_s=8.0)
-    hosts = (lost, *(SimulatedHost(name=f"old{number}", cpu=OLD) for number in range(3)))
-    asked = plan(3, NAMES, budget_s=30.0)
-    sweep(hosts, asked, {host.name: lambda *_: 4e-3 for host in hosts}, tmp_path)
-    found = together({host.name: read(tmp_path / host.name) for host in hosts})
-    assert (found.failed, found.untested) == ({}, {"lost"})
-    assert all(set(cell.of_kind.ratios) == {"old0", "old1", "old2"} for cell in found.cells)
-    assert "- **lost**: too short for an A/A test of its own" in report.text(found)
-    few = together({name: part for name, part in found.parts.items() if name != "old2"})
-    assert all("lost" in cell.of_kind.ratios for cell in few.cells)

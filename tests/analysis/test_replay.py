@@ -75,7 +75,7 @@ def replayed(journal: Path) -> dict[Key, Said]:
 def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folder: Path) -> None:
     """At the first moment, at the last and at a few between them, every number is the same."""
     moments = sorted(heard)
-    assert len(moments) > 2
+    assert len(moments) > 1
     for number in {moments[0], *moments[:: max(1, len(moments) // 4)], moments[-1]}:
         then = as_read(cut(journal, number, folder / f"after {number} visits"))
         assert heard[number]

@@ -209,6 +209,6 @@ def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
 def test_copies_inside_the_timed_call_are_said_beside_its_time():
     copying = recorded(LONG, least_s(LONG) * 2)
     seen = Operators(calls=(), copies="keys are repeated")
-    time = Estimate(point=1.0, standard_error=None, num_clusters=9, num_samples=99)
+    time = Estimate(point=1.0, standard_error=None, num_processes=9, num_visits=9, num_samples=99)
     said = warnings_of(msgspec.structs.replace(copying, operators=seen), time)
     assert "its time includes copies: keys are repeated" in list(said)
