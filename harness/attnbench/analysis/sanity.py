@@ -20,7 +20,6 @@ from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
-from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
@@ -275,8 +274,6 @@ def warnings_of(
     if time is None or latency is None:
         yield "agrees, not timed"
         return
-    if time.num_processes < FEWEST_PROCESSES:
-        yield f"{time.num_processes} process{'es' * (time.num_processes > 1)}: too few for an interval"
     if time.num_samples < FEW_SAMPLES:
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     own = Samples.of(latency.samples)

@@ -237,7 +237,7 @@ def troubles(results: Results) -> list[str]:
     said, is_usual = throttled(results)
     if said and is_usual:  # else it is a doubt
         lines.append(said)
-    noisy = too_noisy(results)
+    noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
     return [*doubts(results), *hosts.excluded(results), *([noisy] if noisy else []), *lines]
 
 
