@@ -97,4 +97,6 @@ def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_i
     said = story.decided(results)
     assert re.fullmatch(r"1 of 2 comparisons decided; about \d+ s more would decide 1 of the others", said)
     cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(results)}
-    assert re.fullmatch(r"undecided \(\d+(\.\d+)? % would show; about \d+ s more needed\), same kernel", cells["near"]), cells
+    assert re.fullmatch(
+        r"undecided \(\d+(\.\d+)? % would show; about \d+ s more needed\), same kernel", cells["near"]
+    ), cells

@@ -422,7 +422,7 @@ class TimingStage:
         if not taken:
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
-        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / len(self.workloads) / block_s)))
+        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / max(1, len(self.workloads)) / block_s)))
 
     def _calibrated(self, workload: Workload) -> tuple[messages.Calibrated, ...]:
         """What earlier processes found of its arms, the quickest call of each: calibration costs calls."""
