@@ -70,12 +70,12 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
 
 
 class Elsewhere(SimulatedClient):
-    """The second process finds itself with another version of torch."""
+    """The third process finds itself with another version of torch."""
 
     def start(self, layout=0):
         ready = super().start(layout)
         moved = msgspec.structs.replace(ready.environment, versions={**ready.environment.versions, "torch": "9.9"})
-        return ready if layout == 0 else msgspec.structs.replace(ready, environment=moved)
+        return ready if layout <= 1 else msgspec.structs.replace(ready, environment=moved)
 
 
 def test_a_run_ends_where_its_environment_changes_under_it(tmp_path):

@@ -230,7 +230,8 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
     """Where two implementations change places along a ladder, those that were searched for, in order.
 
-    Without `only`, of every two that were sampled together and of whom one is the fastest at the base.
+    Without `only`, of every two that were sampled together and of whom one is the fastest at the base; not those around
+    a narrower one, which were not searched for.
     """
     both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
     found = []
@@ -238,7 +239,13 @@ def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None
         for place in located(points(results, ladder, one, other)):
             before, after = (one, other) if place.sign > 0 else (other, one)
             found.append(Change(axis=ladder.axis, place=place, before=before, after=after))
-    return tuple(sorted(found, key=lambda each: each.place.at))
+    kept = [each for each in found if not any(_is_around(each.place, other.place) for other in found)]
+    return tuple(sorted(kept, key=lambda each: each.place.at))
+
+
+def _is_around(place: Place, other: Place) -> bool:
+    """Whether another place lies inside, and leaves some of this one out."""
+    return place.low <= other.low and other.high <= place.high and (place.low, place.high) != (other.low, other.high)
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
