@@ -10,6 +10,7 @@ from attnbench.analysis.recommendation import (
     SLOWER,
     TOO_LONG,
     Change,
+    Lead,
     Recommendation,
     changes_along,
     points,
@@ -17,7 +18,6 @@ from attnbench.analysis.recommendation import (
 )
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
-from attnbench.statistics.intervals import Estimate
 from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
@@ -81,15 +81,15 @@ def _lead(found: Recommendation, name: str, words: str) -> str:
     return "" if lead is None else f"{_factor(lead)} faster than {words}"
 
 
-def _factor(ratio: Estimate) -> str:
-    number, _, interval = span(ratio.point, ratio.low, ratio.high).partition(" ")
+def _factor(lead: Lead) -> str:
+    number, _, interval = span(lead.ratio, lead.low, lead.high).partition(" ")
     return f"{number}x{' ' if interval else ''}{interval}"
 
 
 def _margin(found: Recommendation) -> str:
     stands = found.standing
     assert stands is not None
-    return percent(max((each.effect.sameness for each in stands.others.values()), default=0.0))
+    return percent(max((each.margin for each in stands.others.values()), default=0.0))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, own in found.seconds.items():
         lead = found.lead(name)
-        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.point
+        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.ratio
         to_choice = "choice" if name == found.choice else MISSING if lead is None else _factor(lead)
         mark = " (PyTorch's own)" if name == found.reference else ""
         rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
@@ -210,7 +210,7 @@ def crossing_facts(results: Results) -> dict[str, Any]:
             "answer": of_crossing(results, ladder, both, changes),
             "changes": [each.facts() for each in changes],
             "points": {
-                str(value): {"sign": each.sign, "log_ratio": each.log, "blocks": each.num_blocks}
+                str(value): {"sign": each.sign, "log_ratio": each.log, "processes": each.num_processes}
                 for value, each in sorted(points(results, ladder, *both).items())
             },
         }

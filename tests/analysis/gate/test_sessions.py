@@ -98,7 +98,7 @@ def test_a_candidate_that_executes_twice_the_flops_is_a_finding(
 
 
 def test_a_session_too_short_for_a_verdict_is_inconclusive(tmp_path: Path, monkeypatch) -> None:
-    measure(tmp_path / "runs" / NAME, planned("x", budget_s=0.0))
+    measure(tmp_path / "runs" / NAME, msgspec.structs.replace(planned("x", budget_s=0.0), num_rounds=3))
     assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 3
 
 

@@ -80,7 +80,7 @@ def test_a_suite_without_times_is_undecided(tmp_path):
     assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
 
 
-def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_path):
+def test_rounds_are_made_whatever_is_decided_each_in_a_process(tmp_path):
     client = SimulatedClient(
         WORLDS["calm"], lambda _, name: 2e-3 * {"reference": 1, "one": 9, "other": 5}[name], seed=1
     )
@@ -89,4 +89,4 @@ def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_p
     assert set(results.num_visits.values()) == {9}
     for record in results.records:
         epochs = [sample.epoch for sample in record.measurement("latency").samples if sample.block == 0]
-        assert Counter(epochs) == {0: 3, 1: 3, 2: 3}
+        assert len(set(epochs)) == len(epochs) == 9

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.analysis.comparisons import comparisons, noises
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import Report, story
-from attnbench.statistics.intervals import paired_ratio, pairs
+from attnbench.statistics.intervals import effect_of, visit_numbers
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
@@ -118,9 +118,8 @@ def test_a_session_finds_the_ratio(world):
         state = session(client, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
     slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
-    found = paired_ratio(pairs(slow, baseline, state.gauge.discarded.get(workload, ())))
-    assert found is not None
-    assert found.point == pytest.approx(1.3, rel=0.02)
+    found = effect_of(visit_numbers([slow], [baseline], state.gauge.discarded.get(workload, ())))
+    assert found.ratio == pytest.approx(1.3, rel=0.02)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -131,8 +130,8 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
-    for floor in noise_floors(results).values():
-        assert floor.point == pytest.approx(1.0, abs=0.04)
+    for found in noises(results).values():
+        assert found.ratio == pytest.approx(1.0, abs=0.04)
 
 
 def test_a_run_is_the_same_for_the_same_seed(tmp_path):
