@@ -1,6 +1,5 @@
 """A cell on several hosts: no host measures one twice, no more measure it than were asked for, and none are pooled."""
 
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from attnbench.cluster.shares import split
 from attnbench.commands import terminal
 from attnbench.reports import csv, story
 from attnbench.reports import hosts as report
-from attnbench.storage.events import CellChecked, Event, Plan, VisitFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, Plan, WorkerStarted
 from attnbench.storage.journal import HOSTS, JOURNAL, copy_journal, events, write
-from attnbench.storage.records import BOOT, Role, Status
+from attnbench.storage.records import BOOT, Status
 from tests import journals
 from tests.cluster.simulated import NAMES, Machine, SimulatedRay, drive
 

@@ -328,7 +328,9 @@ class TestCommand:
         shutil.rmtree(tmp_path / "parts")
         monkeypatch.setattr(suite, "current_commit", lambda: "0123456789+")
         assert call("--short", "--only", "overhead", "--to", str(tmp_path)).exit_code == 1
-        assert call("--short", "--only", "called_share", "--to", str(tmp_path)).exit_code == 0, "T15's miss is not its own"
+        assert call("--short", "--only", "called_share", "--to", str(tmp_path)).exit_code == 0, (
+            "T15's miss is not its own"
+        )
         assert stub == ["called_share-00", "kills-00", "overhead-00", "called_share-00"]
         found = kept.load(tmp_path, machine=command.machine(), short=True)
         assert list(found) == ["kills", "overhead", "called_share"]

@@ -22,7 +22,7 @@ def test_many_sessions_at_once_are_judged_as_one_is() -> None:
     world = World(bias=0.01, num_cells=3, log_ratio=0.03)
     draws = np.random.default_rng(1)
     made = numbers(world, 20, method.noise_pool(world, draws), draws)
-    counted = {verdict: 0 for verdict in Verdict}
+    counted = dict.fromkeys(Verdict, 0)
     for session in made.astype(np.float64):
         taken = dict.fromkeys(range(3), LOOKS[0])
         for look in LOOKS:

@@ -6,7 +6,6 @@ import pytest
 
 from attnbench.devices.cuda import Cuda
 from attnbench.devices.queued import QueuedClock
-from attnbench.timing import blocks
 from studies.acceptance import on_cuda
 from studies.acceptance.gpus import CudaGpu
 from studies.acceptance.plan import ON_CUDA
