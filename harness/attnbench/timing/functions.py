@@ -82,7 +82,7 @@ class FunctionComparison:
         """
         while self.spent_s < budget_s or self.num_visits < LOOKS[0]:
             self.visit()
-            if stops and self.num_visits in LOOKS:
+            if stops and self.num_visits % LOOKS[0] == 0:  # some visits may have no undisturbed block
                 self.judge()
                 if not any(judged.needs_more for judged in self.judgements.values()):
                     return

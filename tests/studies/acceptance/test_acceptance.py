@@ -298,7 +298,7 @@ class TestCommand:
             (folder / f"{test}-00.json").write_bytes(msgspec.json.encode(piece))
         done = call("--short", "--only", "T14,T11,T16", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert sorted(stub) == ["order_and_names-00", "called_share-00"]
+        assert sorted(stub) == ["called_share-00", "order_and_names-00"]
         assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
         assert "| T14 |" in (tmp_path / "acceptance.md").read_text()
         assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {
