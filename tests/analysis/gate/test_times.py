@@ -49,7 +49,7 @@ def test_of_sessions_with_nothing_changed_at_most_one_in_twenty_alarms(tmp_path)
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_five_percent_are_found_or_said_to_be_out_of_sight(world, tmp_path):
-    decision = session(tmp_path, world, 7, 1.05, KEEN, budget_s=60.0)
+    decision = session(tmp_path, world, 11, 1.05, KEEN, budget_s=60.0)
     timed = [ruling for ruling in decision.rulings if ruling.metric == "latency" and ruling.implementation == "one"]
     assert len(timed) == 3
     for ruling in timed:
