@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Visit, by_process, effect_of
+from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdict import Effect, Judgement, effect
 from attnbench.storage.records import (
     BASE,
@@ -254,6 +257,12 @@ def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
+
+
+def num_processes(results: Results) -> int:
+    """Processes that timed something."""
+    timed = [Samples.of(record.samples(LATENCY)) for record in results.records]
+    return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
 
 
 def too_noisy(results: Results) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import where
-from attnbench.analysis.comparisons import doubts, failed, untried
+from attnbench.analysis.comparisons import doubts, failed, num_processes, untried
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
@@ -351,7 +351,7 @@ def summary(found: Results) -> dict[str, object]:
         "seed": found.plan.seed,
         "allocator": found.plan.allocator,
         "margin": found.plan.smallest_effect,
-        "num_processes": story.num_processes(found),
+        "num_processes": num_processes(found),
         "counts": Counter(str(record.status) for record in found.records),
         **_of_hosts(found),
         "cells": [

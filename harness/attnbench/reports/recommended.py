@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.recommendation import (
     OVER,
     SLOWER,
@@ -162,12 +162,22 @@ def _shared(members: Sequence[tuple[str, str]]) -> str:
     return reasons[0] if is_one else ""
 
 
-def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
-    """The same as JSON has it."""
+def measured(results: Results) -> dict[str, Any]:
+    """Where a run lies and how it was measured, as JSON has it."""
     return {
         "run": results.run,
         "folder": str(results.folder),
         "doubts": doubts(results),
+        "margin": results.plan.smallest_effect,
+        "num_processes": num_processes(results),
+        "allocator": results.plan.allocator,
+    }
+
+
+def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
+    """The same as JSON has it."""
+    return {
+        **measured(results),
         "recommendations": [
             each.facts() | {"answer": answer(each), "changes_in_words": of_changes(each)} for each in found
         ],
@@ -216,4 +226,4 @@ def crossing_facts(results: Results) -> dict[str, Any]:
         }
         for ladder, both, changes in crossings(results)
     ]
-    return {"run": results.run, "folder": str(results.folder), "doubts": doubts(results), "crossings": found}
+    return {**measured(results), "crossings": found}

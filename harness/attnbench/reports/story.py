@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
-import numpy as np
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
@@ -20,9 +19,8 @@ from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import LATENCY, Environment, Status, Verdict
+from attnbench.storage.records import Environment, Status, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -179,7 +177,7 @@ def facts(results: Results) -> dict[str, str]:
     counts = Counter(str(record.status) for record in records)
     asked = plan.num_cells
     visits = sum(results.num_visits.values())
-    processes = num_processes(results)
+    processes = verdicts.num_processes(results)
     counted = f"{processes} process{'es' * (processes != 1)}"
     return {
         "run": plain(results.run),
@@ -404,15 +402,9 @@ def means(results: Results) -> list[str]:
     ]
 
 
-def num_processes(results: Results) -> int:
-    """Processes that timed something."""
-    timed = [record.samples(LATENCY) for record in results.records]
-    return len({epoch for samples in timed for epoch in np.unique(Samples.of(samples).epoch).tolist()})
-
-
 def method(results: Results) -> str:
     """By what the verdicts are made, in a line: margin, processes, allocator."""
-    plan, number = results.plan, num_processes(results)
+    plan, number = results.plan, verdicts.num_processes(results)
     counted = f"{number} process{'es' * (number != 1)}"
     return f"Margin {percent(plan.smallest_effect)}, {counted}, allocator {plan.allocator}."
 

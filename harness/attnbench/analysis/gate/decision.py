@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared
+from attnbench.analysis.comparisons import by_side, compared, num_processes
 from attnbench.analysis.gate import certain, machine
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
@@ -95,7 +95,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
         matches,
         (timed, judged),
         thresholds,
-        notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
+        notes=[measured(results), *(f"{name} is gone: {reason}" for name, reason in sides.lost.items())],
         invalid=invalid,
         is_cut_short=results.elapsed_s is None,
     )
@@ -201,9 +201,16 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
 
+def measured(results: Results) -> str:
+    """How the times of a run were taken: processes and allocator, and the margin where no rule allows more."""
+    plan, number = results.plan, num_processes(results)
+    return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"
+
+
 def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterator[str]:
     """What a reader has to know in addition to the rulings."""
     reference = candidate.plan.baseline
+    yield measured(candidate)
     if base.run == candidate.run:
         yield "both are the same run"
     change = machine.between(base, candidate)
