@@ -495,7 +495,7 @@ def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
 
 
 @pytest.mark.parametrize(
-    ("call_s", "is_alone", "num_blocks"), [(1e-6, False, 8), (22e-3, False, 4), (1e-3, True, 4), (1.0, True, 2)]
+    ("call_s", "is_alone", "num_blocks"), [(1e-6, False, 8), (25e-3, False, 4), (1e-3, True, 4), (1.0, True, 2)]
 )
 def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, num_blocks):
     """As many as fit into the time that it takes to start processes, with the untimed calls before each part."""

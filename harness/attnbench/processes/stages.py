@@ -463,9 +463,12 @@ class TimingStage:
         if not taken:
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        fixed_s = FRESH_S / max(1, len(self.workloads))
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
-        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / max(1, len(self.workloads)) / block_s)))
+        else:
+            fixed_s += WARM_S  # the untimed calls before the first block
+        return min(MOST_BLOCKS * least, max(least, int(fixed_s / block_s)))
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it.
