@@ -29,7 +29,7 @@ from attnbench.units import escaped, percent, significant
 from attnbench.workloads.policy import ITSELF, Policy
 
 ROOT = Path(__file__).parent.parent
-GUIDE, METHOD, TRUST, FASTEST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md", "fastest.md"))
+GUIDE, TRUST, FASTEST = (ROOT / "docs" / name for name in ("guide.md", "trust.md", "fastest.md"))
 GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
@@ -39,7 +39,9 @@ RUNS = {
 }
 """The runs of the gallery and what they are about; each is a folder."""
 OTHERS = {
-    "acceptance/acceptance.md": "what the method was asked to show, next to its rivals, misses included",
+    "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
+    "verdicts/verdicts.md": "which verdicts of these runs the present method changed, and why",
+    "acceptance/acceptance.md": "what the earlier method was asked to show, next to its rivals, misses included",
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
@@ -55,20 +57,11 @@ OTHERS = {
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
-FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "noise floor")
+FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
 NUM_FIRST, ROW = 5, 0.175
 """The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
-TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
-"""Columns of the table of acceptance: those that docs/method.md has, too, and two of them by name."""
-ACCEPTED = {
-    "errors": "The noise floor on identical code: the RMS of the log ratio by tool and statistic, by cell and in all",
-    "power": "Slowdowns of 5 % that each tool finds, against its false alarms on identical code",
-    "times": "Share of right verdicts against the seconds that a comparison takes, by tool",
-    "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
-}
-"""The pictures of acceptance, and what they show."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
@@ -212,32 +205,6 @@ def _comparison(results: Results) -> str:
     return "\n".join(lines)
 
 
-def accepted() -> str:
-    """What acceptance found, less what the rivals did, which its own table has; causes of misses, and pictures."""
-    folder = GALLERY / "acceptance"
-    text = (folder / "acceptance.md").read_text(encoding="utf-8")
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    told = [next(each for each in paragraphs if each.startswith(begin)) for begin in ("Passed:", "Made by")]
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    shown = [f"| {' | '.join(row[place] for place in TOLD_OF_TESTS)} |" for row in rows]
-    causes = [f"- **{row[0]}**: {_sentence(row[CAUSE])}" for row in rows if row[RESULT].startswith("**MISS**")]
-    pictures = [
-        f"![{about}](../results/gallery/acceptance/{name}.png)"
-        for name, about in ACCEPTED.items()
-        if (folder / f"{name}.png").exists()
-    ]
-    why = ["", "What is known of the causes of misses:", "", *causes] if causes else []
-    return "\n".join([" ".join(told), "", *shown, *why, *(line for each in pictures for line in ("", each))])
-
-
-def _sentence(cause: str) -> str:
-    """A cause as sentences; `-` is none."""
-    if cause == "-":
-        return "The cause was not looked into."
-    return f"{cause[0].upper()}{cause[1:].removesuffix('.')}."
-
-
 def tried() -> str:
     """What became of cheats and contaminations, by group, and of honest forms; or that they were not run yet."""
     folder = GALLERY / "trust"
@@ -333,7 +300,6 @@ def main(runs: Sequence[str]) -> None:
         redraw(GALLERY / name)
         reduce(GALLERY / name)
     PAGE.write_text(page(), encoding="utf-8")
-    METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
     FASTEST.write_text(renewed(FASTEST.read_text(encoding="utf-8"), {"policy": followed()}), encoding="utf-8")
     GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")

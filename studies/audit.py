@@ -25,7 +25,7 @@ from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.commands import running
 from attnbench.processes.planning import Selection, plan
-from attnbench.statistics.intervals import t_quantile
+from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import Plan
 from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
@@ -134,7 +134,6 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
         metrics=("latency",),
         budget_s=0.0,
         num_rounds=num_visits,
-        num_epochs=num_visits,
         num_blocks=3,
         visit_s=0.4,
     )
@@ -151,8 +150,8 @@ def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], s
 class Regret:
     """What a choice costs on one workload: the logarithm of its time over the best's, from visits that did not choose.
 
-    `floor` is how far identical code seemed to be apart there. `log` is None where the choice has no time. Both logs
-    have half the width of their 95 % interval; what lies within that, or the floor if it is larger, is noise.
+    `log` is None where the choice has no time. Both logs have half the width of their interval; what lies within that
+    is noise.
     """
 
     workload: Workload
@@ -160,29 +159,28 @@ class Regret:
     best: str
     log: float | None
     half: float
-    floor: float
     against_reference: float | None  # the logarithm of its time over that of PyTorch's own choice
     half_reference: float
 
     @property
     def beyond(self) -> float:
         """What of its log lies beyond the noise."""
-        return max(0.0, (self.log or 0.0) - max(self.floor, self.half))
+        return max(0.0, (self.log or 0.0) - self.half)
 
     @property
     def is_behind(self) -> bool:
         """Whether PyTorch's own choice is faster, beyond the noise."""
-        return self.against_reference is not None and self.against_reference > max(self.floor, self.half_reference)
+        return self.against_reference is not None and self.against_reference > self.half_reference
 
 
 def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
     """What one chooser costs on each workload on which anybody has a time."""
     for found in recommend(results):
         stands = found.standing
-        if stands is None or stands.floor is None:
+        if stands is None:
             continue
         leads = {stands.leader: (0.0, 0.0)} | {
-            name: (math.log(each.point), each.half_width or 0.0) for name, each in stands.leads.items()
+            name: (each.effect.log, each.half_width or 0.0) for name, each in stands.others.items()
         }
         name = choose(found.workload)
         log, half = leads.get(name, (None, 0.0))
@@ -193,7 +191,6 @@ def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Reg
             best=stands.leader,
             log=log,
             half=half,
-            floor=stands.floor.largest_log or 0.0,
             against_reference=None if log is None or reference is None else log - reference,
             half_reference=0.0 if name == found.reference else math.hypot(half, half_reference),
         )
@@ -204,7 +201,7 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
     number = len(logs)
     centre = sum(logs) / number
     error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)
-    return centre, t_quantile(0.975, max(1, number - 1)) * error
+    return centre, float(half_widths(1.0, max(1, number - 1), 0.05)) * error
 
 
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
@@ -303,9 +300,7 @@ Made by `python -m studies.audit --run DIR train held_out compiled` and then
 
 def visits(plan: Plan) -> str:
     """In how many visits each shape was measured, and in how many processes."""
-    number, processes = plan.num_rounds, plan.num_epochs
-    where = "one process" if processes == 1 else f"{processes} processes"
-    return f"{number} visits, each in a fresh process" if processes == number else f"{number} visits in {where}"
+    return f"{plan.num_rounds} visits, each in a fresh process"
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from attnbench.contract import dispatch as dispatching
 from attnbench.devices import environment
-from attnbench.statistics.intervals import Block, t_quantile
+from attnbench.statistics.intervals import Block
+from attnbench.statistics.verdict import half_widths
 from attnbench.storage.records import Arm, Sample
 from attnbench.timing.functions import FunctionComparison
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
@@ -132,7 +133,7 @@ def apart(one: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int], 
 def interval(differences: Floats) -> tuple[float, float, float]:
     """The lower end, the middle and the upper end of the 95 % interval of the median over visits, by ranks."""
     ordered = np.sort(differences)
-    half = t_quantile(0.975, 1e6) * math.sqrt(len(ordered)) / 2
+    half = float(half_widths(1.0, 1e6, 0.05)) * math.sqrt(len(ordered)) / 2
     low = max(0, math.floor(len(ordered) / 2 - half) - 1)
     return float(ordered[low]), float(np.median(ordered)), float(ordered[len(ordered) - 1 - low])
 

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from attnbench.analysis.comparisons import noise_floors
+from attnbench.analysis.comparisons import noises
 from attnbench.analysis.results import read
 from attnbench.processes.worker_client import module_path
 
@@ -150,8 +150,7 @@ def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -
         raise RuntimeError(f"{' '.join(args)} of {root} ends with {process.returncode}")
     rows = [row for path in results.glob("runs/*/records.csv") for row in csv.DictReader(path.open(encoding="utf-8"))]
     compared = [row for row in rows if row["ratio"] not in MISSING and row["verdict"] not in MISSING]
-    floors = [floor for run in results.glob("runs/*") for floor in noise_floors(read(run)).values()]
-    controls = [math.log(floor.point) for floor in floors]
+    controls = [math.log(each.ratio) for run in results.glob("runs/*") for each in noises(read(run)).values()]
     return Timed(
         tree=tree,
         what=what,

@@ -106,8 +106,8 @@ def write(
     points: tuple[Workload, ...] = USUAL,
     names: tuple[str, ...] = tuple(SPEEDS),
     *,
-    num_epochs: int = 3,
-    num_visits: int = 4,
+    num_epochs: int = 16,
+    num_visits: int = 1,
     is_finished: bool = True,
     slowdown: float = 1.0,
     seed: int = 7,
@@ -133,7 +133,6 @@ def write(
         call_limit_s=5.0,
         timeout_s=30.0,
         memory_limit_bytes=0,
-        num_epochs=num_epochs,
         mixes=mixes,
     )
     with Journal(folder) as journal:
@@ -141,7 +140,7 @@ def write(
         journal.append(WorkerStarted(time=time, environment=environment))
         for workload in {point.place: point for point in points}.values() if levels != {} else ():
             journal.append(CeilingsMeasured(ceilings=ceilings(workload, **(levels or {}))))
-        for event in _events(plan, slowdown, num_visits, seed):
+        for event in _events(plan, slowdown, (num_epochs, num_visits), seed):
             journal.append(event)
         if is_finished:
             journal.append(RunFinished(time="2025-11-02T10:02:00+00:00", elapsed_s=119.0))
@@ -171,7 +170,7 @@ def seconds(workload: Workload, name: str) -> float:
     return base * scope * causal * (workload.seq_len * workload.kv_len / 512**2) ** (growth / 2)
 
 
-def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator[Event]:
+def _events(plan: Plan, slowdown: float, sizes: tuple[int, int], seed: int) -> Iterator[Event]:
     rng = np.random.default_rng(seed)
     for workload in plan.workloads:
         for name in plan.implementations:
@@ -187,7 +186,8 @@ def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator
                 agreement=agreement,
                 executed_flops=None if name.startswith("sdpa") else dense_flops(workload),
             )
-    for epoch in range(plan.num_epochs):
+    num_epochs, num_visits = sizes
+    for epoch in range(num_epochs):
         for visit in range(epoch * num_visits, (epoch + 1) * num_visits):
             for workload in plan.workloads:
                 yield _visit(plan, workload, (epoch, visit), slowdown, rng)

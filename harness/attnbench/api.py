@@ -9,7 +9,6 @@ They work in scripts and in notebooks: a function that lies in no file is handed
 """
 
 import base64
-import math
 import os
 import secrets
 import sys
@@ -20,7 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.analysis.comparisons import by_implementation, comparisons, noise_floors
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.recommendation import Limits, Recommendation
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as cells_of
@@ -33,8 +32,7 @@ from attnbench.processes.planning import Selection, plan, plan_to_choose
 from attnbench.reports import Picture, cells, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, Comparison
-from attnbench.units import percent
+from attnbench.storage.records import FALSE_SHARE, Comparison, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -60,6 +58,10 @@ class ExplainedVerdict(str):
     evidence: tuple[str, ...]
 
 
+WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
+"""Of several workloads, the first of these that some comparison has."""
+
+
 class Outcome:
     """One run: who is right, who is faster and by how much, and everything that was measured."""
 
@@ -77,7 +79,8 @@ class Outcome:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
         After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
-        `undecided`, as it holds on all of the workloads together, or `WRONG` or `not compared`.
+        `undecided`, or `WRONG` or `not compared`. Of several workloads it is the worst, in the order slower, undecided,
+        equivalent, faster.
 
         Raises:
             ValueError: there are several; `verdicts` has them all.
@@ -92,11 +95,8 @@ class Outcome:
     def evidence(self) -> tuple[str, str, str]:
         """What came out, in one line; how sure that is, in another; and how to see it again."""
         said = " ".join(self.answer) or "Nothing was compared."
-        floors = [floor.largest_log for floor in noise_floors(self.results).values()]
-        floor = max((each for each in floors if each is not None), default=None)
-        alike = "" if floor is None else f"Identical code seems up to {percent(math.expm1(floor))} apart; "
         again = f"The same inputs again: seed={self.results.plan.seed}."
-        return said, f"{alike}{story.interference(self.results)}.", again
+        return said, f"{story.method(self.results)} {story.interference(self.results)}.", again
 
     @property
     def comparison(self) -> Comparison:
@@ -117,7 +117,7 @@ class Outcome:
 
     @property
     def low(self) -> float | None:
-        """The lower end of the 95 % interval of the ratio; None: too few visits."""
+        """The lower end of the interval of the ratio that decided; None: too few processes."""
         return self.comparison.low
 
     @property
@@ -350,14 +350,13 @@ def table(*paths: str | Path) -> "pd.DataFrame":
 
 def outcome(results: Results) -> Outcome:
     """With a verdict for each implementation apart from the baseline."""
-    single: dict[str, set[str]] = {}
+    found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
-        single.setdefault(each.implementation, set()).add(str(each.verdict))
-    together = {name: str(each.verdict) for name, each in by_implementation(results).items()}
-    alike = {name: next(iter(own)) for name, own in single.items() if len(own) == 1}  # of one cell, or of them all
+        found.setdefault(each.implementation, set()).add(each.verdict)
+    worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (together | alike | wrong).get(name, "not compared") for name in names})
+    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
 
 
 def _selection(

@@ -19,7 +19,7 @@ import pandas as pd
 from studies.acceptance import engine, rivals, workloads
 from studies.acceptance.engine import OURS
 from studies.acceptance.outcome import LABELS, Outcome, Row
-from studies.acceptance.plan import AA_RMS, AA_SHARE_OF_RIVAL, COMPARED_IN_FULL, LARGEST_E, Size, largest_count
+from studies.acceptance.plan import AA_RMS, AA_SHARE_OF_RIVAL, COMPARED_IN_FULL, Size, largest_count
 from studies.acceptance.workloads import Call, Cell
 
 BUSY_S = (0.02, 0.5)
@@ -107,10 +107,10 @@ def aa_error(rows: list[Row], *, short: bool) -> Outcome:
 
 
 def false_alarms(rows: list[Row], *, short: bool) -> Outcome:
-    """False alarms of the e-value under continuous watch, and of the rivals' usual rules, looked at once at the end."""
+    """False alarms of verdicts under continuous watch, and of the rivals' usual rules, looked at once at the end."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
-    number, alarms = len(own), int((own["largest_e"] >= LARGEST_E).sum())
+    number, alarms = len(own), int(own["is_alarm"].sum())
     wrong = int(own["verdict"].isin(["slower", "faster"]).sum())
     limit = largest_count(number)
     rules = frame.dropna(subset=["alarms"]) if "alarms" in frame else frame.iloc[:0]
@@ -188,9 +188,9 @@ def busy_neighbour(rows: list[Row], *, short: bool) -> Outcome:
     """False alarms among the sessions that do not say of themselves that they are invalid."""
     frame: Any = pd.DataFrame(rows)
     valid = frame[frame["is_invalid"] == 0]
-    alarms, limit = int((valid["largest_e"] >= LARGEST_E).sum()), largest_count(len(valid))
+    alarms, limit = int(valid["is_alarm"].sum()), largest_count(len(valid))
     parts = ", ".join(
-        f"{name.replace('_', ' ')} {int((each['largest_e'] >= LARGEST_E).sum())} of {len(each)}"
+        f"{name.replace('_', ' ')} {int(each['is_alarm'].sum())} of {len(each)}"
         for name, each in valid.groupby("load", sort=False)
     )
     return Outcome(

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from attnbench.reports import Picture
 from attnbench.reports.style import INK, SETTINGS, picture
 from studies.acceptance.outcome import Outcome
-from studies.acceptance.plan import ALPHA, EFFECT, FULL, LARGEST_E
+from studies.acceptance.plan import ALPHA, EFFECT, FULL
 
 OURS = "attnbench"
 LOOKS = {
@@ -105,8 +105,8 @@ def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
         label, width = f"{tool} (n={found['statistic'].value_counts().max()})", 1.2 * (len(tools) - place)
         axes.step(100 * alarms, 100 * power, where="post", color=look(str(tool))["color"], label=label, linewidth=width)
     own = rows[(rows["injected"] == "timer scaling") & (rows["share"] == EFFECT) & (rows["tool"] == OURS)]
-    alarms_of_ours = float((aa[aa["tool"] == OURS]["largest_e"] >= LARGEST_E).mean()) if len(aa) else math.nan
-    share = float((own["found_s"] <= COMPARED_S).mean()) if len(own) else math.nan
+    alarms_of_ours = float(aa[aa["tool"] == OURS]["is_alarm"].mean()) if len(aa) else math.nan
+    share = float((own["decided_s"] <= COMPARED_S).mean()) if len(own) else math.nan
     label = f"{OURS}, watched all the time (n={len(own)})"
     axes.plot(100 * alarms_of_ours, 100 * share, linestyle="", label=label, zorder=5, **look(OURS))
     axes.axvline(100 * ALPHA, color=INK, linewidth=1, linestyle=":")

@@ -25,7 +25,6 @@ TINY = """summary = "small enough to be killed often"
 budget_s = 80.0
 metrics = ["latency"]
 implementations = ["sdpa", "fused", "bmm", "naive_loop"]
-num_epochs = 3
 
 [[grid]]
 seq_len = [32, 64, 96, 128, 160]

@@ -5,18 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from attnbench.devices.cpu import CpuClock
-from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import Estimate, pairs
+from attnbench.statistics.verdict import Judgement
 from attnbench.storage.records import FALSE_SHARE, Arm, Verdict
 from attnbench.timing.functions import FunctionComparison
 from attnbench.timing.schedule import load_libraries
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from studies.acceptance.outcome import Row
-from studies.acceptance.plan import LARGEST_E
 
 OURS = "attnbench"
 ARMS = 3  # A, its copy, B
@@ -42,9 +38,8 @@ class SlowedClock(CpuClock):
 class Ours:
     """What the engine found for B against A."""
 
-    ratio: Estimate
-    largest_e: float  # that was ever reached
-    found_s: float  # when the e-value first reached 20 while B seemed slower; infinity: never
+    judgement: Judgement
+    num_pairs: int
     verdict: Verdict
     decided_s: float  # when the verdict was settled; infinity: never
     discarded_share: float
@@ -53,7 +48,12 @@ class Ours:
     @property
     def log(self) -> float:
         """The logarithm of the ratio."""
-        return math.log(self.ratio.point)
+        return self.judgement.effect.log
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether one is called faster or slower."""
+        return self.verdict in {Verdict.faster, Verdict.slower}
 
     @property
     def is_invalid(self) -> bool:
@@ -64,11 +64,10 @@ class Ours:
         """For the tables."""
         return {
             "log": self.log,
-            "half_width": self.ratio.half_width or math.inf,
-            "standard_error": self.ratio.standard_error or math.inf,
-            "num_pairs": float(self.ratio.num_samples),
-            "largest_e": self.largest_e,
-            "found_s": self.found_s,
+            "half_width": self.judgement.half_width or math.inf,
+            "standard_error": self.judgement.effect.error or math.inf,
+            "num_pairs": float(self.num_pairs),
+            "is_alarm": float(self.is_alarm),
             "verdict": str(self.verdict),
             "decided_s": self.decided_s,
             "discarded_share": self.discarded_share,
@@ -101,19 +100,9 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
 
 def read(found: FunctionComparison, name: str, start: float) -> Ours:
     """What a comparison that began at `start` says of one of its arms."""
-    own, reference = found.samples[Arm(implementation=name)], found.samples[found.reference]
-    compared = pairs(own, reference, found.discarded, found.samples[found.control])
-    values = e_values(compared.logs, compared.controls)
-    reached = np.flatnonzero((values >= LARGEST_E) & (np.cumsum(compared.halfway) > 0))
-    ends: dict[tuple[int, int], float] = {}
-    for taken in found.samples.values():
-        for sample in taken:
-            at, end = (sample.epoch, sample.visit), sample.start_s + sample.value * sample.num_calls
-            ends[at] = max(end, ends.get(at, end))
     return Ours(
-        ratio=found.judgements[name].effect.ratio,
-        largest_e=float(np.max(values, initial=1.0)),
-        found_s=ends[compared.visits[reached[0]]] - start if len(reached) else math.inf,
+        judgement=found.judgements[name],
+        num_pairs=len(found.samples[Arm(implementation=name)]),
         verdict=found.judgements[name].verdict,
         decided_s=found.settled_s.get(name, math.inf),
         discarded_share=found.gauge.num_discarded / max(1, found.gauge.num_blocks),

@@ -10,8 +10,6 @@ from studies.acceptance.outcome import LABELS, Outcome
 # ---- limits --------------------------------------------------------------------------------------------------------
 
 ALPHA = 0.05
-LARGEST_E = 1 / ALPHA
-"""An A/A comparison whose running e-value ever reaches this is a false alarm; a slowdown whose does is found."""
 AA_RMS = 0.005
 AA_SHARE_OF_RIVAL = 0.1
 POWER_LIMITS = {0.05: (0.95, 5.0), 0.02: (0.90, 20.0)}
@@ -57,17 +55,12 @@ class Size:
 SHORT = {
     "aa_error": Size(num_pieces=2, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
     "false_alarms": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
-    "simulated_false_alarms": Size(piece_s=20),
-    "null_sessions": Size(piece_s=25),
     "power": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "time_to_verdict": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
     "repeatability": Size(num_pieces=18, piece_s=6, compare_s=2.0),  # six for each session
     "coverage": Size(num_pieces=12, piece_s=6, compare_s=2.0, num_repeats=40),
-    "bias": Size(piece_s=12),
     "busy_neighbour": Size(piece_s=20, compare_s=0.5, num_repeats=8),
     "order_and_names": Size(piece_s=15, compare_s=1.0, num_repeats=10),
-    "racing": Size(piece_s=12),
-    "detectable_effect": Size(piece_s=12),
     "kills": Size(piece_s=75, num_repeats=5),
     "overhead": Size(piece_s=10, num_repeats=300),
     "called_share": Size(piece_s=290),
@@ -81,17 +74,12 @@ largest of six lets one in seven pass, and then makes out of eleven statistics a
 FULL = {
     "aa_error": Size(num_pieces=25, piece_s=60, num_cells=16, compare_s=2.0, num_rivals=2),
     "false_alarms": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
-    "simulated_false_alarms": Size(piece_s=600),
-    "null_sessions": Size(piece_s=400),
     "power": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
     "time_to_verdict": Size(num_pieces=6, piece_s=160, num_repeats=6, ladder_s=OFTEN),
     "repeatability": Size(num_pieces=120, piece_s=9.5, compare_s=6.0),
     "coverage": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
-    "bias": Size(piece_s=300),
     "busy_neighbour": Size(num_pieces=4, piece_s=50, compare_s=1.0, num_repeats=10),
     "order_and_names": Size(piece_s=105, compare_s=5.0, num_repeats=20),
-    "racing": Size(piece_s=300),
-    "detectable_effect": Size(piece_s=300),
     "kills": Size(piece_s=350, num_repeats=KILLS),
     "overhead": Size(piece_s=40, num_repeats=3000),
     "called_share": Size(piece_s=330),
@@ -126,7 +114,6 @@ GATE_SESSIONS = {
 GATE_FULL = {test: replace(size, num_pieces=GATE_SESSIONS[test]) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {
-    **dict.fromkeys(("simulated_false_alarms", "null_sessions", "bias", "racing", "detectable_effect"), "simulated"),
     "many_cells": "growth",
     "small_slowdown_simulated": "small",
     **dict.fromkeys(ON_CUDA, "on_cuda"),

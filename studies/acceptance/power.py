@@ -113,7 +113,7 @@ def power(rows: list[Row], *, short: bool) -> Outcome:
     passes, texts = True, []
     for share, (asked, budget_s) in POWER_LIMITS.items():
         each = own[own["share"] == share]
-        found = each["found_s"] <= budget_s
+        found = each["decided_s"] <= budget_s
         kinds = found.groupby(each["injected"], sort=False).agg(["sum", "size", "mean"])
         seen = each.groupby("injected", sort=False)["log"].median()
         parts = ", ".join(
@@ -122,7 +122,7 @@ def power(rows: list[Row], *, short: bool) -> Outcome:
         )
         slower = float((each["verdict"] == Verdict.slower).mean())
         texts.append(
-            f"{share:.0%}: {found.mean():.0%} ({parts}), median after {each['found_s'].median():.2f} s; "
+            f"{share:.0%}: {found.mean():.0%} ({parts}), median after {each['decided_s'].median():.2f} s; "
             f"verdict slower {slower:.0%}"
         )
         passes = passes and bool((kinds["mean"] >= asked).all())
@@ -199,8 +199,7 @@ def time_to_verdict(rows: list[Row], *, short: bool) -> Outcome:
         limit=f"median {DECIDE_S:g} s at most; 95 % of the verdicts within a fifth of the time in which the best rival "
         f"finds 95 % at 5 % false alarms",
         found=f"median {median:.2f} s, 95 % within {late:.2f} s, {np.isfinite(right).mean():.0%} right, n={len(own)}; "
-        f"e-value of 20 after {own['found_s'].median():.2f} s; best rival {best:g} s"
-        + (" or more" if best == longest_s else ""),
+        f"best rival {best:g} s" + (" or more" if best == longest_s else ""),
         passes=median <= DECIDE_S and late <= DECIDE_SHARE_OF_RIVAL * best,
         is_short=short,
         rivals=texts,

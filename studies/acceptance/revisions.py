@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from attnbench.analysis import results
-from attnbench.analysis.comparisons import suite
+from attnbench.analysis.comparisons import whole
 from attnbench.analysis.results import Results
 from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.statistics.intervals import median
@@ -21,7 +21,6 @@ from studies.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Size
 
 SWEEP = """summary = "a grid of sixteen cells"
 budget_s = {budget_s}
-num_epochs = 3
 
 [[grid]]
 direction = "inference"
@@ -169,8 +168,8 @@ def found_s(run: Path) -> float:
             with Journal(folder) as journal:
                 for event in history[: place + 1]:
                     journal.append(event)
-            whole = suite(results.read(folder))
-            if whole is not None and whole.verdict is Verdict.slower:
+            found = whole(results.read(folder))
+            if found is not None and found.verdict is Verdict.slower:
                 return total_s - (last_s - _end_s(history[place]))
     return math.inf
 

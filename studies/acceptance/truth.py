@@ -16,7 +16,8 @@ import pandas as pd
 from attnbench.devices import Clock, device
 from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
+from attnbench.statistics.intervals import by_process, visit_numbers
+from attnbench.statistics.verdict import Effect, effect
 from attnbench.storage.records import PROBE, Arm
 from attnbench.timing import blocks
 from attnbench.timing.functions import HERE, FunctionComparison
@@ -75,10 +76,9 @@ class Epoch:
             taken = blocks.visit(self.calls, self.clock, at)
             self.gauge.add(HERE, taken[PROBE])
             discarded = self.gauge.discarded.get(HERE, set())
-            found = paired_ratio(pairs(taken[B], taken[A], discarded, taken[A.as_control()]))
-            if found is not None:
-                place: Row = {"epoch": float(self.number), "visit": float(self.num_visits)}
-                rows.append({**place, "log": math.log(found.point)})
+            found = visit_numbers([taken[B]], [taken[A], taken[A.as_control()]], discarded)
+            place: Row = {"epoch": float(self.number), "visit": float(self.num_visits)}
+            rows += [{**place, "log": log} for log in found.values()]
             self.num_visits += 1
         return rows
 
@@ -104,12 +104,11 @@ def repeat(number: int, size: Size) -> list[Row]:
     return [{"session": float(session), **row} for row in rows]
 
 
-def ratio_of(visits: Any) -> Estimate:  # noqa: ANN401 - a table
-    """What visits, a row each, say together."""
+def ratio_of(visits: Any) -> Effect:  # noqa: ANN401 - a table
+    """What visits, a row each, say together: one number for each process."""
     places = zip(visits["epoch"].astype(int), visits["visit"].astype(int), strict=True)
-    found = paired_ratio(Pairs(logs=visits["log"].to_numpy(), visits=tuple(places)))
-    assert found is not None
-    return found
+    numbers = by_process(dict(zip(places, visits["log"].tolist(), strict=True)))
+    return effect([*numbers.values()], is_watched=False)
 
 
 def repeatability(rows: list[Row], *, short: bool) -> Outcome:
@@ -117,10 +116,10 @@ def repeatability(rows: list[Row], *, short: bool) -> Outcome:
     table: Any = pd.DataFrame(rows)
     own = table[table["tool"] == OURS]
     logs = [
-        {"tool": OURS, "statistic": "paired ratio", "session": session, "log": math.log(ratio_of(visits).point)}
+        {"tool": OURS, "statistic": "paired ratio", "session": session, "log": ratio_of(visits).log}
         for session, visits in own.groupby("session")
     ]
-    alone = pd.Series([math.log(ratio_of(visits).point) for _, visits in own.groupby(["session", "epoch"])])
+    alone = pd.Series([ratio_of(visits).log for _, visits in own.groupby(["session", "epoch"])])
     frame: Any = pd.concat([pd.DataFrame(logs), table[table["tool"] != OURS]])
     spread = frame.groupby(["tool", "statistic"], sort=False)["log"].std()
     mine, others = float(spread[OURS].iloc[0]), spread.drop(OURS, level=0)
@@ -149,6 +148,9 @@ def visit_on(number: int, size: Size) -> list[Row]:
         return Epoch(number).visit_for(size.compare_s)
 
 
+CONFIDENCE = 0.95
+
+
 def coverage_of_sessions(rows: list[Row], num_sessions: int, *, is_alike: bool = False) -> Any:  # noqa: ANN401 - a table
     """Sessions drawn from the visits, and whether the interval of each covers what the other epochs say.
 
@@ -172,10 +174,10 @@ def coverage_of_sessions(rows: list[Row], num_sessions: int, *, is_alike: bool =
         places = np.array(taken).T
         estimate = ratio_of(pd.DataFrame({"epoch": places[0], "visit": places[1], "log": logs}))
         if is_alike:
-            truth = math.log(ratio_of(table[~table["epoch"].isin(own)]).point)
+            truth = ratio_of(table[~table["epoch"].isin(own)]).log
         else:
             truth = float(np.mean([np.mean(logs) for epoch, logs in epochs.items() if epoch not in own]))
-        error, half = math.log(estimate.point) - truth, estimate.half_width or math.inf
+        error, half = estimate.log - truth, estimate.half_width(1 - CONFIDENCE) or math.inf
         found.append({"session": session, "error": error, "half_width": half, "covers": abs(error) <= half})
     return pd.DataFrame(found)
 
@@ -252,11 +254,11 @@ class _Permuted:
     def row(self, role: str) -> Row:
         """What it says of that role, and where that stood."""
         self.comparison.judge()
-        ratio = self.comparison.judgements[self.names[role]].effect.ratio
+        effect = self.comparison.judgements[self.names[role]].effect
         return {
             "role": role,
-            "log": math.log(ratio.point),
-            "standard_error": ratio.standard_error or math.inf,
+            "log": effect.log,
+            "standard_error": effect.error or math.inf,
             "place": float(self.order.index(role) - self.order.index("base")),
             "letter": float(LETTERS.index(self.names[role]) - LETTERS.index(self.names["base"])),
         }

@@ -38,7 +38,7 @@ MOMENT = "2026-01-01T00:00:00+00:00"
 NUM_LEASED = 3
 """Workloads that a host has at a time: more cost less time for processes, fewer leave less undone when it is lost."""
 NUM_VISITS = 24
-"""Of each of them, so that one host alone may show what it sees: evidence does not add up over hosts."""
+"""Of each of them, each in a fresh process, so that one host alone may show what it sees."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,7 @@ class HostAtWork:
         )
         self.environment = msgspec.structs.replace(ENVIRONMENT, cpu=host.cpu)
         self.left: list[Workload] = []  # a visit of each
+        self.visited: set[str] = set()  # by the process at work
         self.epoch = -1
         self.num_visits: Counter[str] = Counter()
         self.checked: set[str] = set()
@@ -110,11 +111,9 @@ class HostAtWork:
 
     def begin(self, workloads: Sequence[Workload]) -> float:
         """Start a process for a lease, and check what was not checked yet; return the seconds that takes."""
-        self.epoch += 1
-        self.client.start(self.epoch)
-        self.history.append(WorkerStarted(time=MOMENT, environment=self.environment))
-        self.left = [workload for workload in workloads for _ in range(NUM_VISITS)]
-        random.Random(f"{self.seed}/{self.epoch}").shuffle(self.left)
+        self._start()
+        draws = random.Random(f"{self.seed}/{self.epoch}")
+        self.left = [each for _ in range(NUM_VISITS) for each in draws.sample(workloads, len(workloads))]
         new = [workload for workload in workloads if workload.id not in self.checked]
         for workload in new:
             self.checked.add(workload.id)
@@ -125,9 +124,18 @@ class HostAtWork:
                 self.history.append(checked)
         return START_S + self.host.slowness * CHECK_S * len(new) * len(self.plan.implementations)
 
+    def _start(self) -> None:
+        self.epoch += 1
+        self.client.start(self.epoch)
+        self.visited.clear()
+        self.history.append(WorkerStarted(time=MOMENT, environment=self.environment))
+
     def visit(self) -> tuple[VisitFinished, float]:
-        """The next visit of the lease, and the seconds that it takes."""
+        """The next visit of the lease, and the seconds that it takes: a process visits each workload once."""
         workload, before_s = self.left[-1], self.client.clock.now()
+        if workload.id in self.visited:
+            self._start()
+        self.visited.add(workload.id)
         number = self.num_visits[workload.id]
         asked = SampleBlocks(
             workload=workload,

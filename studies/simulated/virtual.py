@@ -260,7 +260,7 @@ def workloads(number: int) -> tuple[Workload, ...]:
     return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
 
 
-def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0, num_epochs: int = 3) -> Plan:
+def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0) -> Plan:
     """A run that checks and times; the first name is the baseline."""
     return Plan(
         sweep="virtual",
@@ -272,7 +272,6 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
         call_limit_s=60.0,
         timeout_s=60.0,
         memory_limit_bytes=0,
-        num_epochs=num_epochs,
         seed=seed,
     )
 
@@ -289,8 +288,8 @@ def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
     return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)
 
 
-def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
-    """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the probe."""
+def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: int) -> State:
+    """One workload and nothing else, each visit in a fresh process: a rival, the baseline twice and the probe."""
     workload, state = workloads(1)[0], State()
     reference = Arm(implementation=baseline)
     arms = (
@@ -299,13 +298,10 @@ def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: i
         (Arm(implementation=rival), rival),
         (PROBE, ""),
     )
-    epoch = -1
     for number in range(num_visits):
-        if number * num_epochs // num_visits > epoch:
-            epoch += 1
-            client.start(epoch)
+        client.start(number)
         seed = visit_seed(client.seed, workload.id, number)
-        asked = SampleBlocks(workload=workload, arms=arms, epoch=epoch, number=number, num_blocks=4, seed=seed)
+        asked = SampleBlocks(workload=workload, arms=arms, epoch=number, number=number, num_blocks=4, seed=seed)
         taken = client.ask(asked)
         assert isinstance(taken, VisitFinished)
         state.apply(taken)

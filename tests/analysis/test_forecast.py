@@ -26,9 +26,9 @@ FIRST_S = 5.0
 """The rounds, and a few visits of the race."""
 BASE_S = 12e-3
 """A call so long that it has no untimed one before it, which no forecast knows of."""
-SLOWDOWNS = (1.04, 1.05, 1.06)
+SLOWDOWNS = (1.025, 1.03, 1.035)
 FEWEST_FORECASTS = 12
-LEAST_SHARE, MOST_SHARE = 0.30, 0.95
+LEAST_SHARE = 0.30
 """Of those that were to be decided by then: a forecast takes what was seen so far for the truth."""
 
 
@@ -59,23 +59,20 @@ def by_workload(results: Results) -> dict[str, Comparison]:
 
 
 def decided_in_time(world: str, seed: int, folder: Path) -> list[bool]:
-    """Of each comparison that half of the time was to decide: whether it is decided then.
-
-    The race goes to all that are open, so that each gets about the median of what was forecast for them.
-    """
+    """Of each comparison that half of the time was to decide: whether it is decided then."""
     before = executed(world, seed, FIRST_S, folder / "before")
     forecasts = {key: found.more_s for key, found in by_workload(before).items() if found.more_s is not None}
     if not forecasts:
         return []
     typical_s = median(forecasts.values())
-    after = executed(world, seed, before.elapsed_s + typical_s * len(forecasts), folder / "after")
+    after = executed(world, seed, before.elapsed_s + 1.2 * typical_s, folder / "after")
     assert all(after.num_visits[key] >= number for key, number in before.num_visits.items())
     found = by_workload(after)
     return [found[key].verdict is not Verdict.undecided for key, more_s in forecasts.items() if more_s <= typical_s]
 
 
 def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path):
-    before, after = (executed("busy", 0, FIRST_S * factor, tmp_path / str(factor)) for factor in (1, 1.3))
+    before, after = (executed("busy", 0, FIRST_S * factor, tmp_path / str(factor)) for factor in (1, 20))
     assert sum(after.num_visits.values()) > sum(before.num_visits.values())
     for one, other in zip(before.records, after.records, strict=True):
         taken = one.measurement("latency").samples
@@ -90,19 +87,16 @@ def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
         for decided in decided_in_time(world, seed, tmp_path / f"{world}-{seed}")
     ]
     assert len(reported) >= FEWEST_FORECASTS
-    assert LEAST_SHARE <= sum(reported) / len(reported) <= MOST_SHARE
+    assert sum(reported) / len(reported) >= LEAST_SHARE
 
 
 def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path):
-    truth = {"baseline": 1.0, "near": 1.025, "same": 1.0, "slow": 1.5}
-    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
-    asked = plan(1, tuple(truth), budget_s=6.0)
-    results = virtual.execute(asked, tmp_path, client)
+    truth = {"baseline": 1.0, "near": 1.025, "slow": 1.5}
+    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2, layout=0.03)
+    results = virtual.execute(plan(1, tuple(truth), budget_s=1.0), tmp_path, client)
     said = story.decided(results)
-    floor = ", 1 of them as equivalent within a noise floor that more time may lower"
-    assert re.fullmatch(rf"2 of 3 comparisons decided{floor}; about \d+ s more would decide 1 of the others", said)
+    assert re.fullmatch(r"1 of 2 comparisons decided; about \d+ s more would decide 1 of the others", said)
     cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(results)}
-    assert re.fullmatch(r"equivalent within \d+ % \(differences above \d+ % would show\)", cells["same"]), cells
-    assert re.fullmatch(r"undecided \(differences above \d+ % would show; about \d+ s more needed\)", cells["near"]), (
-        cells
-    )
+    assert re.fullmatch(
+        r"undecided \(\d+(\.\d+)? % would show; about \d+ s more needed\), same kernel", cells["near"]
+    ), cells

@@ -115,7 +115,7 @@ def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results)
     rows = {row[0]: row for row in recommended.figures(dataclasses.replace(found, seconds=shifted))}
     lead = found.lead("fused")
     assert lead is not None
-    assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.point, "s")
+    assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.ratio, "s")
 
 
 def test_all_of_it_is_json(results: Results) -> None:

@@ -1,4 +1,4 @@
-"""A journal that is read gives the evidence that the race had when it wrote it, to the last bit."""
+"""A journal that is read gives the verdicts that the race had when it wrote it, to the last bit."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.processes import stages
-from attnbench.statistics.verdicts import Effect
+from attnbench.statistics.verdict import Judgement
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Key
@@ -29,12 +29,12 @@ def client_in(world: str) -> SimulatedClient:
     return SimulatedClient(WORLDS[world], lambda workload, name: 1e-4 * workload.seq_len * RATIO[name], seed=3)
 
 
-def judged(found: Effect) -> Said:
-    return found.e_same, found.e_apart, found.ratio.point, found.ratio.low, found.ratio.high
+def judged(found: Judgement) -> Said:
+    return found.ratio, found.low, found.high
 
 
 def as_read(results: Results) -> dict[Key, Said]:
-    return {row.key: (row.e_same, row.e_apart, row.ratio, row.low, row.high) for row in comparisons(results)}
+    return {row.key: (row.ratio, row.low, row.high) for row in comparisons(results)}
 
 
 @pytest.fixture
@@ -43,14 +43,11 @@ def heard(monkeypatch):
     found: dict[int, dict[Key, Said]] = {}
 
     class Listening(Race):
-        def _judge(self, workload, state, arms):
-            super()._judge(workload, state, arms)
-            now = found.setdefault(sum(state.num_visits.values()), {})
-            now |= {
-                key: judged(self.judged[key])
-                for key in ((workload, arm) for arm in arms)
-                if key in self.judged and key not in self.closed
-            }
+        def open(self, state, live):
+            opened = super().open(state, live)
+            if self.judged:
+                found[sum(state.num_visits.values())] = {key: judged(each) for key, each in self.judged.items()}
+            return opened
 
     monkeypatch.setattr(stages, "Race", Listening)
     return found
@@ -71,22 +68,22 @@ def replayed(journal: Path) -> dict[Key, Said]:
     for event in events(journal):
         state.apply(event)
     race = Race(ASKED)
-    race.refresh(state, {workload.id: list(ASKED.specs) for workload in ASKED.workloads})
+    race.open(state, {workload.id: list(ASKED.specs) for workload in ASKED.workloads})
     return {key: judged(found) for key, found in race.judged.items()}
 
 
 def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folder: Path) -> None:
     """At the first moment, at the last and at a few between them, every number is the same."""
     moments = sorted(heard)
-    assert len(moments) > 2
+    assert len(moments) > 1
     for number in {moments[0], *moments[:: max(1, len(moments) // 4)], moments[-1]}:
         then = as_read(cut(journal, number, folder / f"after {number} visits"))
         assert heard[number]
-        assert {key: then[key] for key in heard[number]} == heard[number]
+        assert then == heard[number]
 
 
 @pytest.mark.parametrize("world", ["calm", "busy"])
-def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, heard, tmp_path):
+def test_a_reader_finds_the_verdicts_that_the_race_had_at_every_moment(world, heard, tmp_path):
     results = virtual.execute(ASKED, tmp_path / "run", client_in(world))
     journal = tmp_path / "run" / JOURNAL
     assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are discarded for both

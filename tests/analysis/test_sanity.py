@@ -183,7 +183,7 @@ def lied(tmp_path_factory):
     """A real run with a liar that no check sees, beside honest implementations."""
     point = Workload(seq_len=256, direction="inference", num_threads=1)
     named = (f"{LIARS}:idle", "fused", "sdpa")
-    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",), num_epochs=1)
+    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",))
     folder = tmp_path_factory.mktemp("run")
     execution.execute(asked, folder, lambda _: None)
     return read(folder)
@@ -209,6 +209,6 @@ def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
 def test_copies_inside_the_timed_call_are_said_beside_its_time():
     copying = recorded(LONG, least_s(LONG) * 2)
     seen = Operators(calls=(), copies="keys are repeated")
-    time = Estimate(point=1.0, standard_error=None, num_clusters=9, num_samples=99)
+    time = Estimate(point=1.0, standard_error=None, num_processes=9, num_visits=9, num_samples=99)
     said = warnings_of(msgspec.structs.replace(copying, operators=seen), time)
     assert "its time includes copies: keys are repeated" in list(said)

@@ -30,8 +30,17 @@ def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = Tr
     path = journal_path(folder, host, share.name)
     made = path.parent.parent / "made"
     levels = {"matmul": 2e12 if host == "b" else 1e12}
-    journals.write(made, share.plan.workloads, NAMES, num_epochs=2, is_finished=is_finished, environment=environment,
-                   levels=levels, seed=len(host))  # fmt: skip
+    journals.write(
+        made,
+        share.plan.workloads,
+        NAMES,
+        num_epochs=2,
+        num_visits=4,
+        is_finished=is_finished,
+        environment=environment,
+        levels=levels,
+        seed=len(host),
+    )
     path.parent.mkdir(parents=True)
     (made / JOURNAL).rename(path)
 

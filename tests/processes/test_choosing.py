@@ -55,7 +55,7 @@ def test_the_fastest_is_recommended_with_its_lead(world: str, tmp_path: Path) ->
     assert found.choice == "fused"
     lead = found.lead("einsum")
     assert lead is not None
-    assert lead.point == pytest.approx(1.3 / 0.7, rel=0.03)
+    assert lead.ratio == pytest.approx(1.3 / 0.7, rel=0.03)
     assert found.is_clear
     assert list(found.seconds) == ["fused", "bmm", "sdpa", "einsum"]
 
@@ -103,7 +103,7 @@ def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
         if isinstance(event, VisitFinished)
         for arm in event.arms
     )
-    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == choosing.FEWEST_VISITS
+    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == choosing.CHOOSING_PROCESSES
 
 
 def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> N
 def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_blocks=0))
+    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
     plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
     client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
     results = virtual.execute(plan, tmp_path / "run", client)

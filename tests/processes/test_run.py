@@ -51,7 +51,7 @@ def plan(**changes) -> Plan:
         "timeout_s": 10.0,
         "memory_limit_bytes": 0,
         "num_blocks": 2,
-        "num_epochs": 2,
+        "num_rounds": 2,
     }
     return Plan(**{**defaults, **changes})
 
@@ -110,7 +110,8 @@ def test_the_honest_beside_them_are_measured(liars, name):
     latency, memory = found.measurement("latency"), found.measurement("peak_memory")
     assert latency is not None
     assert memory is not None
-    assert len(latency.samples) == 3 * 2  # three visits of two blocks
+    assert len({sample.epoch for sample in latency.samples}) == 2  # a visit in each of two processes
+    assert len(latency.samples) >= 2 * 2  # of two blocks at least
     assert all(sample.value > 0 for sample in latency.samples)
     assert memory.samples[0].value >= 2 * 32 * 8 * 4  # at least the output
 
@@ -125,11 +126,11 @@ def test_the_baseline_is_sampled_twice_in_each_block(liars):
 
 def test_slots_of_a_block_are_a_permutation_and_epochs_are_processes(liars):
     visits = [event for event in events(liars[0].folder / JOURNAL) if isinstance(event, VisitFinished)]
-    assert len(visits) == 3
-    assert len({visit.epoch for visit in visits}) >= 2
+    assert len(visits) == len({visit.epoch for visit in visits}) == 2
     for visit in visits:
         places = sorted((s.block, s.slot) for taken in visit.arms for s in taken.samples)
-        assert places == [(block, slot) for block in range(2) for slot in range(len(visit.arms))]
+        num_blocks = len(visit.arms[0].samples)
+        assert places == [(block, slot) for block in range(num_blocks) for slot in range(len(visit.arms))]
 
 
 def test_the_watcher_hears_every_stage_and_the_counts(liars):
@@ -168,7 +169,6 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
         implementations=("fused", "sdpa", "einsum"),
         workloads=tuple(Workload(seq_len=n, num_heads=2, head_dim=8, direction="inference") for n in (8, 16, 24)),
         budget_s=0.0,
-        num_epochs=1,
     )
     folder = tmp_path / "killed"
     start(folder, planned)

@@ -494,11 +494,15 @@ def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
         assert min(sample.value for sample in record.measurements[0].samples) < 0.02
 
 
-@pytest.mark.parametrize(("call_s", "num_blocks"), [(1e-6, 12), (20e-3, 6), (1.0, 4)])
-def test_a_visit_of_fresh_processes_has_more_blocks_where_they_are_short(call_s, num_blocks):
+@pytest.mark.parametrize(
+    ("call_s", "is_alone", "num_blocks"), [(1e-6, False, 8), (25e-3, False, 4), (1e-3, True, 4), (1.0, True, 2)]
+)
+def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, num_blocks):
     """As many as fit into the time that it takes to start processes, with the untimed calls before each part."""
     workload = Workload(seq_len=64)
     taken = {arm: [Sample(call_s)] for arm in (OURS, THEIRS)}
-    plan_ = SimpleNamespace(num_blocks=4, is_alone=lambda arm: arm == THEIRS)
-    stage = SimpleNamespace(plan=plan_, state=SimpleNamespace(samples={workload.id: taken}))
-    assert TimingStage._num_blocks(stage, workload, [OURS, THEIRS]) == num_blocks
+    plan_ = SimpleNamespace(num_blocks=2, is_alone=lambda arm: is_alone and arm == THEIRS)
+    session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
+    state = SimpleNamespace(samples={workload.id: taken})
+    stage = SimpleNamespace(plan=plan_, session=session, state=state, workloads={workload.id: workload})
+    assert TimingStage._num_blocks(stage, workload) == num_blocks

@@ -1,14 +1,12 @@
 """Sessions of two sides on the virtual machine: verdicts, exit codes, and two workers that look like one."""
 
 import dataclasses
-import math
 
 import msgspec
-import numpy as np
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import by_side, comparisons, losses, suite
+from attnbench.analysis.comparisons import by_side, comparisons, judgements, losses, whole
 from attnbench.analysis.results import read
 from attnbench.analysis.table import panels, rows, table
 from attnbench.commands.compare import conclude
@@ -18,12 +16,11 @@ from attnbench.reports.cells import arm
 from attnbench.reports.lines import LATENCIES, points_of
 from attnbench.reports.sides import document, headline
 from attnbench.reports.story import summary
-from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
-from attnbench.statistics.verdicts import ALONE, CELLS, WHOLE_SHARE, mean_over_cells, midmeans
+from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal
-from attnbench.storage.records import BASE, CANDIDATE, FALSE_SHARE, PROBE, Arm, Sample, Status, Verdict
+from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
@@ -60,19 +57,14 @@ def exit_code(results, **more):
 def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict, code):
     results = session(tmp_path, slowdown, is_apart=is_apart, budget_s=120.0 if is_apart else 15.0)
     assert verdicts(results) <= ({verdict} if slowdown else {verdict, "undecided"})
-    found = suite(results)
+    found = whole(results)
     assert found.verdict == verdict
-    assert found.effect.ratio.point == pytest.approx(1 + slowdown, rel=0.02)
-    assert found.effect.num_cells == 2
-    seen = found.detectable
-    if slowdown:
-        assert seen < 0.08
-    else:  # nothing was open any more after some ten processes: fewer bets than 11 find nothing
-        num_processes = len({event.epoch for event in events(results, VisitFinished)})
-        assert (seen is None) is (num_processes < 11)
-        assert seen is None or seen < 0.03
+    assert found.ratio == pytest.approx(1 + slowdown, rel=0.02)
+    assert found.detectable < 0.08
+    assert len(judgements(results)) == 2 + 1
     assert exit_code(results) == code
-    assert headline(results).startswith(f"{verdict}: the candidate takes")
+    words = "equal" if verdict == "equivalent" else verdict
+    assert headline(results).startswith(f"{words}: the candidate takes")
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -130,9 +122,8 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
     results = session(tmp_path, is_apart=True, budget_s=60.0, num_cells=1)
     (row,) = comparisons(results)
     epochs = {event.epoch for event in events(results, VisitFinished)}
-    assert len(epochs) > 5
     assert len(epochs) == results.num_visits[row.workload.id]
-    assert row.e_same <= 1.9 ** len(epochs)  # one toss for each
+    assert row.num_processes == len(epochs) in LOOKS
 
 
 class Asked(SimulatedPair):
@@ -143,31 +134,17 @@ class Asked(SimulatedPair):
         return super()._sample_blocks(request)
 
 
-def test_answers_are_verified_in_the_first_rounds_and_then_now_and_then(tmp_path):
+def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_path):
     asked = with_sides(virtual.plan(1, ("x",), budget_s=60.0), is_apart=True)
     asked = msgspec.structs.replace(asked, smallest_effect=1e-3)  # it goes on until that is seen
     client = Asked(WORLDS["calm"], lambda *_: 2e-3)
     virtual.execute(asked, tmp_path / "run", client)
-    assert len(client.verified) > 8
-    assert [visit for visit, verifies in client.verified if verifies and visit < 9] == [0, 1, 2, 4, 8]
-
-
-def test_the_whole_has_a_part_of_the_false_verdicts_to_itself(tmp_path):
-    """Eleven processes that agree make an e-value of 40; one family with 16 cells would ask for 340, and 14 of them."""
-    assert CELLS.false_share + WHOLE_SHARE == ALONE.false_share == FALSE_SHARE
-    results = session(tmp_path, 0.08, num_cells=4, is_apart=True)
-    found = {}
-    with Journal(tmp_path / "prefix") as prefix:
-        for event in journal.events(results.folder / JOURNAL):
-            prefix.append(event)
-            if isinstance(event, VisitFinished) and event.visit > 7:
-                whole = suite(read(tmp_path / "prefix"))
-                found[event.epoch + 1] = whole.verdict
-    assert 10 <= min(number for number, verdict in found.items() if verdict == "slower") <= 13
+    assert len(client.verified) >= 8
+    assert [visit for visit, verifies in client.verified if verifies and visit < 8] == [0, 4]
 
 
 def test_a_budget_too_small_for_a_verdict_is_inconclusive(tmp_path):
-    assert exit_code(session(tmp_path, 0.015, budget_s=0.0)) == 3
+    assert exit_code(session(tmp_path, 0.02, budget_s=0.0, world="busy", num_cells=1)) == 3
 
 
 def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_path):
@@ -245,60 +222,3 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
     assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
-
-
-def pairs_of(*epochs: tuple[int, float], num_visits: int = 4, noise: float = 0.0, seed: int = 0) -> Pairs:
-    draws = np.random.default_rng(seed)
-    visits = [(epoch, visit) for epoch, _ in epochs for visit in range(num_visits)]
-    logs = np.repeat([log for _, log in epochs], num_visits) + noise * draws.standard_normal(len(visits))
-    return Pairs(logs=logs, visits=tuple(visits))
-
-
-def test_by_epoch_is_one_number_for_each_process():
-    found = pairs_of((0, 0.1), (1, -0.2), num_visits=3).by_epoch()
-    assert found.logs == pytest.approx([0.1, -0.2])
-    assert found.visits == ((0, 0), (1, 0))
-
-
-def test_the_mean_over_cells_counts_processes_that_all_cells_share():
-    shared = [pairs_of((0, 0.02), (1, -0.02), (2, 0.03), (3, -0.03), noise=1e-3, seed=seed) for seed in range(16)]
-    found, naive = mean_over_cells(shared), mean_of([paired_ratio(each) for each in shared])
-    assert math.log(found.point) == pytest.approx(0.0, abs=1e-3)
-    assert found.standard_error == pytest.approx(np.std([0.02, -0.02, 0.03, -0.03], ddof=1) / 2, rel=0.05)
-    assert found.standard_error > 3 * naive.standard_error
-    assert (found.degrees, found.num_clusters) == (3, 4)
-    assert mean_over_cells([pairs_of((0, 0.0), (1, 0.0))]) is None
-    assert mean_over_cells([]) is None
-
-
-def test_of_a_process_the_middle_half_of_the_blocks_of_its_cells_counts():
-    def of(*cells):
-        return [Pairs(logs=np.array(logs), visits=tuple((epoch, 0) for epoch in range(len(logs)))) for logs in cells]
-
-    both = of([0.01, -0.3], [0.03, 0.02], [0.02, 0.04], [5.0, 0.03], [-3.0, 0.9])
-    assert midmeans(both) == pytest.approx([0.02, 0.03])
-    for number, middle in {1: 0.01, 2: 0.02, 3: 0.02, 4: 0.025}.items():
-        assert midmeans(both[:number])[0] == pytest.approx(middle)
-    assert midmeans(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])
-    blocks = [Pairs(logs=np.array([0.01, 0.02, 0.03, 9.0]), visits=((0, 0),) * 4), *of([-9.0])]
-    assert midmeans(blocks) == pytest.approx([0.02])
-
-
-def pairs_of_sides(candidate, base, discarded=()):
-    return pairs_with_baseline(candidate[0], *base, discarded, candidate[1])[0]
-
-
-def taken(*values):
-    return [Sample(value, block=block) for block, value in enumerate(values)]
-
-
-def test_of_two_sides_with_controls_the_mean_of_both_counts_and_none_where_one_alone_has_them():
-    own, base = taken(1.1, 1.2, 1.3), taken(1.0, 1.0, 1.0)
-    own_control, base_control = taken(1.3, 1.2, 1.1), taken(1.0, 4.0, 1.0)
-    both = pairs_of_sides((own, own_control), (base, base_control))
-    assert np.exp(2 * both.logs) == pytest.approx([1.1 * 1.3, 1.2**2 / 4, 1.3 * 1.1])
-    assert pairs_of_sides((base, base_control), (own, own_control)).logs == pytest.approx(-both.logs)
-    assert both.controls is None
-    for alone in (pairs_of_sides((own, []), (base, base_control)), pairs_of_sides((own, []), (base, []))):
-        assert np.exp(alone.logs) == pytest.approx([1.1, 1.2, 1.3])
-    assert len(pairs_of_sides((own, own_control), (base, base_control), {(0, 0, 1)}).logs) == 2

@@ -72,7 +72,7 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(2048,))
     short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=2)
     notes = {(row["dtype"], row["implementation"]): row.texts["notes"] for row in tables.every(short)}
-    few = "2 visits: too few for an interval; 8 samples only"
+    few = "8 samples only"
     assert notes["float32", "sdpa"] == few
     faults = "page faults dominate (16,384 a call, about 51 % of the time): --allocator retain"
     assert notes["float32", "fused"] == f"{few}; {faults}"
@@ -90,7 +90,7 @@ def doubted(
 ) -> list[str]:
     """What is held against a cell with these times, four of a visit, the first blocks of which are discarded."""
     samples = tuple(
-        Sample(value, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
+        Sample(value, epoch=number // 4, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
         for number, value in enumerate(values)
     )
     record = Record(
@@ -144,9 +144,9 @@ def test_what_others_and_the_host_took_is_reported_beside_each_number(
 
 
 def test_discarded_blocks_are_reported_where_they_are_and_nowhere_else(results: Results) -> None:
-    discarded = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
+    discarded = frozenset((epoch, epoch, block) for epoch in range(5) for block in range(4))  # of sixteen processes
     notes = tables.every(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
-    said = "other work on the machine: 16 of 48 blocks discarded"
+    said = "other work on the machine: 20 of 64 blocks discarded"
     reported = {row["workload"] for row in notes if said in (row["warnings"] or "")}
     assert reported == {POINTS[0].id}
 
@@ -164,8 +164,8 @@ def test_a_drift_is_reported_where_noise_does_not_explain_it(values: list[float]
 
 
 def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
-    visits = [300.1e-6 * math.exp(0.2122 * place) for place in (-1, 0, 1)]
-    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 155 to 581 us"]
+    visits = [300.1e-6 * math.exp(0.3 * place) for place in (-1.5, -0.5, 0.5, 1.5)]
+    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 140 to 657 us"]
 
 
 @pytest.mark.parametrize(
@@ -237,12 +237,10 @@ def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
     assert {row.texts["notes"] for row in tables.every(found)} == {plain(journals.REASON)}
 
 
-def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
+def test_undecided_says_why(tmp_path: Path) -> None:
     short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    assert {row.texts["verdict"] for row in tables.every(short)} == {
-        "baseline",
-        "undecided (too few visits; about 1 s more needed)",
-    }
+    texts = {row.texts["verdict"].partition(";")[0] for row in tables.every(short)}
+    assert texts == {"baseline", "undecided (too few processes"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from attnbench.analysis.comparisons import comparisons, winners
+from attnbench.analysis.comparisons import answers, comparisons
 from attnbench.analysis.crossings import crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import panels as panels_of
@@ -103,18 +103,18 @@ def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them(tmp_path: 
 
 def test_the_map_has_a_cell_for_each_workload(tmp_path: Path) -> None:
     (picture,) = winner_map.draw(journals.write(tmp_path, journals.USUAL))
-    assert "no clear winner" in picture.caption
+    assert "undecided" in picture.caption
     one = journals.write(tmp_path / "one", journals.workloads(seq_len=(128,)))
     assert winner_map.draw(one) == []
 
 
 def test_the_map_says_at_which_length_the_winner_changes(tmp_path: Path) -> None:
     found = crossing(tmp_path)
-    along = sorted(winners(found), key=lambda each: each.workload.kv_len)
+    along = sorted(answers(found), key=lambda each: each.workload.kv_len)
     changes = crossings(found, lambda _: "")
     (place,) = winner_map.changes_between(along, changes)
     left, right = along[place - 1], along[place]
-    assert (left.implementation, right.implementation) == ("fused", "chunked")
+    assert (left.fastest, right.fastest) == ("fused", "chunked")
     overtaken = winner_map.changes_between(along, changes)[place]
     assert [each.implementation for each in overtaken] == ["fused", "chunked"]
     assert left.workload.kv_len < overtaken[0].at < overtaken[1].at < right.workload.kv_len

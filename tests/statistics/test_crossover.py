@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.statistics.crossover import MOST_VALUES, STEP, Point, evidence, following, ladder, located, point
-from attnbench.statistics.intervals import Pairs
+from attnbench.statistics.crossover import MOST_VALUES, STEP, Point, following, ladder, located, point
 
 
 def at(sign: int, log: float | None = None) -> Point:
-    return Point(sign=sign, log=0.1 * sign if log is None else log, num_blocks=20)
+    return Point(sign=sign, log=0.1 * sign if log is None else log, num_processes=8)
 
 
 def search(values: list[int], sign_at) -> dict[int, Point]:
@@ -70,27 +69,23 @@ def test_two_that_never_change_places_are_looked_at_at_both_ends_and_in_the_midd
     assert located(points) == []
 
 
-def pairs_of(logs: np.ndarray) -> Pairs:
-    return Pairs(logs=logs, visits=tuple((0, number // 6) for number in range(len(logs))))
-
-
-def test_a_difference_that_does_not_matter_is_none() -> None:
+def test_a_clear_difference_has_a_sign_and_three_processes_have_none() -> None:
     draws = np.random.default_rng(0)
-    assert point(pairs_of(draws.normal(0.004, 0.001, 400))).sign == 0
-    assert point(pairs_of(draws.normal(0.02, 0.001, 60))).sign == 1
-    assert point(pairs_of(draws.normal(-0.02, 0.001, 60))).sign == -1
+    assert point([*draws.normal(0.1, 0.005, 8)]).sign == 1
+    assert point([*draws.normal(-0.1, 0.005, 8)]).sign == -1
+    assert point([*draws.normal(0.0, 0.005, 8)]).sign == 0
+    assert point([0.5] * 3).sign == 0
+    assert point([0.5] * 3).num_processes == 3
 
 
-def test_more_searches_need_more_evidence() -> None:
-    logs = np.full(14, 0.05)
-    largest = max(evidence(logs).values())
-    assert point(pairs_of(logs)).sign == (largest >= MOST_VALUES / 0.05)
-    assert point(pairs_of(logs), num_searches=10**9).sign == 0
+def test_more_searches_need_more() -> None:
+    logs = [0.04, 0.05, 0.06, 0.05, 0.05, 0.04, 0.06, 0.05]
+    assert point(logs).sign == 1
+    assert point(logs, num_searches=10**6).sign == 0
 
 
 def test_equal_times_are_called_different_in_less_than_a_twentieth_of_whole_searches() -> None:
     draws, wrong = np.random.default_rng(1), 0
     for _ in range(200):
-        looked = [point(pairs_of(draws.normal(0.0, 0.02, 96))) for _ in range(6)]
-        wrong += any(each.sign for each in looked)
+        wrong += any(point([*draws.normal(0.0, 0.02, look)]).sign for look in (4, 8, 16) for _ in range(6))
     assert wrong <= 10

@@ -1,4 +1,4 @@
-"""Intervals, ratios and effects: by value, by law, and by simulation with a fixed seed."""
+"""Times, their intervals over processes, and the one number of each process: by value and by law."""
 
 import math
 
@@ -7,36 +7,35 @@ import pytest
 
 from attnbench.statistics.intervals import (
     Estimate,
-    Pairs,
+    by_process,
+    effect_of,
     growth_exponent,
-    mean_of,
     median,
     median_estimate,
-    paired_ratio,
     pairs,
-    t_quantile,
+    visit_numbers,
 )
+from attnbench.statistics.verdict import LAYOUT_LOG
 from attnbench.storage.records import Sample
 
 NUM_BLOCKS = 4
+T_3 = 3.182446
+"""The quantile at 97.5 % of Student's t with 3 degrees of freedom."""
 
 
-def samples(visits: list[list[float]], epoch: int = 0) -> list[Sample]:
+def samples(processes: list[list[float]], visit: int = 0) -> list[Sample]:
+    """One visit of each process, with a value for each block."""
     return [
-        Sample(value=value, epoch=epoch, visit=visit, block=block)
-        for visit, values in enumerate(visits)
+        Sample(value=value, epoch=epoch, visit=visit + epoch, block=block)
+        for epoch, values in enumerate(processes)
         for block, value in enumerate(values)
     ]
 
 
-def ratio_of(arm: list[Sample], baseline: list[Sample]) -> Estimate | None:
-    return paired_ratio(pairs(arm, baseline))
-
-
 def noisy(
-    rng: np.random.Generator, *, num_visits: int, between: float, within: float, log: float = 0.0
+    rng: np.random.Generator, *, num_processes: int, between: float, within: float, log: float = 0.0
 ) -> list[Sample]:
-    levels = rng.normal(log, between, num_visits)
+    levels = rng.normal(log, between, num_processes)
     return samples([list(np.exp(level + rng.normal(0, within, NUM_BLOCKS))) for level in levels])
 
 
@@ -44,59 +43,64 @@ def test_median_of_an_even_number_is_the_middle_of_the_middle_two() -> None:
     assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
 
 
-def test_t_quantile_by_value() -> None:
-    assert t_quantile(0.975, 2) == pytest.approx(4.302653)
-    assert t_quantile(0.80, 10) == pytest.approx(0.879058)
-
-
 def test_interval_of_a_median_by_value() -> None:
-    found = median_estimate(samples([[1.0, 1.0], [math.e, math.e], [math.e**2, math.e**2]]))
-    half = 4.302653 * 1.0 / math.sqrt(3) * math.sqrt(math.pi / 2)
-    assert found.point == pytest.approx(math.e)
-    assert found.low == pytest.approx(math.exp(1 - half), rel=1e-5)
-    assert found.high == pytest.approx(math.exp(1 + half), rel=1e-5)
-    assert (found.num_clusters, found.num_samples) == (3, 6)
+    found = median_estimate(samples([[1.0, 1.0], [math.e, math.e], [math.e**2] * 2, [math.e**3] * 2]))
+    half = T_3 * math.sqrt(5 / 3) / 2 * math.sqrt(math.pi / 2)
+    assert found.point == pytest.approx((math.e + math.e**2) / 2)
+    assert found.half_width == pytest.approx(half, rel=1e-5)
+    assert found.low == pytest.approx(found.point * math.exp(-half), rel=1e-5)
+    assert (found.num_processes, found.num_visits, found.num_samples) == (4, 4, 8)
 
 
-def test_visits_of_different_epochs_are_different_clusters() -> None:
-    both = samples([[1.0], [1.1]], epoch=0) + samples([[1.2], [1.3]], epoch=1)
-    assert median_estimate(both).num_clusters == 4
+def test_fewer_than_four_processes_have_no_interval() -> None:
+    found = median_estimate(samples([[1.0, 1.2, 1.1]] * 3))
+    assert (found.low, found.high, found.half_width) == (None, None, None)
 
 
-@pytest.mark.parametrize("num_visits", [1, 2])
-def test_fewer_than_three_visits_have_no_interval(num_visits: int) -> None:
-    found = median_estimate(samples([[1.0, 1.2, 1.1]] * num_visits))
-    assert (found.low, found.high, found.half_width, found.largest_log) == (None, None, None, None)
-
-
-def test_more_samples_in_the_same_visits_do_not_narrow_the_interval() -> None:
-    once = median_estimate(samples([[1.0], [1.1], [1.2]]))
-    often = median_estimate(samples([[1.0] * 50, [1.1] * 50, [1.2] * 50]))
+def test_more_visits_in_the_same_processes_do_not_narrow_the_interval() -> None:
+    levels = [[1.0], [1.1], [1.2], [1.3]]
+    once = median_estimate(samples(levels))
+    often = median_estimate([each for visit in range(0, 400, 4) for each in samples(levels, visit)])
     assert often.half_width == pytest.approx(once.half_width)
+    assert (once.num_visits, often.num_visits) == (4, 400)
 
 
 def test_median_scales_with_the_unit_and_its_relative_interval_does_not() -> None:
     rng = np.random.default_rng(1)
-    drawn = noisy(rng, num_visits=6, between=0.1, within=0.1)
+    drawn = noisy(rng, num_processes=6, between=0.1, within=0.1)
     scaled = [Sample(s.value * 1000, epoch=s.epoch, visit=s.visit, block=s.block) for s in drawn]
     one, thousand = median_estimate(drawn), median_estimate(scaled)
     assert thousand.point == pytest.approx(1000 * one.point)
     assert thousand.half_width == pytest.approx(one.half_width)
 
 
+def test_order_of_samples_changes_nothing() -> None:
+    drawn = noisy(np.random.default_rng(3), num_processes=5, between=0.1, within=0.1)
+    one, other = median_estimate(drawn), median_estimate(drawn[::-1])
+    assert other.point == one.point
+    assert other.half_width == pytest.approx(one.half_width)
+
+
+@pytest.mark.parametrize("num_processes", [4, 8, 16])
+@pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.02, 0.02), (0.005, 0.05)])
+def test_median_interval_covers_the_truth(num_processes: int, between: float, within: float) -> None:
+    rng = np.random.default_rng(num_processes)
+    found = [
+        median_estimate(noisy(rng, num_processes=num_processes, between=between, within=within)) for _ in range(300)
+    ]
+    assert 0.93 <= np.mean([covers(estimate, 1.0) for estimate in found]) <= 1.0
+
+
 def test_a_level_shared_by_a_block_cancels_in_its_ratio() -> None:
     levels = [[1.0, 7.0, 0.2], [3.0, 50.0, 0.1], [2.0, 2.0, 9.0]]
-    found = ratio_of(samples([[1.5 * m for m in visit] for visit in levels]), samples(levels))
-    assert found is not None
-    assert found.point == pytest.approx(1.5)
-    assert found.half_width == pytest.approx(0.0, abs=1e-12)
+    found = visit_numbers([samples([[1.5 * m for m in visit] for visit in levels])], [samples(levels)])
+    assert [*found.values()] == pytest.approx([math.log(1.5)] * 3)
 
 
 def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
     arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    found = ratio_of(arm, [Sample(1.0, block=0), Sample(9.0, block=7)])
-    assert found is not None
-    assert (found.point, found.num_samples) == (2.0, 1)
+    found = visit_numbers([arm], [[Sample(1.0, block=0), Sample(9.0, block=7)]])
+    assert found == {(0, 0): pytest.approx(math.log(2.0))}
 
 
 def test_a_discarded_block_has_no_pair() -> None:
@@ -105,91 +109,49 @@ def test_a_discarded_block_has_no_pair() -> None:
     assert found.logs.tolist() == [math.log(2.0)]
 
 
-def test_pairs_are_in_the_order_of_time_and_can_be_chosen_by_visit() -> None:
+def test_pairs_are_in_the_order_of_time() -> None:
     arm, baseline = samples([[2.0, 4.0], [8.0], [16.0]]), samples([[1.0, 1.0], [1.0], [1.0]])
     found = pairs(arm[::-1], baseline)
     assert np.exp(found.logs) == pytest.approx([2.0, 4.0, 8.0, 16.0])
-    assert np.exp(found.of_visits(0).logs) == pytest.approx([2.0, 4.0, 16.0])
-    assert len(Pairs(logs=np.array([]), visits=()).of_visits(1).logs) == 0
 
 
-def biased(rng: np.random.Generator, *, num_visits: tuple[int, ...], between: float, within: float) -> list[Sample]:
-    """Samples whose epochs lie apart by `between` on the log scale, and their visits by `within`."""
-    return [
-        Sample(value=math.exp(bias + rng.normal(0, within)), epoch=epoch, visit=visit)
-        for epoch, number in enumerate(num_visits)
-        for bias in [rng.normal(0, between)]
-        for visit in range(number)
-    ]
+def test_no_pair_no_number() -> None:
+    assert visit_numbers([[Sample(1.0, block=0)]], [[Sample(1.0, block=1)]]) == {}
+    assert visit_numbers([[]], [[Sample(1.0)]]) == {}
+    assert visit_numbers([[Sample(1.0)]], [[]]) == {}
+    assert visit_numbers([], []) == {}
+    with pytest.raises(ValueError, match="no number"):
+        effect_of({})
 
 
-@pytest.mark.parametrize("num_visits", [(5, 5, 5), (10,) * 6, (1, 1, 1, 20, 20, 20, 20, 20)])
-@pytest.mark.parametrize(("between", "within"), [(0.0, 0.02), (0.01, 0.01), (0.03, 0.01)])
-def test_interval_covers_the_truth_where_epochs_have_a_bias_of_their_own(
-    num_visits: tuple[int, ...], between: float, within: float
-) -> None:
-    rng = np.random.default_rng(20)
-    found = []
-    for _ in range(400):
-        arm = biased(rng, num_visits=num_visits, between=between, within=within)
-        ratio = ratio_of(arm, [Sample(1.0, epoch=each.epoch, visit=each.visit) for each in arm])
-        assert ratio is not None
-        found.append(covers(ratio, 1.0))
-    assert 0.915 <= np.mean(found) <= 0.99
-
-
-def test_mean_of_ratios_is_geometric_and_its_error_adds_up() -> None:
-    one = Estimate(point=2.0, standard_error=0.03, num_clusters=8, num_samples=32)
-    other = Estimate(point=8.0, standard_error=0.04, num_clusters=8, num_samples=32)
-    found = mean_of([one, other])
-    assert found.point == pytest.approx(4.0)
-    assert found.standard_error == pytest.approx(0.025)
-    assert found.degrees == pytest.approx(7 * 0.0025**2 / (0.0009**2 + 0.0016**2))
-
-
-def test_no_pair_no_ratio() -> None:
-    assert ratio_of([Sample(1.0, block=0)], [Sample(1.0, block=1)]) is None
-    assert ratio_of([], [Sample(1.0)]) is None
-    assert ratio_of([Sample(1.0)], []) is None
-
-
-def test_swapping_arms_flips_the_sign_and_keeps_the_width() -> None:
+def test_swapping_arms_flips_the_sign() -> None:
     rng = np.random.default_rng(2)
-    one = noisy(rng, num_visits=5, between=0.1, within=0.1, log=0.3)
-    other = noisy(rng, num_visits=5, between=0.1, within=0.1)
-    there, back = ratio_of(one, other), ratio_of(other, one)
-    assert there is not None
-    assert back is not None
-    assert math.log(back.point) == pytest.approx(-math.log(there.point))
-    assert back.half_width == pytest.approx(there.half_width)
+    one = noisy(rng, num_processes=5, between=0.1, within=0.1, log=0.3)
+    other, control = (noisy(rng, num_processes=5, between=0.1, within=0.1) for _ in range(2))
+    there, back = visit_numbers([one], [other, control]), visit_numbers([other, control], [one])
+    assert [*there.values()] == pytest.approx([-log for log in back.values()])
 
 
-def test_order_of_samples_changes_nothing() -> None:
-    drawn = noisy(np.random.default_rng(3), num_visits=5, between=0.1, within=0.1)
-    one, other = median_estimate(drawn), median_estimate(drawn[::-1])
-    assert other.point == one.point
-    assert other.half_width == pytest.approx(one.half_width)
+def test_a_control_counts_as_the_same_code_and_skewed_noise_makes_no_difference() -> None:
+    """The mean of two samples in place of two medians would make identical code seem faster."""
+    rng = np.random.default_rng(4)
+    arm, base, control = (samples(np.exp(rng.exponential(0.3, (3000, NUM_BLOCKS))).tolist()) for _ in range(3))
+    logs = np.array([*visit_numbers([arm], [base, control]).values()])
+    assert abs(logs.mean()) < 4 * logs.std() / math.sqrt(len(logs))
+    alone = np.array([*visit_numbers([arm], [base]).values()])
+    assert logs.std() < 0.95 * alone.std()
 
 
-@pytest.mark.parametrize("num_visits", [3, 6, 15])
-@pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.02, 0.02), (0.005, 0.05)])
-def test_median_interval_covers_the_truth(num_visits: int, between: float, within: float) -> None:
-    rng = np.random.default_rng(num_visits)
-    found = [median_estimate(noisy(rng, num_visits=num_visits, between=between, within=within)) for _ in range(300)]
-    assert 0.93 <= np.mean([covers(estimate, 1.0) for estimate in found]) <= 0.995
+def test_a_process_gives_the_mean_of_its_visits() -> None:
+    visits = {(0, 0): 0.1, (0, 1): 0.3, (2, 2): 0.5}
+    assert by_process(visits) == pytest.approx({0: 0.2, 2: 0.5})
+    assert effect_of(visits).num_measured == 2
+    assert effect_of(visits).bias == 0.0
 
 
-@pytest.mark.parametrize("num_visits", [3, 6, 15])
-@pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.005, 0.05)])
-def test_ratio_interval_covers_the_truth(num_visits: int, between: float, within: float) -> None:
-    rng = np.random.default_rng(10 + num_visits)
-    covered = []
-    for _ in range(300):
-        arm = noisy(rng, num_visits=num_visits, between=between, within=within, log=0.2)
-        ratio = ratio_of(arm, noisy(rng, num_visits=num_visits, between=0.0, within=within))
-        assert ratio is not None
-        covered.append(covers(ratio, math.exp(0.2)))
-    assert 0.925 <= np.mean(covered) <= 0.975
+def test_visits_of_a_single_process_count_and_share_its_bias() -> None:
+    found = effect_of({(0, visit): 0.1 for visit in range(8)})
+    assert (found.num_processes, found.bias) == (8, LAYOUT_LOG)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])

@@ -4,11 +4,10 @@ import math
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from attnbench.statistics.evidence import e_values
-from attnbench.statistics.intervals import pairs
+from attnbench.statistics.intervals import visit_numbers
+from attnbench.statistics.verdict import effect
 from attnbench.storage.records import FALSE_SHARE, Arm
 from attnbench.timing import blocks
 from attnbench.timing.schedule import visit_seed
@@ -19,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("many_visits")
 BASELINE = Arm(implementation="baseline")
 CONTROL, RIVAL = BASELINE.as_control(), Arm(implementation="rival")
 ARMS = (RIVAL, BASELINE, CONTROL)
-NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 5, 12
+NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 8, 8
 CALL_S = 1.0
 """Long calls, so that a turn is one stretch of time without an untimed call before it."""
 FIRST_SLOT, NOISE = 1.05, 0.01
 
 
-def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The log ratios of the rival to the baseline and to its control, block by block; all three are the same code."""
+def session(seed: int) -> float:
+    """The p-value of the rival against the baseline and its control, visit by visit; all three are the same code."""
     draws, turns = random.Random(f"noise/{seed}"), []
 
     def disturb(seconds: float, _: float) -> float:
@@ -44,19 +43,17 @@ def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
         for arm, taken in blocks.visit(calls, clock, at, reported).items():
             samples[arm].extend(taken)
     assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(ARMS)
-    found = pairs(samples[RIVAL], samples[BASELINE], (), samples[CONTROL])
-    assert found.controls is not None
-    return found.logs, found.controls
+    logs = visit_numbers([samples[RIVAL]], [samples[BASELINE], samples[CONTROL]])
+    return effect([*logs.values()]).p_value
 
 
 def num_alarms() -> int:
-    """In how many sessions identical code is ever called different, with a look after each block."""
-    logs, controls = (np.stack(each, axis=1) for each in zip(*map(session, range(NUM_SEEDS)), strict=True))
-    return int((e_values(logs, controls) >= 1 / FALSE_SHARE).any(axis=0).sum())
+    """In how many sessions identical code seems to differ."""
+    return sum(session(seed) <= FALSE_SHARE for seed in range(NUM_SEEDS))
 
 
 def test_an_effect_of_the_slot_raises_few_alarms_where_the_order_is_drawn():
-    assert num_alarms() <= FALSE_SHARE * NUM_SEEDS
+    assert num_alarms() <= 2 * FALSE_SHARE * NUM_SEEDS
 
 
 class InOrder:
@@ -71,4 +68,4 @@ class InOrder:
 
 def test_the_same_effect_alarms_always_where_the_order_is_not_drawn(monkeypatch):
     monkeypatch.setattr(blocks, "random", SimpleNamespace(Random=InOrder))
-    assert num_alarms() == NUM_SEEDS
+    assert num_alarms() >= 0.9 * NUM_SEEDS

@@ -1,283 +1,284 @@
-"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks.
+"""Verdicts on one run: each implementation against the baseline of its workload, one number from each process.
 
-There is one for each cell, one for an implementation over all of its workloads, and one for a session with two sides.
+There is one for each cell, and one for a session with two sides. Hosts of a cluster are in analysis/hosts.py.
 """
 
 import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
-from attnbench.statistics import evidence
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
-from attnbench.statistics.verdicts import (
-    ALONE,
-    CELLS,
-    WHOLE,
-    Effect,
-    Judgement,
-    Relative,
-    judge,
-    margin,
-    mean_over_cells,
-    midmeans,
-    paired_effect,
-    robust_spread,
-    visits_to_go,
-    within,
-)
+from attnbench.statistics.intervals import Visit, by_process, effect_of
+from attnbench.statistics.samples import Samples
+from attnbench.statistics.verdict import Effect, Judgement, effect
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
     LATENCY,
+    Arm,
     Comparison,
     Key,
+    Operators,
     Record,
+    Sample,
     Status,
     Verdict,
 )
+from attnbench.timing.schedule import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 CONTENTION = 0.1
 """Of the time of all processors, what others and the host may take before verdicts are doubtful."""
-NEAR = 1.5
-"""Who takes more than so many times the fastest's time is no rival of it."""
-FEWEST_CELLS = 2
-"""Fewer say nothing of an implementation that their own verdicts do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Winner:
-    """The implementation of a workload that took the least time, whether it is clear that it is the fastest, and why.
-
-    `rivals` are those that are not clearly slower; where it is clear, the next one alone.
-    """
-
-    workload: Workload
-    implementation: str
-    rivals: tuple[str, ...]
-    ratio: Estimate | None  # the next one's time divided by its own; None: they have no block in common
-    is_clear: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared(Relative):
-    """A cell and its baseline: their pairs, of which there is one at least, and what these show."""
+class Compared:
+    """A cell and its baseline, with one log ratio for each visit."""
 
     record: Record
     baseline: Record
-    blocks: Pairs
-    counted: Pairs  # the same; where processes count (Plan.counts_processes), one for each
-    controls: Pairs  # of the baseline and its A/A control
-    smallest_effect: float
-    is_alone: bool  # one of both is in a process of its own
+    visits: dict[Visit, float]
 
-    @cached_property
+    @property
+    def numbers(self) -> dict[int, float]:
+        """One log ratio for each process."""
+        return by_process(self.visits)
+
+    @property
     def effect(self) -> Effect:
-        """The ratio with the evidence for and against a difference, which takes longer to compute."""
-        within = self.blocks if self.is_alone else None
-        effect = paired_effect(self.counted, self.floor, self.smallest_effect, within=within)
-        assert effect is not None
-        return effect
+        """What the numbers show."""
+        return effect_of(self.visits)
 
 
 @lru_cache(maxsize=1)
-def compared(results: Results) -> list[Compared]:
+def compared(results: Results) -> dict[Key, Compared]:
     """Each cell that has times and a baseline."""
-    plan, baselines = results.plan, _baselines(results)
-    found = []
+    found: Numbers = {}
+    for workload, arms in live(results).items():
+        taken, discarded = samples_of(results)[workload], results.discarded.get(workload, frozenset())
+        found |= cell_numbers(results.plan, workload, taken, discarded, arms)
+    records = {record.key: record for record in results.records}
+    return {
+        key: Compared(record=records[key], baseline=records[key[0], results.plan.reference(key[1])], visits=own)
+        for key, own in found.items()
+    }
+
+
+def live(results: Results) -> dict[str, list[Arm]]:
+    """By workload, the arms that have a time and a reference with one, in the order of the records."""
+    found: dict[str, list[Arm]] = {}
     for record in results.records:
-        baseline = baselines.get((record.workload.id, plan.reference(record.arm)))
-        if record.status is not Status.ok or baseline is None or record is baseline:
-            continue
-        by_epoch = plan.counts_processes(record.arm)
-        blocks, controls = pairs_with_baseline(
-            record.samples(LATENCY),
-            baseline.samples(LATENCY),
-            baseline.samples(CONTROL_LATENCY),
-            results.discarded.get(record.workload.id, frozenset()),
-            record.samples(CONTROL_LATENCY) if by_epoch else None,
-        )
-        counted = blocks.by_epoch() if by_epoch else blocks
-        ratio = paired_ratio(counted)
-        if ratio is not None:
-            found.append(
-                Compared(
-                    record=record,
-                    baseline=baseline,
-                    blocks=blocks,
-                    counted=counted,
-                    controls=controls,
-                    ratio=ratio,
-                    floor=paired_ratio(controls),
-                    num_epochs=len({epoch for epoch, _ in blocks.visits}),
-                    smallest_effect=plan.smallest_effect,
-                    is_alone=plan.is_alone(record.arm),
-                )
-            )
+        if record.status is Status.ok and record.measurement(LATENCY) is not None:
+            found.setdefault(record.workload.id, []).append(record.arm)
+    return {workload: [arm for arm in arms if results.plan.reference(arm) in arms] for workload, arms in found.items()}
+
+
+@lru_cache(maxsize=1)
+def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
+    """The times of a run by workload and arm, A/A controls among them."""
+    found: dict[str, dict[Arm, Sequence[Sample]]] = {}
+    for record in results.records:
+        if record.status is Status.ok:
+            own = found.setdefault(record.workload.id, {})
+            own[record.arm] = record.samples(LATENCY)
+            own[record.arm.as_control()] = record.samples(CONTROL_LATENCY)
     return found
+
+
+@lru_cache(maxsize=1)
+def judgements(results: Results) -> dict[Key, Judgement]:
+    """The verdict on each comparison of a run, and on the whole of two sides, judged together."""
+    found = {key: cell.visits for key, cell in compared(results).items()}
+    return judged(results.plan, effects(results.plan, found))
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
-    plan, cells = results.plan, compared(results)
-    found = []
-    judged = judge([cell.effect for cell in cells], within(ALONE if plan.sides is None else CELLS, plan.false_share))
-    for cell, judgement in zip(cells, judged, strict=True):
-        record, effect, more_s = cell.record, cell.effect, math.inf
-        if judgement.verdict is Verdict.undecided:
-            if not plan.counts_processes(record.arm):  # a visit takes the arm once and the baseline twice in each block
-                block_s = 2 * cell.baseline.samples(LATENCY)[-1].called_s + record.samples(LATENCY)[-1].called_s
-                visit_s = plan.num_blocks * block_s
-            else:  # each process counts as one visit
-                visit_s = ((results.elapsed_s or math.inf) - results.check_s) / effect.ratio.num_clusters
-            more_s = visits_to_go(effect, judgement.needed) * visit_s
-        known_s = more_s if math.isfinite(more_s) else None
-        found.append(judgement.comparison(record.workload, record.arm, cell.baseline.implementation, known_s))
+    pass_s, cells = _pass_s(results), compared(results)
+    return [
+        comparison(each, cells[key].record, cells[key].baseline, pass_s)
+        for key, each in judgements(results).items()
+        if key in cells
+    ]
+
+
+def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
+    """A judgement as those who ask for comparisons get it; a pass over what is open takes `pass_s`."""
+    more = None if judged.processes_needed is None else judged.processes_needed - judged.effect.num_measured
+    is_open = judged.verdict is Verdict.undecided
+    return Comparison(
+        workload=record.workload,
+        implementation=record.implementation,
+        side=record.side,
+        baseline=baseline.implementation,
+        ratio=judged.ratio,
+        low=judged.low,
+        high=judged.high,
+        verdict=judged.verdict,
+        margin=judged.margin,
+        num_processes=judged.effect.num_processes,
+        reason="" if judged.reason is None else str(judged.reason),
+        minimum_detectable_effect=judged.detectable,
+        more_s=max(1, more) * pass_s if is_open and more is not None and pass_s is not None else None,
+        is_same_kernel=record.side == "" and runs_the_same(record.operators, baseline.operators),
+    )
+
+
+def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
+    """Whether the same operators and kernels ran in both, each as many times."""
+    if one is None or other is None or not one.calls:
+        return False
+    return _calls(one) == _calls(other)
+
+
+def _calls(seen: Operators) -> list[tuple[str, int, tuple[str, ...]]]:
+    return sorted((each.name, each.num_calls, each.kernels) for each in seen.calls)
+
+
+def _pass_s(results: Results) -> float | None:
+    """About how long a fresh process took to visit what was open."""
+    most = max(results.num_visits.values(), default=0)
+    if results.elapsed_s is None or not most:
+        return None
+    return max(0.0, results.elapsed_s - results.check_s) / most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What the A/A control of a workload's baseline shows: identical code, whose ratio ought to be 1."""
+
+    workload: Workload
+    ratio: float
+    half_width: float | None
+    """On the log scale, of a 95 % interval over processes; None: too few."""
+    num_processes: int
+
+    @property
+    def largest(self) -> float | None:
+        """Relative. How far from 1 the ratio of identical code may seem."""
+        return None if self.half_width is None else math.expm1(abs(math.log(self.ratio)) + self.half_width)
+
+
+@lru_cache(maxsize=1)
+def noises(results: Results) -> dict[str, Noise]:
+    """By workload id, the noise; of several baselines the worst. It never changes a verdict: it is a warning."""
+    found: dict[str, Noise] = {}
+    for (workload, arm), record in _baselines(results).items():
+        discarded = results.discarded.get(workload, frozenset())
+        own = control_numbers(samples_of(results)[workload], arm, discarded)
+        if own:
+            seen = effect([*by_process(own).values()], is_watched=False)
+            one = Noise(
+                workload=record.workload,
+                ratio=seen.ratio,
+                half_width=seen.half_width(NOISE_ERROR),
+                num_processes=seen.num_processes,
+            )
+            if workload not in found or (one.largest or 0.0) >= (found[workload].largest or 0.0):
+                found[workload] = one
     return found
 
 
-@lru_cache(maxsize=1)
-def noise_floors(results: Results) -> dict[str, Estimate]:
-    """By workload id: the ratio of the baseline's A/A control to the baseline, identical code, which ought to be 1.
-
-    Of several baselines the one that is worst.
-    """
-    floors: dict[str, Estimate] = {}
-    for (workload, _), record in _baselines(results).items():
-        discarded = results.discarded.get(workload, frozenset())
-        floor = paired_ratio(pairs(record.samples(CONTROL_LATENCY), record.samples(LATENCY), discarded))
-        if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
-            floors[workload] = floor
-    return floors
+NOISE_ERROR = 0.05
+"""Two-sided, of the interval of the noise: it decides nothing."""
 
 
-@lru_cache(maxsize=1)
-def winners(results: Results) -> list[Winner]:
-    """Who is the fastest on each workload that has several, in the order of the plan; of two sides nobody.
+def whole(results: Results) -> Judgement | None:
+    """The verdict on all cells of a session with two sides together; None where there is none."""
+    return judgements(results).get(WHOLE)
 
-    It is clear where all others within `NEAR` times its time are slower: by the verdicts of the run where it or the
-    other is the baseline, else by verdicts on their pairs. That each of them must be is what keeps luck out: among
-    equals some arm always seems the fastest, but the next is close to it.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a run says of one workload, next to its baseline: names, the fastest first."""
+
+    workload: Workload
+    baseline: str
+    faster: tuple[Comparison, ...]
+    equal: tuple[Comparison, ...]
+    slower: tuple[Comparison, ...]
+    undecided: tuple[Comparison, ...]
+
+    @property
+    def fastest(self) -> str:
+        """The name with the least time among those faster than the baseline, or the baseline; not a verdict."""
+        return self.faster[0].implementation if self.faster else self.baseline
+
+
+def answers(results: Results) -> list[Answer]:
+    """What the verdicts say of each workload, in the order of the plan; of two sides nothing."""
     if results.plan.sides is not None:
         return []
-    verdicts = {each.key: each.verdict for each in comparisons(results)}
-    by_workload: dict[str, list[tuple[float, Record]]] = {}
-    for cell in compared(results):
-        members = by_workload.setdefault(cell.record.workload.id, [(1.0, cell.baseline)])
-        members.append((cell.ratio.point, cell.record))
-    found = []
-    for members in by_workload.values():
-        (least, first), *others = sorted(members, key=itemgetter(0))
-        rivals = [each for ratio, each in others if ratio <= NEAR * least] or [others[0][1]]
-        effects = {each.key: _apart(results, each, first) for each in rivals}
-        known = {key: effect for key, effect in effects.items() if effect is not None}
-        slower = {
-            key: judged.verdict is Verdict.slower for key, judged in zip(known, judge([*known.values()]), strict=True)
-        }
-        if first.key not in verdicts:  # it is the baseline
-            slower = {each.key: verdicts[each.key] is Verdict.slower for each in rivals}
-        else:
-            faster = verdicts[first.key] is Verdict.faster
-            slower |= {each.key: faster for each in rivals if each.key not in verdicts}
-        left = [each.implementation for each in rivals if not slower.get(each.key)]
-        apart = effects[rivals[0].key]
-        found.append(
-            Winner(
-                workload=first.workload,
-                implementation=first.implementation,
-                rivals=tuple(left or [rivals[0].implementation]),
-                ratio=None if apart is None else apart.ratio,
-                is_clear=not left,
-            )
-        )
-    return found
+    by_workload: dict[str, list[Comparison]] = {}
+    for each in comparisons(results):
+        by_workload.setdefault(each.workload.id, []).append(each)
+    return [answer(found) for found in by_workload.values()]
 
 
-def _apart(results: Results, record: Record, other: Record) -> Effect | None:
-    """How many times longer a cell takes than another of its workload; None where no block has both."""
-    plan, workload = results.plan, record.workload.id
-    discarded = results.discarded.get(workload, frozenset())
-    blocks = pairs(record.samples(LATENCY), other.samples(LATENCY), discarded)
-    is_alone = plan.runner(record.arm) != plan.runner(other.arm)
-    floor = noise_floors(results).get(workload)
-    counted = blocks.by_epoch() if is_alone else blocks
-    return paired_effect(counted, floor, plan.smallest_effect, within=blocks if is_alone else None)
-
-
-def suite(results: Results) -> Judgement | None:
-    """The verdict on all cells of a session with two sides; None where no cell has enough visits for an interval."""
-    effect = whole_effect(results)
-    return None if effect is None else judge([effect], within(WHOLE, results.plan.false_share))[0]
-
-
-def whole_effect(results: Results) -> Effect | None:
-    """What all cells of a session with two sides show together; None without any interval.
-
-    A bet is made for each process, on all of its blocks: nothing need be found in any cell.
-    """
-    cells = _with_interval(results)
-    logs = midmeans([cell.blocks for cell in cells])
-    effect = _mean_effect(cells, evidence.last(evidence.e_values(logs))) if cells else None
-    if effect is None or effect.ratio.standard_error is None:
-        return None
-    return replace(effect, ratio=replace(effect.ratio, num_samples=len(logs)), spread=robust_spread(logs))
-
-
-@lru_cache(maxsize=1)
-def by_implementation(results: Results) -> dict[str, Judgement]:
-    """What each implementation's workloads say together, where it has two at least; in the order of the ratios.
-
-    The e-value against "the same code on every workload" is the mean of the workloads' own, which is an e-value
-    whatever they share. Verdicts hold among all implementations of a session, apart from those on single cells. With
-    fewer than three processes there is a mean without an interval.
-    """
-    cells: dict[str, list[Compared]] = {}
-    for cell in _with_interval(results):
-        cells.setdefault(cell.record.implementation, []).append(cell)
-    together = {
-        name: _mean_effect(members, float(np.mean([cell.effect.e_same for cell in members])))
-        for name, members in cells.items()
-        if len(members) >= FEWEST_CELLS
+def answer(found: Iterable[Comparison]) -> Answer:
+    """The comparisons of one workload, of which there is one at least, by verdict."""
+    ordered = sorted(found, key=lambda each: each.ratio)
+    by_verdict: Mapping[Verdict, tuple[Comparison, ...]] = {
+        verdict: tuple(each for each in ordered if each.verdict is verdict) for verdict in Verdict
     }
-    judged = zip(together, judge(list(together.values()), within(ALONE, results.plan.false_share)), strict=True)
-    return dict(sorted(judged, key=lambda item: item[1].effect.ratio.point))
-
-
-def _with_interval(results: Results) -> list[Compared]:
-    """The compared cells with enough visits for an interval, of two sides with enough processes."""
-    return [cell for cell in compared(results) if cell.ratio.standard_error is not None]
-
-
-def _mean_effect(cells: Sequence[Compared], e_same: float) -> Effect:
-    """What cells show together; equivalent asks only that the interval lies within the margin."""
-    mean, smallest = mean_over_cells([cell.counted for cell in cells]), cells[0].smallest_effect
-    return Effect(
-        ratio=mean or replace(mean_of([cell.ratio for cell in cells]), standard_error=None),
-        margin=margin(mean_over_cells([cell.controls for cell in cells]), smallest),
-        smallest=smallest,
-        e_same=e_same,
-        e_apart=math.inf,
-        num_cells=len(cells),
+    return Answer(
+        workload=ordered[0].workload,
+        baseline=ordered[0].baseline,
+        faster=by_verdict[Verdict.faster],
+        equal=by_verdict[Verdict.equivalent],
+        slower=by_verdict[Verdict.slower],
+        undecided=by_verdict[Verdict.undecided],
     )
+
+
+def means(results: Results) -> dict[str, tuple[float, int]]:
+    """The geometric mean of each implementation's ratios with the number of workloads, where there are several.
+
+    It describes; verdicts are on single workloads.
+    """
+    logs: dict[str, list[float]] = {}
+    for each in comparisons(results):
+        logs.setdefault(each.implementation, []).append(math.log(each.ratio))
+    found = {name: (math.exp(sum(own) / len(own)), len(own)) for name, own in logs.items() if len(own) > 1}
+    return dict(sorted(found.items(), key=lambda item: item[1][0]))
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
+
+
+def num_processes(results: Results) -> int:
+    """Processes that timed something."""
+    timed = [Samples.of(record.samples(LATENCY)) for record in results.records]
+    return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
+
+
+def too_noisy(results: Results) -> str:
+    """A warning where noise hides what the margin asks for, in half of the comparisons at least; else ""."""
+    found = sorted(
+        (each.half_width, each.detectable)
+        for each in judgements(results).values()
+        if each.half_width is not None and each.detectable is not None
+    )
+    if not found:
+        return ""
+    half, detectable = found[len(found) // 2]
+    margin = results.plan.smallest_effect
+    if half <= math.log1p(margin):
+        return ""
+    return f"This session is too noisy for a margin of {percent(margin)}: about {percent(detectable)} would show."
 
 
 @lru_cache(maxsize=1)

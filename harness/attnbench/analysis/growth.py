@@ -18,7 +18,8 @@ from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
 from attnbench.processes.worker_client import WorkerClient
-from attnbench.statistics.intervals import growth_exponent, t_quantile
+from attnbench.statistics.intervals import growth_exponent
+from attnbench.statistics.verdict import half_widths
 from attnbench.storage.memory_events import SHARE_OF_FREE, SLACK_BYTES, Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.units import duration
@@ -115,7 +116,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     from scipy.stats import linregress  # here, because it takes longer to import than --help may take
 
     line = linregress(np.log(lengths), np.log(values))
-    exponent, half = float(line.slope), t_quantile(0.975, len(lengths) - 2) * float(line.stderr)
+    exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
     end = growth_exponent(lengths[-2:], values[-2:])
     assert end is not None
     left_out = [used[:place] + used[place + 1 :] for place in range(len(used))] if len(used) > FEWEST_LENGTHS else []

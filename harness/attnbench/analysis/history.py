@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from attnbench import plugins
 from attnbench.analysis.index import Stored, look_up
 from attnbench.analysis.table import CELL, Row, runs_at
-from attnbench.statistics.intervals import NORMAL_MAD
 from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY
 
@@ -35,6 +34,8 @@ FEWEST = 6
 """Runs: fewer say nothing of their noise."""
 SHORTEST = 3
 PENALTY = 5.0
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
 """Standard deviations from the median of itself and two neighbours on each side."""
 LEAST_NOISE = 1e-5

@@ -1,23 +1,24 @@
-"""Runs of one plan on several hosts: the verdict on each comparison for each kind of host, and who wins where.
+"""Runs of one plan on several hosts: the verdict on each comparison for each kind of host.
 
-Each host has a run, or a part of one, of its own, with its own blocks, interference and A/A controls; only what these
-show is put together, by statistics/hosts.py. Hosts of other kinds stay side by side. Why: docs/adr/0039.
+A host's processes are further processes, clustered by host: each host gives one number, the mean over its processes.
+With fewer than four hosts of a kind nothing is known of how far hosts lie apart, and the one with the most processes
+speaks for itself alone. Kinds, which are other models of processor or accelerator, are never put together.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from attnbench.analysis.comparisons import NEAR, Compared, compared
+from attnbench.analysis.comparisons import Answer, Compared, answer, compared, comparison
 from attnbench.analysis.results import Results, replicas
-from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing, untested
-from attnbench.statistics.intervals import Estimate, Pairs, pairs
-from attnbench.statistics.verdicts import ALONE, CELLS, Judgement, judge, paired_effect, within
-from attnbench.storage.records import BOOT, LATENCY, Arm, Environment, Key, Record, Verdict
+from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, effect, judge
+from attnbench.storage.records import BOOT, Arm, Comparison, Environment, Key, Record, Verdict
 from attnbench.workloads.workload import Workload
 
+FEWEST_HOSTS = FEWEST_PROCESSES
+"""With fewer, an interval holds for one host alone."""
 CHANGED = "its machine changed during the run"
 UNKNOWN = "unknown"
 
@@ -29,33 +30,20 @@ class Across:
     workload: Workload
     arm: Arm
     baseline: str
-    of_kind: OfKind
+    kind: str
     judgement: Judgement
+    logs: Mapping[str, float]  # the mean log ratio of each host
+    comparison: Comparison  # the same, as those who ask for comparisons get it
 
     @property
-    def kind(self) -> str:
-        """The kind of host."""
-        return self.of_kind.kind
-
-    @property
-    def ratio(self) -> Estimate:
-        """How many times longer the arm takes than the baseline on this kind of host."""
-        return self.judgement.effect.ratio
+    def is_general(self) -> bool:
+        """Whether the interval is one for hosts of this kind, and not for a single host."""
+        return len(self.logs) >= FEWEST_HOSTS
 
     @property
     def verdict(self) -> Verdict:
         """On the arm, relative to the baseline."""
         return self.judgement.verdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leader:
-    """The implementation that takes the least time on a workload on one kind of host."""
-
-    workload: Workload
-    kind: str
-    implementation: str
-    rivals: tuple[str, ...]  # those that are not clearly slower; none: it is clear
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,9 +52,7 @@ class Hosts:
 
     parts: Mapping[str, Results]  # by the host's name
     failed: dict[str, str]  # the hosts that do not count, and why
-    untested: set[str]  # those too short for an A/A test of their own: they count where too few others are
     cells: list[Across]
-    floors: dict[tuple[str, str], Estimate]  # by host and workload: the baseline's A/A control relative to it
 
     @property
     def is_replicated(self) -> bool:
@@ -76,7 +62,7 @@ class Hosts:
 
     @cached_property
     def one_machine(self) -> list[list[str]]:
-        """The hosts that are of one machine, together: they say nothing of how far machines lie apart."""
+        """Hosts that are of one machine, together: they say nothing of how far machines lie apart."""
         found: dict[str, list[str]] = {}
         for name, part in self.parts.items():
             for boot in boots(part):
@@ -94,7 +80,7 @@ class Hosts:
 
     @property
     def opposed(self) -> dict[Key, list[Across]]:
-        """The comparisons that are faster on one kind of host and slower on another."""
+        """Comparisons that are faster on one kind of host and slower on another."""
         found: dict[Key, list[Across]] = {}
         for cell in self.cells:
             found.setdefault((cell.workload.id, cell.arm), []).append(cell)
@@ -102,62 +88,17 @@ class Hosts:
         return {key: cells for key, cells in found.items() if both <= {cell.verdict for cell in cells}}
 
     @cached_property
-    def leaders(self) -> list[Leader]:
-        """Who is the fastest on each workload, by kind: clearly so where all near it are slower; of sides nobody."""
+    def answers(self) -> dict[str, list[Answer]]:
+        """By kind, what the verdicts say of each workload; of two sides nothing."""
         if any(part.plan.sides is not None for part in self.parts.values()):
-            return []
-        groups: dict[tuple[str, str], list[Across]] = {}
+            return {}
+        groups: dict[tuple[str, str], list[Comparison]] = {}
         for cell in self.cells:
-            groups.setdefault((cell.workload.id, cell.kind), []).append(cell)
-        return [self._leader(cells) for cells in groups.values()]
-
-    def _leader(self, cells: list[Across]) -> Leader:
-        """The fastest of a workload's cells on one kind and their baseline, whose ratio is 1."""
-        workload, kind, baseline = cells[0].workload, cells[0].kind, cells[0].baseline
-        times = {baseline: 1.0} | {cell.arm.implementation: cell.ratio.point for cell in cells}
-        verdicts = {cell.arm.implementation: cell.verdict for cell in cells}
-        first, *others = sorted(times, key=lambda name: (times[name], name != baseline))
-        near = [name for name in others if times[name] <= NEAR * times[first]] or others[:1]
-        if first == baseline:
-            open_to = [name for name in near if verdicts[name] is not Verdict.slower]
-        else:
-            slower = self._slower(workload, kind, first, [name for name in near if name != baseline])
-            is_behind = verdicts[first] is Verdict.faster  # the baseline
-            open_to = [name for name in near if not (is_behind if name == baseline else slower.get(name, False))]
-        return Leader(workload=workload, kind=kind, implementation=first, rivals=tuple(open_to))
-
-    def _slower(self, workload: Workload, kind: str, first: str, rivals: list[str]) -> dict[str, bool]:
-        """Whether each rival is slower than the first on this kind of host, by their pairs in the same blocks."""
-        found: dict[str, OfKind] = {}
-        for rival in rivals:
-            seen = [each for each in self._seen_apart(workload.id, rival, first) if each.kind == kind]
-            of_kind = by_kind(seen, self.failed, self._smallest, self.untested).get(kind)
-            if of_kind is not None:
-                found[rival] = of_kind
-        judged = judge([each.effect for each in found.values()], within(ALONE, self._false_share))
-        return {name: each.verdict is Verdict.slower for name, each in zip(found, judged, strict=True)}
-
-    def _seen_apart(self, workload: str, one: str, other: str) -> Iterator[Seen]:
-        for host, part in self.parts.items():
-            records = {record.implementation: record for record in part.records if record.workload.id == workload}
-            if not {one, other} <= set(records):
-                continue
-            discarded = part.discarded.get(workload, frozenset())
-            blocks = pairs(records[one].samples(LATENCY), records[other].samples(LATENCY), discarded)
-            is_alone = part.plan.runner(records[one].arm) != part.plan.runner(records[other].arm)
-            counted = blocks.by_epoch() if is_alone else blocks
-            floor = self.floors.get((host, workload))
-            effect = paired_effect(counted, floor, self._smallest, within=blocks if is_alone else None)
-            if effect is not None:
-                yield Seen(host=host, kind=_kind(records[one]), effect=effect, control=floor)
-
-    @property
-    def _smallest(self) -> float:
-        return next(iter(self.parts.values())).plan.smallest_effect
-
-    @property
-    def _false_share(self) -> float:
-        return next(iter(self.parts.values())).plan.false_share
+            groups.setdefault((cell.kind, cell.workload.id), []).append(cell.comparison)
+        found: dict[str, list[Answer]] = {}
+        for (kind, _), own in groups.items():
+            found.setdefault(kind, []).append(answer(own))
+        return found
 
 
 def kind_of(environment: Environment) -> str:
@@ -184,49 +125,45 @@ def together(parts: Mapping[str, Results]) -> Hosts:
     """
     _require_one_plan(parts)
     plan = next(iter(parts.values())).plan
-    seen: dict[Key, list[Seen]] = {}
-    first: dict[Key, Compared] = {}
-    controls: dict[str, list[Pairs]] = {}
-    floors: dict[tuple[str, str], Estimate] = {}
-    failed = {}
+    failed = {
+        host: CHANGED
+        for host, part in parts.items()
+        if len({each.machine_fingerprint for each in part.environments.values()}) > 1 and plan.sides is None
+    }
+    seen: dict[tuple[Key, str], dict[str, Compared]] = {}
     for host, part in parts.items():
-        if len({each.machine_fingerprint for each in part.environments.values()}) > 1 and plan.sides is None:
-            failed[host] = CHANGED
-        own: dict[str, Pairs] = {}  # by what they are controls of: all arms of a workload share it
-        for cell in compared(part):
-            key = cell.record.workload.id, cell.record.arm
-            first.setdefault(key, cell)
-            one = Seen(host=host, kind=_kind(cell.record), effect=cell.effect, control=cell.floor)
-            seen.setdefault(key, []).append(one)
-            if cell.floor is not None:
-                floors[host, cell.record.workload.id] = cell.floor
-            place = f"{cell.baseline.workload.id}/{cell.baseline.arm}"
-            if len(cell.controls.logs) > len(own[place].logs if place in own else ()):
-                own[place] = cell.controls
-        controls[host] = list(own.values())
-    failed = failing(controls, plan.smallest_effect) | failed
-    short = untested(controls)
-    found = [
-        (first[key], of_kind)
-        for key, members in seen.items()
-        for of_kind in by_kind(members, failed, plan.smallest_effect, short).values()
-    ]
-    policy = within(ALONE if plan.sides is None else CELLS, plan.false_share)
+        for key, cell in compared(part).items() if host not in failed else ():
+            seen.setdefault((key, _kind(cell.record)), {})[host] = cell
+    judged = judge({place: _effect(hosts) for place, hosts in seen.items()}, plan.smallest_effect, plan.false_share)
     return Hosts(
         parts=dict(parts),
         failed=failed,
-        untested=short,
-        floors=floors,
-        cells=[
-            Across(
-                workload=cell.record.workload,
-                arm=cell.record.arm,
-                baseline=cell.baseline.implementation,
-                of_kind=of_kind,
-                judgement=judgement,
-            )
-            for (cell, of_kind), judgement in zip(found, judge([each.effect for _, each in found], policy), strict=True)
-        ],
+        cells=[_across(kind, seen[key, kind], each) for (key, kind), each in judged.items()],
+    )
+
+
+def _effect(hosts: Mapping[str, Compared]) -> Effect:
+    """One number from each host, or those of the processes of one host."""
+    if len(hosts) >= FEWEST_HOSTS:
+        return effect([_mean(cell) for cell in hosts.values()], is_watched=False)
+    most = max(hosts, key=lambda host: len(hosts[host].numbers))
+    return hosts[most].effect
+
+
+def _mean(cell: Compared) -> float:
+    return sum(cell.numbers.values()) / len(cell.numbers)
+
+
+def _across(kind: str, hosts: Mapping[str, Compared], judged: Judgement) -> Across:
+    first = next(iter(hosts.values()))
+    return Across(
+        workload=first.record.workload,
+        arm=first.record.arm,
+        baseline=first.baseline.implementation,
+        kind=kind,
+        judgement=judged,
+        logs={host: _mean(cell) for host, cell in hosts.items()},
+        comparison=comparison(judged, first.record, first.baseline),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import compared
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import Row, metric_columns, values_of
 from attnbench.storage.records import Status
@@ -40,14 +40,13 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored(results: Results) -> Stored:
-    """What a history needs of a run. No verdicts: they take far longer than the values."""
+    """What a history needs of a run."""
     metrics = metric_columns(results)
-    ratios = {cell.record.key: cell.ratio for cell in compared(results)}
+    ratios = {each.key: (each.ratio, each.low, each.high) for each in comparisons(results)}
     cells: list[Row] = []
     for record in results.records:
         if record.status is Status.ok:
-            ratio = ratios.get(record.key)
-            found = (None, None, None) if ratio is None else (ratio.point, ratio.low, ratio.high)
+            found = ratios.get(record.key, (None, None, None))
             cells.append(values_of(record) | dict(zip(("ratio", "ratio_low", "ratio_high"), found, strict=True)))
     return Stored(
         folder=str(results.folder),

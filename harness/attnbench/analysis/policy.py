@@ -31,6 +31,8 @@ from attnbench.workloads.workload import Workload
 
 LOST = math.log(2.5)
 """The log ratio charged for an implementation that failed at a shape, or was predicted to be too slow to time."""
+LEVEL = 0.05
+"""The two-sided error of the intervals; each cell is its own, since the winner at one shape decides no other."""
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +53,7 @@ class Measured:
         return float(np.mean([log for log, _ in self.logs[name]])) if name in self.logs else LOST
 
     def half_width(self, name: str) -> float:
-        """Half the width of the interval of that log ratio; infinite where there are too few samples for one."""
+        """Half the width of the interval of that log ratio; infinite where there are too few processes for one."""
         halves = [half for _, half in self.logs[name]]
         return math.hypot(*halves) / len(halves)
 
@@ -142,8 +144,8 @@ def measure(results: Sequence[Results]) -> list[Measured]:
 
 
 def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
-    """By cell, the log of its time over its baseline's, and half the width of its interval; None: too few samples."""
-    logs = {cell.record.key: (math.log(cell.ratio.point), cell.ratio.half_width) for cell in compared(run)}
+    """By cell, the log of its time over its baseline's, and half the width of its interval; None: too few processes."""
+    logs = {key: (cell.effect.log, cell.effect.half_width(LEVEL)) for key, cell in compared(run).items()}
     baselines = (record.key for record in run.records if record.status is Status.ok)
     return logs | {key: (0.0, 0.0) for key in baselines if run.plan.is_reference(key[1])}
 

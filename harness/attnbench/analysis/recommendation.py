@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.analysis.results import Results
-from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
-from attnbench.statistics.crossover import BEYOND, Place, Point, located, point
-from attnbench.statistics.intervals import Estimate, median_estimate, pairs
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import Place, Point, located, point
+from attnbench.statistics.intervals import by_process, median_estimate
 from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
+from attnbench.timing.schedule import numbers
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
@@ -58,6 +59,15 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lead:
+    """How many times as long as the choice another implementation takes, with its interval where there is one."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """The answer for one workload."""
 
@@ -87,21 +97,21 @@ class Recommendation:
         """Whether every other one is slower than the choice."""
         return bool(self.choice) and not self.equals
 
-    def lead(self, other: str) -> Estimate | None:
-        """How many times as long as the choice another one takes, from visits that did not choose; None: not known."""
+    def lead(self, other: str) -> Lead | None:
+        """How many times as long as the choice another one takes; None: not known.
+
+        The interval is the one that decided, where the choice is the leader.
+        """
         stands = self.standing
         if stands is None or other == self.choice:
             return None
         if self.choice == stands.leader:
-            return stands.leads.get(other)
-        to_choice, to_other = stands.leads.get(self.choice), stands.leads.get(other)
+            judged = stands.others.get(other)
+            return None if judged is None else Lead(ratio=judged.ratio, low=judged.low, high=judged.high)
+        to_choice, to_other = stands.others.get(self.choice), stands.others.get(other)
         if to_choice is None or (to_other is None and other != stands.leader):
             return None
-        known = to_choice if to_other is None else to_other
-        ratio = (1.0 if to_other is None else to_other.point) / to_choice.point
-        return Estimate(
-            point=ratio, standard_error=None, num_clusters=known.num_clusters, num_samples=known.num_samples
-        )
+        return Lead(ratio=(1.0 if to_other is None else to_other.ratio) / to_choice.ratio)
 
     def verdict(self, name: str) -> Verdict:
         """On another one relative to the leader; undecided where it is not known."""
@@ -121,7 +131,7 @@ class Recommendation:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peaks,
             "slower_by": {
-                name: {"ratio": lead.point, "low": lead.low, "high": lead.high, "verdict": str(self.verdict(name))}
+                name: {"ratio": lead.ratio, "low": lead.low, "high": lead.high, "verdict": str(self.verdict(name))}
                 for name, lead in leads.items()
                 if lead is not None
             },
@@ -190,7 +200,7 @@ def _standing(results: Results, workload: Workload, own: Mapping[str, Record], c
         control=baseline.samples(CONTROL_LATENCY),
         discarded=results.discarded.get(workload.id, frozenset()),
         smallest=results.plan.smallest_effect,
-        alone=results.plan.alone,
+        error=results.plan.false_share,
         candidates=candidates,
     )
 
@@ -202,7 +212,7 @@ def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float
     if name == stands.leader:
         return 0.0
     judged = stands.others.get(name)
-    return seconds[name] / seconds[stands.leader] if judged is None else judged.effect.ratio.point
+    return seconds[name] / seconds[stands.leader] if judged is None else judged.ratio
 
 
 def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
@@ -220,7 +230,8 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
     """Where two implementations change places along a ladder, those that were searched for, in order.
 
-    Without `only`, of every two that were sampled together and of whom one is the fastest at the base.
+    Without `only`, of every two that were sampled together and of whom one is the fastest at the base; not those around
+    a narrower one, which were not searched for.
     """
     both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
     found = []
@@ -228,30 +239,27 @@ def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None
         for place in located(points(results, ladder, one, other)):
             before, after = (one, other) if place.sign > 0 else (other, one)
             found.append(Change(axis=ladder.axis, place=place, before=before, after=after))
-    return tuple(sorted(found, key=lambda each: each.place.at))
+    kept = [each for each in found if not any(_is_around(each.place, other.place) for other in found)]
+    return tuple(sorted(kept, key=lambda each: each.place.at))
+
+
+def _is_around(place: Place, other: Place) -> bool:
+    """Whether another place lies inside, and leaves some of this one out."""
+    return place.low <= other.low and other.high <= place.high and (place.low, place.high) != (other.low, other.high)
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
     """What is known of two implementations at each value of a ladder where both were sampled."""
-    records = _by_cell(results)
-    num_searches = results.plan.num_searches
-    beyond = BETWEEN_PROCESSES if _are_apart(results, one, other) else BEYOND
-    found = {}
+    records, found = _by_cell(results), {}
     for value, workload in ladder.by_value.items():
-        both = [records.get((workload, Arm(implementation=name))) for name in (one, other)]
-        if both[0] is None or both[1] is None:
-            continue
-        discarded = results.discarded.get(workload, frozenset())
-        taken = pairs(both[0].samples(LATENCY), both[1].samples(LATENCY), discarded)
-        if len(taken.logs):
-            found[value] = point(taken, num_searches, beyond)
+        arms = [Arm(implementation=name) for name in (one, other)]
+        known = [records.get((workload, arm)) for arm in arms]
+        taken = {record.arm: record.samples(LATENCY) for record in known if record is not None}
+        taken |= {record.arm.as_control(): record.samples(CONTROL_LATENCY) for record in known if record is not None}
+        own = by_process(numbers(taken, arms[0], arms[1], results.discarded.get(workload, frozenset())))
+        if own:
+            found[value] = point([*own.values()], results.plan.num_searches)
     return found
-
-
-def _are_apart(results: Results, one: str, other: str) -> bool:
-    """Whether two are measured in different processes."""
-    runners = {results.plan.runner(Arm(implementation=name)) for name in (one, other)}
-    return len(runners) > 1
 
 
 def _by_cell(results: Results) -> dict[tuple[str, Arm], Record]:

@@ -18,7 +18,7 @@ import numpy as np
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
+from attnbench.statistics.intervals import Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
@@ -55,6 +55,8 @@ FAR_FASTER = 2.0
 
 Warnings = dict[Key, tuple[str, ...]]
 
+FEWEST_VISITS = 3
+"""Of a third of a cell's visits, to say whether its time drifts."""
 FEW_SAMPLES = 10
 UNSTEADY = math.log(1.5)
 """An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
@@ -272,8 +274,6 @@ def warnings_of(
     if time is None or latency is None:
         yield "agrees, not timed"
         return
-    if time.num_clusters < FEWEST_CLUSTERS:
-        yield f"{time.num_clusters} visit{'s' * (time.num_clusters > 1)}: too few for an interval"
     if time.num_samples < FEW_SAMPLES:
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     own = Samples.of(latency.samples)
@@ -406,7 +406,7 @@ def _scatter(samples: Samples, time: Estimate) -> Iterator[str]:
         unit = high.rpartition(" ")[2]
         yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
     third = len(samples) // 3
-    if third < FEWEST_CLUSTERS:
+    if third < FEWEST_VISITS:
         return
     first, last = (median(part) for part in (samples.value[:third], samples.value[-third:]))
     if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):

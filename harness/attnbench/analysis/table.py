@@ -58,8 +58,9 @@ IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host
 CELL_COLUMNS = (
     *IDENTITY,
     *("status", "message", "is_predicted", "is_baseline"),
-    *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "paired_latency_s"),
-    *("ratio", "ratio_low", "ratio_high", "verdict", "minimum_detectable_effect", "sameness", "more_s"),
+    *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "num_processes", "paired_latency_s"),
+    *("ratio", "ratio_low", "ratio_high", "verdict", "reason", "margin", "minimum_detectable_effect", "more_s"),
+    *("is_same_kernel", "allocator"),
     *("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower"),
     *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
     *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
@@ -69,8 +70,9 @@ CELL_COLUMNS = (
 says something of the device.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
-baseline's latency: by it cells of one workload may be compared. `sameness` is the difference below which times count as
-equivalent, `more_s` the seconds that may decide an undecided one. Shares of time are of one call, `matmul_share` and
+baseline's latency: by it cells of one workload may be compared. `margin` is the difference that matters, `reason` why a
+comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
+for the baseline, `allocator` what became of freed memory. Shares of time are of one call, `matmul_share` and
 `copy_share` are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
 `num_tensors` tensors, missing where an error is not finite.
 """
@@ -78,11 +80,20 @@ DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "
 """What the driver said of the device while the cell's workload was timed, as `DeviceSummary`; the reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
-    *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict"),
-    *("ran", "why_slower", "diagnosis", "warnings", "fingerprint", "throttled_by"),
+    *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
+    *("allocator", "ran", "why_slower", "diagnosis", "warnings", "fingerprint", "throttled_by"),
 )
 NEVER_MISSING = (
-    *(*AXES, "is_predicted", "is_baseline", "num_samples", "num_visits", "num_tensors"),
+    *(
+        *AXES,
+        "is_predicted",
+        "is_baseline",
+        "num_samples",
+        "num_visits",
+        "num_processes",
+        "num_tensors",
+        "is_same_kernel",
+    ),
     *("useful_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
 )
 """All others but texts are floating point numbers."""
@@ -297,6 +308,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "is_baseline": is_baseline,
             **_times(record, time, times_s.get(record.key), results),
             **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
+            "allocator": results.plan.allocator,
             **_ran(record, latency, time),
             "why_slower": reasons.get(record.key),
             "useful_flops": counts.useful_flops(record.workload),
@@ -337,7 +349,7 @@ def values_of(record: Record) -> Row:
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
     """The time, and what it means as work, beside the ceilings of the run; only counts where there is none."""
     if time is None:
-        return {"num_samples": 0, "num_visits": 0}
+        return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
     ceilings = results.host_ceilings.get((record.host, record.workload.place))
     matmul = None if ceilings is None else ceilings.matmul
@@ -347,7 +359,8 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "latency_low_s": time.low,
         "latency_high_s": time.high,
         "num_samples": time.num_samples,
-        "num_visits": time.num_clusters,
+        "num_visits": time.num_visits,
+        "num_processes": time.num_processes,
         "paired_latency_s": paired_s,
         "flops_per_s": flops / time.point,
         "bytes_per_s": num_bytes / time.point,
@@ -368,8 +381,9 @@ def _device(found: DeviceSummary | None) -> Row:
 def _verdict(found: Comparison | None, own: float | None) -> Row:
     """`own` is the ratio of a cell that is not compared: 1 where others are compared with it."""
     if found is None:
-        return {"ratio": own}
-    same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "sameness", "more_s")}
+        return {"ratio": own, "is_same_kernel": False}
+    same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "margin", "more_s")}
+    same |= {"is_same_kernel": found.is_same_kernel, "reason": found.reason or None}
     return {**same, "ratio_low": found.low, "ratio_high": found.high, "verdict": str(found.verdict)}
 
 

@@ -106,22 +106,25 @@ def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
 
 def summary(results: "Results") -> dict[str, object]:
     """What a program needs to know in addition to the cells."""
-    from attnbench.analysis.comparisons import losses, suite
+    from attnbench.analysis.comparisons import losses, whole
 
-    whole = suite(results)
-    verdict = whole and {
-        "ratio": whole.effect.ratio.point,
-        "low": whole.effect.ratio.low,
-        "high": whole.effect.ratio.high,
-        "verdict": str(whole.verdict),
-        "minimum_detectable_effect": whole.detectable,
+    found = whole(results)
+    verdict = found and {
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "verdict": str(found.verdict),
+        "reason": found.reason and str(found.reason),
+        "margin": found.margin,
+        "num_processes": found.effect.num_processes,
+        "minimum_detectable_effect": found.detectable,
     }
     return {"findings": losses(results), "suite": verdict}
 
 
 def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
-    from attnbench.analysis.comparisons import comparisons, losses, suite, untried
+    from attnbench.analysis.comparisons import judgements, losses, untried, whole
     from attnbench.statistics.interference import MANY
     from attnbench.storage.records import Verdict
 
@@ -129,11 +132,10 @@ def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
         raise typer.Exit(ExitCode.finding)
     if sum(map(len, results.discarded.values())) > MANY * results.num_blocks:
         raise typer.Exit(ExitCode.invalid)
-    whole = suite(results)
-    verdicts = [each.verdict for each in comparisons(results)] + ([] if whole is None else [whole.verdict])
-    if Verdict.slower in verdicts:
+    if any(each.verdict is Verdict.slower for each in judgements(results).values()):
         raise typer.Exit(ExitCode.finding)
-    is_open = whole is None or whole.verdict is Verdict.undecided or untried(results)
+    found = whole(results)
+    is_open = found is None or found.verdict is Verdict.undecided or untried(results)
     raise typer.Exit(ExitCode.inconclusive if is_open else ExitCode.passed)
 
 

@@ -197,9 +197,9 @@ class TimingOptions(SelectionOptions):
         int | None,
         typer.Option(
             "--rounds",
-            min=3,
+            min=1,
             metavar="N",
-            help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
+            help="Fresh processes that visit every cell, decided or not; a verdict needs 4, and 8 suit a gate.",
         ),
     ] = None
     cache: Annotated[

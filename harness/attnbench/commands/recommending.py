@@ -18,7 +18,7 @@ from attnbench.commands import VERBOSITY, ExitCode, running
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.plugins import name_of
 from attnbench.processes import invariance
-from attnbench.reports import cells, recommended
+from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.invariance_events import Asked
 from attnbench.storage.records import FALSE_SHARE, Verdict
@@ -101,13 +101,9 @@ def print_recommendations(
         say("")
     if VERBOSITY.is_quiet:
         return
-    floors = [each.standing.floor.largest_log for each in found if each.standing and each.standing.floor]
-    floor = max((each for each in floors if each is not None), default=None)
     is_judged = any(each.verdict(name) is Verdict.slower for each in found for name in each.seconds)
     sure = f"In at most {100 * FALSE_SHARE:g} % of sessions one is called slower that is not. " if is_judged else ""
-    alike = f"Identical code seems up to {percent(floor)} apart here." if floor is not None and is_judged else ""
-    if said := f"{sure}{alike}".strip():
-        say(said, "dim")
+    say(f"{sure}{story.method(results)}", "dim")
     took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
     of = "these shapes" if len(found) > 1 else shapes[found[0].workload.id]
     say(f"For {of}, on this machine with these threads.{took}", "dim")
@@ -150,10 +146,10 @@ def print_crossings(results: Results) -> None:
         if known and not VERBOSITY.is_quiet:
             words = {-1: f"{both[0]} is faster", 1: f"{both[1]} is faster", 0: "not decided"}
             rows = [
-                (str(value), f"{math.exp(each.log):.3f}x", words[each.sign], str(each.num_blocks))
+                (str(value), f"{math.exp(each.log):.3f}x", words[each.sign], str(each.num_processes))
                 for value, each in sorted(known.items())
             ]
-            print_table((ladder.axis, f"{both[0]} to {both[1]}", "verdict", "blocks"), rows)
+            print_table((ladder.axis, f"{both[0]} to {both[1]}", "verdict", "processes"), rows)
     if not VERBOSITY.is_quiet:
         say(f"Such an interval is wrong in at most {percent(FALSE_SHARE)} of searches where times cross once.", "dim")
         say(f"All of it: attnbench report {results.folder}", "dim")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import where
-from attnbench.analysis.comparisons import doubts, failed, untried
+from attnbench.analysis.comparisons import doubts, failed, num_processes, untried
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
@@ -31,7 +31,7 @@ WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "host", "status", "is_predicted", "message", "latency_s", "ratio"),
-    *("verdict", "minimum_detectable_effect", "sameness", "flops_per_s", "matmul_share", "error_ratio"),
+    *("verdict", "minimum_detectable_effect", "margin", "num_processes", "flops_per_s", "matmul_share", "error_ratio"),
 )
 
 
@@ -63,6 +63,7 @@ def print_results(results: Results) -> None:
         console.print()
     baseline = results.plan.baseline
     say(f"Time of a call; x: ratio to {baseline}, by pairs in the same blocks. More is in summary.md.", "dim")
+    say(story.method(results), "dim")
     say(f"{story.decided(results)}; {story.interference(results, is_brief=not VERBOSITY.is_verbose)}")
     print_findings(results)
     say("")
@@ -348,6 +349,9 @@ def summary(found: Results) -> dict[str, object]:
         "run": found.run,
         "folder": str(found.folder),
         "seed": found.plan.seed,
+        "allocator": found.plan.allocator,
+        "margin": found.plan.smallest_effect,
+        "num_processes": num_processes(found),
         "counts": Counter(str(record.status) for record in found.records),
         **_of_hosts(found),
         "cells": [
@@ -367,12 +371,11 @@ def _of_hosts(found: Results) -> dict[str, object]:
             "workload": each.workload.id,
             "implementation": each.arm.implementation,
             "kind": each.kind,
-            "hosts": sorted(each.of_kind.ratios),
-            "left_out": each.of_kind.left_out,
-            "ratio": each.ratio.point,
-            "ratio_low": each.ratio.low,
-            "ratio_high": each.ratio.high,
-            "hosts_differ_by": each.of_kind.spread,
+            "hosts": sorted(each.logs),
+            "ratio": each.judgement.ratio,
+            "ratio_low": each.judgement.low,
+            "ratio_high": each.judgement.high,
+            "is_general": each.is_general,
             "verdict": str(each.verdict),
         }
         for each in together.cells

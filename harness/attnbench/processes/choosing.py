@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attnbench.processes import messages
 from attnbench.processes.stages import SPENT, Session, TimingStage, check_cell
-from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
-from attnbench.statistics.crossover import BEYOND, Point, following, point
-from attnbench.statistics.intervals import pairs
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import Point, following, point
+from attnbench.statistics.intervals import by_process
+from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import Arm, Status
-from attnbench.timing.schedule import load_libraries
+from attnbench.timing.schedule import load_libraries, numbers
 from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
 
@@ -24,10 +25,10 @@ TOO_SLOW = 2.5
 """Predictions are this uncertain: who is predicted to take more than so many times the fastest's time is not tried."""
 CHOOSING_SHARE = 0.75
 """Of the budget, at most, to know who is the fastest where it was asked; the rest is for where that changes."""
-MOST_BLOCKS, POINT_S = 96, 3.0
-"""At one value of a search: no more blocks, and no more seconds once there are `FEWEST_BLOCKS`."""
-FEWEST_BLOCKS = 16
-FEWEST_VISITS = 3
+MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
+"""At one value of a search: no more processes, and no more seconds once there are enough to decide anything."""
+CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES
+"""Of every workload that was asked about: half of them choose, and the others judge."""
 CALLS_AT_A_VALUE = 60
 """A value is only looked at where so many calls fit into the time that is left, checks included."""
 MOST_RIVALS = 4
@@ -124,7 +125,7 @@ class Looking(TimingStage):
             control=taken.get(baseline.as_control(), []),
             discarded=self.state.gauge.discarded.get(workload, set()),
             smallest=self.plan.smallest_effect,
-            alone=self.plan.alone,
+            error=self.plan.false_share,
         )
 
     def show(self, stage: str, cell: str) -> None:
@@ -133,31 +134,32 @@ class Looking(TimingStage):
 
 
 class Choosing(Looking):
-    """Visits whoever may be the fastest, of all workloads that were asked for, until that is clear."""
+    """Passes over whatever may be the fastest, of all workloads that were asked for, until that is clear."""
 
     def run(self) -> str:
-        """A few visits of each, and then of whom it is not known; return why it ended."""
+        """A few processes of each, and then of those that are open; return why it ended."""
         load_libraries()
-        self.session.start_worker()  # what the checks have left behind disturbs no sample
-        number = 0
-        while todo := self._todo(number):
+        while todo := self._todo():
+            is_first = any(self.state.num_visits[each] < CHOOSING_PROCESSES for each in todo)
+            if not is_first and self.session.elapsed_s > CHOOSING_SHARE * self.plan.budget_s:
+                return SPENT
+            self.session.start_worker()
             for workload, arms in todo.items():
-                if number >= FEWEST_VISITS and self.session.elapsed_s > CHOOSING_SHARE * self.plan.budget_s:
-                    return SPENT
                 self.show("choose", f"{workload}: {', '.join(arm.implementation for arm in arms)}")
                 self.visit(self.workloads[workload], arms)
-            number += 1
         return ANSWERED if self.workloads else ""
 
-    def _todo(self, number: int) -> dict[str, list[Arm]]:
-        """By workload, who is to be visited: all at first, then the leader, who is open, and the baseline."""
+    def _todo(self) -> dict[str, list[Arm]]:
+        """By workload, what is to be visited: all at first, then the leader, what is open, and the baseline."""
         found = {}
         for workload in self.workloads:
             live = self.state.live(workload, self.session.specs)
-            stands = self.standing(workload) if self.state.num_visits[workload] >= FEWEST_VISITS else None
-            if number < FEWEST_VISITS and self.state.num_visits[workload] <= number:
-                found[workload] = live
-            elif stands is not None and stands.open:
+            if self.state.num_visits[workload] < CHOOSING_PROCESSES:
+                if live:
+                    found[workload] = live
+                continue
+            stands = self.standing(workload)
+            if stands is not None and stands.open:
                 names = {stands.leader, self.plan.baseline, *stands.open}
                 found[workload] = [arm for arm in live if arm.implementation in names]
         return found
@@ -204,14 +206,16 @@ class Searching(Looking):
         start_s = self.session.elapsed_s
         while True:
             self.show("search", f"{both[0]} and {both[1]} at {ladder.axis} {value}")
+            self.session.start_worker()
             self.visit(workload, both)
             if len(self.state.live(workload.id, both)) < len(both):
                 return False
             known = self._point(workload.id, both[0], both[1])
-            if known.sign or known.num_blocks >= MOST_BLOCKS:
+            if known is not None and (known.sign or known.num_processes >= MOST_PROCESSES):
                 return True
             now_s = self.session.elapsed_s
-            if known.num_blocks >= FEWEST_BLOCKS and (now_s > start_s + POINT_S or now_s > self.until_s):
+            is_enough = known is not None and known.num_processes >= FEWEST_PROCESSES
+            if is_enough and (now_s > start_s + POINT_S or now_s > self.until_s):
                 return True
             if now_s > self.until_s + POINT_S:  # interference may discard every block
                 return True
@@ -227,17 +231,16 @@ class Searching(Looking):
                 check_cell(self.session, workload, arm, call_limit_s=limit_s)
         return workload if len(self.state.live(workload.id, arms)) == len(arms) else None
 
-    def _point(self, workload: str, one: Arm, other: Arm) -> Point:
+    def _point(self, workload: str, one: Arm, other: Arm) -> Point | None:
+        """What is known at a workload; None where no block has both."""
         taken = self.state.samples.get(workload, {})
-        discarded = self.state.gauge.discarded.get(workload, set())
-        are_apart = self.plan.runner(one) != self.plan.runner(other)
-        taken_together = pairs(taken.get(one, []), taken.get(other, []), discarded)
-        return point(taken_together, self.plan.num_searches, BETWEEN_PROCESSES if are_apart else BEYOND)
+        found = by_process(numbers(taken, one, other, self.state.gauge.discarded.get(workload, set())))
+        return point([*found.values()], self.plan.num_searches) if found else None
 
     def points(self, ladder: Ladder, both: tuple[Arm, Arm], values: Sequence[int]) -> dict[int, Point]:
         """What is known at those values where both were sampled in common blocks."""
         found = {value: self._point(ladder.by_value[value], *both) for value in values}
-        return {value: each for value, each in found.items() if each.num_blocks}
+        return {value: each for value, each in found.items() if each is not None}
 
     def _changes(self, ladder: Ladder) -> None:
         """Whether somebody else is the fastest towards the ends of the ladder; and if so, from where on."""
@@ -277,8 +280,9 @@ class Searching(Looking):
         live = self.state.live(workload.id, rivals)
         if len(live) < 2 or Arm(implementation=self.plan.baseline) not in live:  # noqa: PLR2004 - one has no rival
             return False
-        while len(live) > 1 and self.state.num_visits[workload.id] < FEWEST_VISITS:
+        while len(live) > 1 and self.state.num_visits[workload.id] < FEWEST_PROCESSES:
             self.show("search", f"{len(live)} rivals at {ladder.axis} {value}")
+            self.session.start_worker()
             self.visit(workload, live)
             live = self.state.live(workload.id, live)
         return len(live) > 1

@@ -134,7 +134,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         memory_limit_bytes=selection.memory_limit_bytes,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        num_epochs=chosen.num_epochs,
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
         smallest_effect=smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
         false_share=selection.false_share,

@@ -25,7 +25,6 @@ from attnbench import plugins
 from attnbench.processes import planning
 from attnbench.processes.planning import Selection
 from attnbench.processes.worker_client import ROOT
-from attnbench.statistics.verdicts import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
 from attnbench.workloads import policy
 
@@ -126,7 +125,6 @@ def plan(
             alone=(),
             digests={spec: policy.digest(spec) for spec in specs},
             sides=compared,
-            num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
         )
         undo.pop_all()
         return planned, same

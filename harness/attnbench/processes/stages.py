@@ -26,7 +26,7 @@ from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
-from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
+from attnbench.timing.schedule import Race, State, load_libraries, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import policy
 from attnbench.workloads.counts import score_matrix_bytes
@@ -37,16 +37,12 @@ CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
 """What the ceilings of one place may cost beyond their fewest rounds: this, or their part of that share of the budget
 where it is less."""
-EPOCH_S = 15.0
-EPOCH_SHARE = 0.1
-"""The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
-layout does to a ratio must not last, and a fresh process costs seconds."""
 VERIFY_EVERY = 4
-"""Where processes count each epoch is a fresh one, in which the right answers cost as much as the times: they are
-verified in the first rounds, and then in one visit of so many. What comes with the harness is verified in the first
-visit, and then likewise; code from elsewhere, in a process that others share, in every one."""
-FRESH_S, MOST_BLOCKS = 0.5, 4
-"""To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
+"""The right answers cost as much as the times in a fresh process. So answers are verified in a workload's first visit,
+and then in one of four; code from elsewhere, in a process that others share, in every one."""
+FRESH_S, MOST_BLOCKS = 0.2, 4
+"""To make a process ready takes about so many seconds, shared by its visits: a visit has more blocks where it would be
+shorter than that, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
 FEWEST_KEYS = 16
@@ -406,77 +402,49 @@ class TimingStage:
         alive = (w for w in self.plan.asked if self.state.live(w.id, session.specs))
         self.workloads = {workload.id: workload for workload in alive}
         self.places = {workload: number for number, workload in enumerate(self.workloads)}
-        self.race = Race(self.plan)
-        self.counts_processes = any(map(self.plan.counts_processes, session.specs))
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified: float = math.inf
-        if self.plan.sides is not None or self.counts_processes:
-            self.num_verified = self.plan.num_rounds
-        elif is_ours:
+        if self.plan.sides is not None or is_ours:
             self.num_verified = 1
+        self._began_s = self._shortest_s = 0.0  # of a pass
 
     def run(self) -> str:
-        """Visit every workload in the first rounds, and then where it helps; return why timing ended."""
+        """Pass by pass, visit what is open; return why timing ended."""
         load_libraries()
-        if self.plan.alone and self.workloads:  # what the checks have left behind disturbs no sample
-            self.session.start_worker()
-        num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
-        for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
-            todo = [workload for workload in order if self.state.num_visits[workload] <= number]
-            begins = number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds
-            if todo and number and (begins or self.counts_processes):
-                self.session.start_worker()
-            for workload in todo:
-                self._show_progress(f"round {number + 1} of {num_rounds}, {workload}")
-                self.visit(self.workloads[workload], self.state.live(workload, self.session.specs))
-        is_decided = not self.counts_processes or self._epoch_by_epoch()
-        if is_decided and (self.plan.sides is not None or self._visit_by_visit()):
-            return DECIDED if self.race.judged else NOTHING
-        return SPENT if self.workloads else ""
+        race = Race(self.plan)
+        while (step := race.next(self.state, self._live())) is not None:
+            if step.is_fresh and not self._begin_pass(race):
+                return SPENT
+            if not race.is_first(self.state, step.workload) and self.session.elapsed_s > self.plan.budget_s:
+                return SPENT
+            self._show_progress(f"{step.words}, {race.num_open} open")
+            self.visit(self.workloads[step.workload], step.arms)
+        return DECIDED if race.judged else NOTHING if self.workloads else ""
 
-    def _visit_by_visit(self) -> bool:
-        """Each visit goes where it promises most. Returns whether nothing is open any more."""
-        began_s = self.session.elapsed_s  # the epoch
-        while self.session.elapsed_s < self.plan.budget_s:
-            chosen = self.race.next(self.state, self._comparable())
-            if chosen is None:
-                return True
-            if self.session.elapsed_s > began_s + max(EPOCH_S, EPOCH_SHARE * began_s):
-                self.session.start_worker()
-                began_s = self.session.elapsed_s
-            workload, arms = chosen
-            self._show_progress(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
-            self._visit_with_references(workload, arms)
-        return False
+    def _begin_pass(self, race: Race) -> bool:
+        """Start a fresh process, unless no pass that the budget still allows for can decide anything."""
+        now_s = self.session.elapsed_s
+        if self._began_s:
+            spent_s = now_s - self._began_s
+            self._shortest_s = min(self._shortest_s or spent_s, spent_s)
+        left_s = self.plan.budget_s - now_s
+        if not race.reaches_a_look(self.state, left_s / self._shortest_s if self._shortest_s else math.inf):
+            return False
+        self._began_s = now_s
+        self.session.start_worker()
+        return True
 
-    def _epoch_by_epoch(self) -> bool:
-        """Where a fresh process is the unit of evidence: one visit in each for all that is open.
-
-        Returns whether nothing is open any more that processes count for.
-        """
-        draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
-        longest_s = 0.0
-        while self.session.elapsed_s + longest_s < self.plan.budget_s:
-            start_s, comparable = self.session.elapsed_s, self._comparable()
-            self.race.refresh(self.state, comparable)
-            todo = self.race.still_open(comparable)
-            if not any(self.plan.counts_processes(arm) for arms in todo.values() for arm in arms):
-                return True
-            self.session.start_worker()
-            for workload in draws.sample(list(todo), len(todo)):
-                self._show_progress(f"{workload}, {sum(map(len, todo.values()))} open")
-                self._visit_with_references(workload, todo[workload])
-            longest_s = max(longest_s, self.session.elapsed_s - start_s)
-        return False
-
-    def _visit_with_references(self, workload: str, arms: Sequence[Arm]) -> None:
-        """One visit of these arms and of what they are compared with."""
-        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.reference, arms), *arms]))
-
-    def _comparable(self) -> dict[str, list[Arm]]:
-        """By workload, the live arms whose reference is live."""
+    def _live(self) -> dict[str, list[Arm]]:
+        """The live arms of each workload; of two sides those that are live on both."""
         live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
-        return {workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()}
+        if self.plan.sides is not None:
+            live = {workload: self._on_both_sides(arms) for workload, arms in live.items()}
+        return live
+
+    def _on_both_sides(self, arms: Iterable[Arm]) -> list[Arm]:
+        live = list(arms)
+        sides = Counter(map(self.plan.reference, live))
+        return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
 
     def _show_progress(self, cell: str) -> None:
         visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
@@ -486,17 +454,21 @@ class TimingStage:
         )
         self.session.show_progress("time", cell, share, 1.0)
 
-    def _num_blocks(self, workload: Workload, arms: Iterable[Arm]) -> int:
-        """How many blocks the next visit has: more where it is the only one of fresh processes, which cost so much.
+    def _num_blocks(self, workload: Workload) -> int:
+        """How many blocks the next visit has: more where they are short next to what a fresh process costs.
 
         From the second visit on, as it must be known what a block takes.
         """
         least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
-        if not taken or not any(map(self.plan.is_alone, arms)):
+        if not taken:
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
-        block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
-        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
+        fixed_s = FRESH_S / max(1, len(self.workloads))
+        if any(map(self.plan.is_alone, self.session.specs)):
+            block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
+        else:
+            fixed_s += WARM_S  # the untimed calls before the first block
+        return min(MOST_BLOCKS * least, max(least, int(fixed_s / block_s)))
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it.
@@ -505,11 +477,8 @@ class TimingStage:
         """
         arms = list(arms)
         while live := self.state.live(workload.id, arms):
-            if self.plan.sides is not None:  # those that are live on both
-                sides = Counter(map(self.plan.reference, live))
-                live = [arm for arm in live if sides[self.plan.reference(arm)] > 1]
-                if not live:
-                    return
+            if self.plan.sides is not None and not (live := self._on_both_sides(live)):
+                return
             self.session.require_worker()  # first, since the request names the epoch
             number = self.state.num_visits[workload.id]
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
@@ -523,8 +492,8 @@ class TimingStage:
                 arms=tuple(taken),
                 epoch=self.state.num_workers - 1,
                 number=number,
-                num_blocks=self._num_blocks(workload, live),
-                longest_s=0.0 if self.counts_processes else self.plan.visit_s,
+                num_blocks=self._num_blocks(workload),
+                longest_s=self.plan.visit_s,
                 seed=seed,
                 known=known(self.state.samples.get(workload.id, {})),
                 cache=self.plan.cache,

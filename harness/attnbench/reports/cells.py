@@ -245,6 +245,10 @@ def ratio(row: Row) -> str:
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
+VERDICTS = {verdict: str(verdict) for verdict in Verdict} | {Verdict.equivalent: "equal"}
+"""What each verdict is called in sentences."""
+
+
 def verdict(row: Row) -> str:
     """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
     is_doubtful = row.get("is_doubtful") and row["verdict"] is not None
@@ -253,17 +257,21 @@ def verdict(row: Row) -> str:
 
 def _verdict(row: Row) -> str:
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
-    seen = "" if effect is None or effect > LARGEST_EFFECT else f"differences above {percent(effect)} would show"
+    seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
     match row["verdict"]:
         case None:
             return MISSING if row["latency_s"] is None else "baseline" if row["is_baseline"] else "no baseline"
         case Verdict.equivalent:
-            return f"equivalent within {percent(row['sameness'])}" + (f" ({seen})" if seen else "")
+            return f"equal within {percent(row['margin'])}{_same_kernel(row)}"
         case Verdict.undecided:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
-            return f"undecided ({seen or 'too few visits'}{more})"
+            return f"undecided ({seen or row['reason']}{more}){_same_kernel(row)}"
         case found:
-            return str(found)
+            return f"{found}{_same_kernel(row)}"
+
+
+def _same_kernel(row: Row) -> str:
+    return ", same kernel" if row["is_same_kernel"] else ""
 
 
 def error(row: Row) -> str:

@@ -4,14 +4,13 @@ import math
 from collections import Counter
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.hosts import Across, Hosts, of_run
+from attnbench.analysis.hosts import FEWEST_HOSTS, Across, Hosts, of_run
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, text_report
-from attnbench.statistics.hosts import FEWEST_HOSTS, OfKind
 from attnbench.storage.records import Verdict
-from attnbench.units import MISSING, escaped, markdown_list, markdown_table, percent, plain, significant, span
+from attnbench.units import MISSING, escaped, markdown_list, markdown_table, plain, significant, span
 
-FEW = f"Fewer than {FEWEST_HOSTS} hosts of a kind say nothing of others of it: an interval holds for them alone."
+FEW = f"Fewer than {FEWEST_HOSTS} hosts of a kind say nothing of others of it: the one with the most processes counts."
 
 
 def lines(results: Results) -> list[str]:
@@ -20,7 +19,7 @@ def lines(results: Results) -> list[str]:
     if found is None:
         return []
     said = [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
-    return said + [FEW] * any(not cell.of_kind.is_general for cell in found.cells)
+    return said + [FEW] * any(not cell.is_general for cell in found.cells)
 
 
 def shown(results: Results) -> str:
@@ -55,16 +54,22 @@ def excluded(results: Results) -> list[str]:
 
 
 def sentences(found: Hosts) -> list[str]:
-    """Who is the fastest on each kind of host, and who wins on one kind and loses on another."""
+    """The fastest by verdict on each kind of host, and what wins on one kind and loses on another."""
     said = []
     for kind, names in found.kinds.items():
-        leaders = [each for each in found.leaders if each.kind == kind]
-        clear = grouped((each for each in leaders if not each.rivals), lambda each: each.implementation)
+        answers = found.answers.get(kind, [])
+        clear = grouped((each for each in answers if not each.undecided), lambda each: each.fastest)
         ordered = sorted(clear.items(), key=lambda item: -len(item[1]))
-        parts = [f"{name} is clearly the fastest on {len(won)}" for name, won in ordered]
-        parts += [f"{sum(bool(each.rivals) for each in leaders)} have no clear winner"] * any(e.rivals for e in leaders)
+        parts = [
+            f"none is faster than {won[0].baseline} on {len(won)}"
+            if name == won[0].baseline
+            else f"{name} is the fastest on {len(won)}"
+            for name, won in ordered
+        ]
+        num_open = sum(bool(each.undecided) for each in answers)
+        parts += [f"{num_open} are not decided"] * bool(num_open)
         if parts:
-            own = f"{len(leaders)} workload{'s' * (len(leaders) > 1)}"
+            own = f"{len(answers)} workload{'s' * (len(answers) > 1)}"
             said.append(plain(f"{kind} ({_counted(names)}): of {own}, {', '.join(parts)}."))
     for members in found.opposed.values():
         seen = "; ".join(f"{each.verdict} on {each.kind}" for each in members if each.verdict in _DECIDED)
@@ -96,7 +101,7 @@ def text(found: Hosts) -> str:
     if said := sentences(found):
         parts += ["## Who wins where", "\n".join(f"- {escaped(line)}" for line in said)]
     parts += ["## Hosts that do not count", _left_out(found)]
-    if any(not cell.of_kind.is_general for cell in found.cells):
+    if any(not cell.is_general for cell in found.cells):
         parts.append(FEW)
     for title, rows in verdicts(found).items():
         parts += [f"## {escaped(title)}", markdown_table(rows)]
@@ -131,10 +136,7 @@ def over_all(results: Results) -> Hosts | None:
 
 
 def _left_out(found: Hosts) -> str:
-    short = {host: why for cell in found.cells for host, why in cell.of_kind.left_out.items()} | found.failed
-    counted = {name for cell in found.cells for name in cell.of_kind.ratios}
-    lost = {name: plain(why) + ", on some workloads" * (name in counted) for name, why in short.items()}
-    return markdown_list(lost) or "None."
+    return markdown_list({name: plain(why) for name, why in found.failed.items()}) or "None."
 
 
 def _rows(members: list[Across], marks: dict[str, str]) -> list[dict[str, str]]:
@@ -144,21 +146,21 @@ def _rows(members: list[Across], marks: dict[str, str]) -> list[dict[str, str]]:
         row = {"implementation": plain(str(arm)), "length": cells.length(own[0].workload.axes())}
         for kind, mark in marks.items():
             cell = by_kind.get(kind)
-            ratio = None if cell is None else cell.ratio
-            row[f"{mark}: ratio"] = MISSING if ratio is None else span(ratio.point, ratio.low, ratio.high)
+            judged = None if cell is None else cell.judgement
+            row[f"{mark}: ratio"] = MISSING if judged is None else span(judged.ratio, judged.low, judged.high)
             row[f"{mark}: verdict"] = MISSING if cell is None else str(cell.verdict)
-            row[f"{mark}: hosts differ by"] = MISSING if cell is None else spread(cell.of_kind)
+            row[f"{mark}: hosts differ by"] = MISSING if cell is None else spread(cell)
         rows.append(row)
     return rows
 
 
-def spread(of_kind: OfKind) -> str:
-    """How far the hosts of a kind lie apart: a standard deviation, and the lowest and highest ratio of any."""
-    number = len(of_kind.ratios)
-    if of_kind.spread is None:
+def spread(cell: Across) -> str:
+    """How far the hosts of a kind lie apart: the lowest and the highest ratio of any."""
+    number = len(cell.logs)
+    if not cell.is_general:
         return f"unknown ({number} host{'s' * (number > 1)})"
-    points = [significant(each.point, 3) for each in sorted(of_kind.ratios.values(), key=lambda each: each.point)]
-    return f"{percent(math.expm1(of_kind.spread))} ({number} hosts: {points[0]} to {points[-1]})"
+    ends = [significant(math.exp(end(cell.logs.values())), 3) for end in (min, max)]
+    return f"{number} hosts: {ends[0]} to {ends[1]}"
 
 
 REPORT = text_report("hosts.md", "several hosts: a verdict for each kind of host, and how far hosts differ", document)

@@ -23,7 +23,7 @@ def document(results: Results) -> dict[str, Any]:
     return {
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
-        "benchmarks": [_benchmark(record) for record in results.records if record.samples(LATENCY)],
+        "benchmarks": [_benchmark(record, results) for record in results.records if record.samples(LATENCY)],
         "not_measured": [
             {
                 "implementation": plain(str(record.arm)),
@@ -48,7 +48,7 @@ def _machine(results: Results) -> dict[str, Any]:
     return {**known, "fingerprint": found.fingerprint, "accelerator": found.accelerator}
 
 
-def _benchmark(record: Record) -> dict[str, Any]:
+def _benchmark(record: Record, results: Results) -> dict[str, Any]:
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
     name, stats, samples = plain(str(record.arm)), Stats(), record.samples(LATENCY)
     for sample in samples:
@@ -60,7 +60,14 @@ def _benchmark(record: Record) -> dict[str, Any]:
         "fullname": f"attnbench::{name}[{record.workload.id}]",
         "params": {"implementation": name, **record.workload.axes()},
         "param": record.workload.id,
-        "extra_info": {"status": str(record.status), "run": record.run, "commit": record.commit or "unknown"},
+        "extra_info": {
+            "status": str(record.status),
+            "run": record.run,
+            "commit": record.commit or "unknown",
+            "margin": results.plan.smallest_effect,
+            "allocator": results.plan.allocator,
+            "num_processes": len({sample.epoch for sample in samples}),
+        },
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }

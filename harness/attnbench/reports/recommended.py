@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.recommendation import (
     OVER,
     SLOWER,
     TOO_LONG,
     Change,
+    Lead,
     Recommendation,
     changes_along,
     points,
@@ -17,7 +18,6 @@ from attnbench.analysis.recommendation import (
 )
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
-from attnbench.statistics.intervals import Estimate
 from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
@@ -81,15 +81,15 @@ def _lead(found: Recommendation, name: str, words: str) -> str:
     return "" if lead is None else f"{_factor(lead)} faster than {words}"
 
 
-def _factor(ratio: Estimate) -> str:
-    number, _, interval = span(ratio.point, ratio.low, ratio.high).partition(" ")
+def _factor(lead: Lead) -> str:
+    number, _, interval = span(lead.ratio, lead.low, lead.high).partition(" ")
     return f"{number}x{' ' if interval else ''}{interval}"
 
 
 def _margin(found: Recommendation) -> str:
     stands = found.standing
     assert stands is not None
-    return percent(max((each.effect.sameness for each in stands.others.values()), default=0.0))
+    return percent(max((each.margin for each in stands.others.values()), default=0.0))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, own in found.seconds.items():
         lead = found.lead(name)
-        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.point
+        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.ratio
         to_choice = "choice" if name == found.choice else MISSING if lead is None else _factor(lead)
         mark = " (PyTorch's own)" if name == found.reference else ""
         rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
@@ -162,12 +162,22 @@ def _shared(members: Sequence[tuple[str, str]]) -> str:
     return reasons[0] if is_one else ""
 
 
-def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
-    """The same as JSON has it."""
+def measured(results: Results) -> dict[str, Any]:
+    """Where a run lies and how it was measured, as JSON has it."""
     return {
         "run": results.run,
         "folder": str(results.folder),
         "doubts": doubts(results),
+        "margin": results.plan.smallest_effect,
+        "num_processes": num_processes(results),
+        "allocator": results.plan.allocator,
+    }
+
+
+def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
+    """The same as JSON has it."""
+    return {
+        **measured(results),
         "recommendations": [
             each.facts() | {"answer": answer(each), "changes_in_words": of_changes(each)} for each in found
         ],
@@ -210,10 +220,10 @@ def crossing_facts(results: Results) -> dict[str, Any]:
             "answer": of_crossing(results, ladder, both, changes),
             "changes": [each.facts() for each in changes],
             "points": {
-                str(value): {"sign": each.sign, "log_ratio": each.log, "blocks": each.num_blocks}
+                str(value): {"sign": each.sign, "log_ratio": each.log, "processes": each.num_processes}
                 for value, each in sorted(points(results, ladder, *both).items())
             },
         }
         for ladder, both, changes in crossings(results)
     ]
-    return {"run": results.run, "folder": str(results.folder), "doubts": doubts(results), "crossings": found}
+    return {**measured(results), "crossings": found}

@@ -1,6 +1,6 @@
 """Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
 
-from attnbench.analysis.comparisons import by_side, losses, suite
+from attnbench.analysis.comparisons import by_side, comparisons, losses, whole
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns
 from attnbench.reports import cells, story, text_report
@@ -10,18 +10,17 @@ from attnbench.units import MISSING, escaped, markdown_list, markdown_table, per
 
 def headline(results: Results) -> str:
     """The verdict on the whole, in a sentence."""
-    found = suite(results)
+    found = whole(results)
     if found is None:
-        return "nothing can be said of the whole: fewer than three processes, or no cell on both sides"
-    effect, least = found.effect, "so few processes could have shown none"
-    seen = span(effect.ratio.point, effect.ratio.low, effect.ratio.high)
-    over = f"over {effect.num_cells} cell{'s' * (effect.num_cells > 1)}"
+        return "nothing can be said of the whole: no cell has times on both sides"
+    seen, number = span(found.ratio, found.low, found.high), len(comparisons(results))
+    over = f"over {number} cell{'s' * (number > 1)}"
+    text = f"{cells.VERDICTS[found.verdict]}: the candidate takes {seen} times as long as the base {over}"
+    if found.reason is not None:
+        text += f" ({found.reason})"
     if found.detectable is not None:
-        least = f"one of {percent(found.detectable)} would have shown"
-    return (
-        f"{found.verdict}: the candidate takes {seen} times as long as the base {over}; "
-        f"of slowdowns {least}, none below {percent(effect.margin)} counts"
-    )
+        text += f"; a slowdown of {percent(found.detectable)} would have shown"
+    return f"{text}; differences below {percent(found.margin)} do not matter"
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -33,6 +32,7 @@ def facts(results: Results) -> dict[str, str]:
         "base": _named(sides.base),
         "candidate": _named(sides.candidate),
         "measured": how,
+        "method": story.method(results),
         "verdicts": story.decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": story.interference(results),
     }

@@ -10,35 +10,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
-import numpy as np
 from markupsafe import Markup, escape
 
-from attnbench.analysis.comparisons import (
-    Winner,
-    by_implementation,
-    comparisons,
-    doubts,
-    noise_floors,
-    throttled,
-    winners,
-)
+from attnbench.analysis import comparisons as verdicts
+from attnbench.analysis.comparisons import Answer, answers, comparisons, doubts, noises, throttled, too_noisy
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.samples import Samples
-from attnbench.statistics.verdicts import margin
-from attnbench.storage.records import Comparison, Environment, Status, Verdict
-from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show, span
+from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
+from attnbench.storage.records import Environment, Status, Verdict
+from attnbench.units import (
+    MISSING,
+    duration,
+    escaped,
+    markdown_list,
+    markdown_table,
+    percent,
+    plain,
+    show,
+    significant,
+    span,
+)
 from attnbench.workloads.workload import Workload
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
-FEW_RIVALS = 3
-"""Of more, so many are named."""
+FEW_NAMED = 3
+"""Of more implementations these are named."""
 LEAST_LENGTHS = 3
 """Of fewer, the greatest says nothing of those between."""
 
@@ -142,7 +144,7 @@ def undisturbed(results: Results) -> str:
     """Said where nothing is to be said against a session: which differences show."""
     if not any(results.num_visits.values()):
         return "Nothing was timed." if results.records else "Nothing was checked."
-    return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. Noise floor: {_floor(results)}.")
+    return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. {method(results)}")
 
 
 NOT_COUNTED = {Status.unsupported, Status.error}
@@ -175,9 +177,8 @@ def facts(results: Results) -> dict[str, str]:
     counts = Counter(str(record.status) for record in records)
     asked = plan.num_cells
     visits = sum(results.num_visits.values())
-    timed = [Samples.of(found.samples) for record in records for found in record.measurements]
-    processes = len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
-    counted = f"{processes} processes" if processes > 1 else "1 process"
+    processes = verdicts.num_processes(results)
+    counted = f"{processes} process{'es' * (processes != 1)}"
     return {
         "run": plain(results.run),
         "started": plain(results.started.time),
@@ -193,7 +194,8 @@ def facts(results: Results) -> dict[str, str]:
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
         "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",
-        "noise floor": _floor(results),
+        "method": method(results),
+        "noise": _noise(results),
         "ceilings": _ceilings(results),
     }
 
@@ -237,7 +239,8 @@ def troubles(results: Results) -> list[str]:
     said, is_usual = throttled(results)
     if said and is_usual:  # else it is a doubt
         lines.append(said)
-    return [*doubts(results), *hosts.excluded(results), *lines]
+    noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
+    return [*doubts(results), *hosts.excluded(results), *([noisy] if noisy else []), *lines]
 
 
 def findings(results: Results) -> list[str]:
@@ -298,10 +301,10 @@ def _answer(results: Results) -> list[str]:
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
     if results.plan.sides is not None or not comparisons(results):
         return of_model(results)
-    found, titles = winners(results), cells.titles(results)
+    titles = cells.titles(results)
     arms = {each.implementation for each in comparisons(results)}
     are_two = len(arms) == 1
-    words = _between_two(results, arms.pop()) if are_two else _among_many(results, found)
+    words = _between_two(results) if are_two else [(each.workload, _of_shape(each)) for each in answers(results)]
     parts: dict[str, dict[str, list[Workload]]] = {}
     for workload, text in words:
         parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
@@ -338,53 +341,51 @@ def _lengths(workloads: list[Workload]) -> str:
     return f"T={', '.join(cells.length(workload.axes()) for workload in workloads)}"
 
 
-def _between_two(results: Results, name: str) -> list[tuple[Workload, str]]:
+def _between_two(results: Results) -> list[tuple[Workload, str]]:
     """Of one implementation and the baseline: on each workload which is faster."""
-    base, said = cells.base(results.plan), []
+    said = []
     for each in comparisons(results):
+        name, base = each.implementation, each.baseline
         match each.verdict:
             case Verdict.equivalent:
-                text = f"{name} and {base} are equal within {percent(each.sameness)}"
+                text = f"{name} and {base} are equal within {percent(each.margin)}"
             case Verdict.undecided:
-                text = f"undecided: {name} takes {span(each.ratio, each.low, each.high)} times as long as {base}"
+                seen = span(each.ratio, each.low, each.high)
+                text = f"undecided: {name} takes {seen} times as long as {base} ({each.reason})"
             case Verdict.slower:
                 text = _faster(base, name, each.ratio, each.low, each.high)
             case Verdict.faster:
                 low, high = (None if end is None else 1 / end for end in (each.high, each.low))
                 text = _faster(name, base, 1 / each.ratio, low, high)
-        said.append((each.workload, text))
+        same = " (the same kernel ran)" if each.is_same_kernel else ""
+        said.append((each.workload, f"{text}{same}"))
     return said
 
 
-def _among_many(results: Results, found: list[Winner]) -> list[tuple[Workload, str]]:
-    """Of several: who is the fastest on each workload, or who may be, and by how much."""
-    own, base = grouped(comparisons(results), lambda each: each.workload.id), cells.base(results.plan)
-    said = []
-    for each in found:
-        if each.is_clear and each.ratio is not None:
-            text = _faster(
-                each.implementation, f"the next, {each.rivals[0]}", each.ratio.point, each.ratio.low, each.ratio.high
-            )
-        else:
-            names = [each.implementation, *each.rivals]
-            rest = f" and {len(names) - FEW_RIVALS} more" if len(names) > FEW_RIVALS + 1 else ""
-            text = f"no clear winner among {', '.join(names[:FEW_RIVALS] if rest else names)}{rest}"
-            text += _lead(own[each.workload.id], base, names)
-        said.append((each.workload, text))
-    return said
+def _of_shape(found: Answer) -> str:
+    """What is faster than the baseline, equal, slower and undecided on one workload."""
+    base = found.baseline
+    parts = []
+    if found.faster:
+        named = [f"{each.implementation} {significant(1 / each.ratio, 3)}x" for each in found.faster[:FEW_NAMED]]
+        parts.append(f"faster than {base}: {_some(named, len(found.faster))}")
+    elif not found.undecided:
+        parts.append(f"nothing is faster than {base}")
+    if found.equal:
+        names = [f"{each.implementation}{' (same kernel)' * each.is_same_kernel}" for each in found.equal[:FEW_NAMED]]
+        parts.append(f"equal within {percent(found.equal[0].margin)}: {_some(names, len(found.equal))}")
+    if found.slower:
+        names = [f"{each.implementation} {significant(each.ratio, 3)}x" for each in found.slower[:1]]
+        parts.append(f"slower: {len(found.slower)}, the least {names[0]}")
+    if found.undecided:
+        names = [each.implementation for each in found.undecided[:FEW_NAMED]]
+        parts.append(f"undecided: {_some(names, len(found.undecided))}")
+    return "; ".join(parts)
 
 
-def _lead(own: Sequence[Comparison], base: str, names: Sequence[str]) -> str:
-    """How far those who may be the fastest are ahead: of the next one or, where it is not among them, the baseline."""
-    if base in names:
-        others = [each for each in own if each.implementation not in names and each.verdict is Verdict.slower]
-        shown = [("the next, ", each) for each in sorted(others, key=lambda each: each.ratio)[:1]]
-    else:
-        shown = [("", each) for each in own if each.implementation == names[0] and each.verdict is Verdict.faster]
-    return "".join(
-        f" ({lead}{each.implementation} takes {span(each.ratio, each.low, each.high)} times as long as {base})"
-        for lead, each in shown
-    )
+def _some(names: Sequence[str], number: int) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names) + (f" and {number - len(names)} more" if number > len(names) else "")
 
 
 def _faster(name: str, other: str, factor: float, low: float | None, high: float | None) -> str:
@@ -394,16 +395,18 @@ def _faster(name: str, other: str, factor: float, low: float | None, high: float
 
 
 def means(results: Results) -> list[str]:
-    """Each implementation over all of its workloads: the geometric mean of its ratios, and the verdict on that."""
-    lines = []
-    for name, found in by_implementation(results).items():
-        effect, ratio = found.effect, found.effect.ratio
-        line = f"{name}: {span(ratio.point, ratio.low, ratio.high)} over {effect.num_cells} workloads"
-        if results.plan.sides is None:  # else the whole session has one verdict, and no implementation has
-            within = f" within {percent(effect.margin)}" if found.verdict is Verdict.equivalent else ""
-            line += f", {found.verdict} on the whole{within}"
-        lines.append(plain(line))
-    return lines
+    """Each implementation over all of its workloads: the geometric mean of its ratios. It describes, and is no test."""
+    return [
+        plain(f"{name}: {significant(ratio, 3)} over {number} workloads")
+        for name, (ratio, number) in verdicts.means(results).items()
+    ]
+
+
+def method(results: Results) -> str:
+    """By what the verdicts are made, in a line: margin, processes, allocator."""
+    plan, number = results.plan, verdicts.num_processes(results)
+    counted = f"{number} process{'es' * (number != 1)}"
+    return f"Margin {percent(plan.smallest_effect)}, {counted}, allocator {plan.allocator}."
 
 
 def decided(results: Results) -> str:
@@ -413,18 +416,16 @@ def decided(results: Results) -> str:
         return "nothing was compared"
     undecided = [each for each in found if each.verdict is Verdict.undecided]
     text = f"{len(found) - len(undecided)} of {len(found)} comparisons decided"
-    smallest = results.plan.smallest_effect
-    if within := sum(each.verdict is Verdict.equivalent and each.sameness > smallest for each in found):
-        text += f", {within} of them as equivalent within a noise floor that more time may lower"
-    within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not undecided:
         return text
+    if all(each.reason == Reason.few_processes for each in undecided):
+        return f"{text}: too few processes, a verdict needs {FEWEST_PROCESSES}"
+    within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not within_reach:
         return f"{text}; no time that can be predicted would decide the others"
     half = within_reach[: (len(within_reach) + 1) // 2]
-    together = sum if results.plan.sides is None else max  # of two sides all that is open is visited in turn
-    more = "" if len(half) == len(within_reach) else f", {duration(together(within_reach))} for {len(within_reach)}"
-    return f"{text}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
+    more = "" if len(half) == len(within_reach) else f", {duration(max(within_reach))} for {len(within_reach)}"
+    return f"{text}; about {duration(max(half))} more would decide {len(half)} of the others{more}"
 
 
 def interference(results: Results, *, is_brief: bool = False) -> str:
@@ -473,17 +474,13 @@ def _ceilings(results: Results) -> str:
     return "; ".join(parts) or "not measured"
 
 
-def _floor(results: Results) -> str:
-    """What the baseline against itself showed: the difference that this run would find between equals."""
-    floors = {workload: floor for workload, floor in noise_floors(results).items() if floor.low is not None}
-    if not floors:
-        return "too few visits to say how far two equal times lie apart"
-    widest = max(floors, key=lambda workload: floors[workload].largest_log or 0.0)
-    floor = floors[widest]
-    seen = span(floor.point, floor.low, floor.high)
-    where = _where(results, next(record.workload for record in results.records if record.workload.id == widest))
-    least = percent(margin(floor, results.plan.smallest_effect))
-    return f"the baseline against itself gave {seen} at worst ({where}); there, differences below {least} count as none"
+def _noise(results: Results) -> str:
+    """What the baseline against itself showed: a warning at most, since no verdict depends on it."""
+    known = [each for each in noises(results).values() if each.largest is not None]
+    if not known:
+        return "too few processes to say how far two equal times lie apart"
+    worst = max(known, key=lambda each: each.largest or 0.0)
+    return f"identical code seems up to {percent(worst.largest or 0.0)} apart ({_where(results, worst.workload)})"
 
 
 def _where(results: Results, workload: Workload) -> str:

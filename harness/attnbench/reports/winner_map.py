@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from attnbench.analysis.comparisons import Winner, doubts, winners
+from attnbench.analysis.comparisons import Answer, answers, doubts
 from attnbench.analysis.crossings import Crossing, crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import varying
@@ -30,7 +30,7 @@ def draw(results: Results) -> list[Picture]:
     """The map of a run; none where two states of the code are compared, or fewer than two workloads."""
     if results.plan.sides is not None:
         return []
-    found = winners(results)
+    found = answers(results)
     if len(found) < FEWEST:
         return []
     table = cells.shown(results)
@@ -66,7 +66,7 @@ def draw(results: Results) -> list[Picture]:
     doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
     more = " More rows and columns are in the tables." if cut else ""
     note = (
-        f"{doubt}A factor is by how much the next one is slower. Hatched: no clear winner among those named. "
+        f"{doubt}A factor is by how much faster than the baseline. Hatched: some are undecided. "
         f"On a border: the lengths at which one of both overtakes.{more}"
     )
     size = (3.9 + 1.45 * len(columns), 1.2 + 0.45 * len(shown))
@@ -74,24 +74,24 @@ def draw(results: Results) -> list[Picture]:
     return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
 
 
-def _length(each: Winner) -> str:
+def _length(each: Answer) -> str:
     return f"T={cells.length(each.workload.axes())}"
 
 
-def _size(each: Winner) -> tuple[int, int]:
+def _size(each: Answer) -> tuple[int, int]:
     return each.workload.kv_len, each.workload.seq_len
 
 
-def changes_between(along: Sequence[Winner | None], changes: Sequence[Crossing]) -> dict[int, list[Crossing]]:
+def changes_between(along: Sequence[Answer | None], changes: Sequence[Crossing]) -> dict[int, list[Crossing]]:
     """Where the winner of a row's next column is another one: the crossings in between of either of both.
 
     By the number of the right column, in the order of lengths. A third one may win in between.
     """
     found: dict[int, list[Crossing]] = {}
     for column, (left, right) in enumerate(pairwise(along), 1):
-        if left is None or right is None or not (left.is_clear and right.is_clear):
+        if left is None or right is None or left.undecided or right.undecided:
             continue
-        both = {left.implementation, right.implementation}
+        both = {left.fastest, right.fastest}
         low, high = sorted((left.workload.kv_len, right.workload.kv_len))
         own = [each for each in changes if low <= each.at <= high and both & {each.implementation, each.reference}]
         if len(both) > 1 and own:
@@ -106,17 +106,16 @@ def _draw_changes(panel: Axes, changes: Sequence[Crossing], column: int, row: in
     panel.text(column, row + 0.5, text, ha="center", va="center", fontsize=7, bbox=box, zorder=3)
 
 
-def _draw_cell(panel: Axes, each: Winner, column: int, row: int) -> None:
-    """A rectangle in the winner's pale colour, with its name and how far ahead it is."""
-    is_clear = each.is_clear and each.ratio is not None
-    colour = _paler(style.look(each.implementation).colour) if is_clear else (0.95, 0.95, 0.95)
+def _draw_cell(panel: Axes, each: Answer, column: int, row: int) -> None:
+    """A rectangle in the pale colour of the fastest by verdict, with its name and its lead over the baseline."""
+    is_clear = not each.undecided
+    colour = _paler(style.look(each.fastest).colour) if is_clear else (0.95, 0.95, 0.95)
     hatch = "" if is_clear else "////"
     place = (column + 0.02, row + 0.04)
     panel.add_patch(Rectangle(place, 0.96, 0.92, facecolor=colour, edgecolor="#d0d0d0", hatch=hatch, linewidth=0))
-    names = _names([each.implementation] if is_clear else [each.implementation, *each.rivals])
-    lines = [names]
-    if is_clear and each.ratio is not None:
-        lines.append(f"{significant(each.ratio.point, 3)}x")
+    lines = [_names([each.fastest, *(own.implementation for own in each.undecided)])]
+    if is_clear and each.faster:
+        lines.append(f"{significant(1 / each.faster[0].ratio, 3)}x")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0} if not is_clear else None
     panel.text(column + 0.5, row + 0.5, "\n".join(lines), ha="center", va="center", fontsize=8, bbox=box)
 

@@ -1,56 +1,39 @@
-"""Who is the fastest of several that were sampled in the same blocks, how sure that is, and by how much.
+"""The fastest of several that were sampled in the same blocks, and the verdict on each other one.
 
-The fastest so far is chosen by every second visit, and by how much it leads is read from the others: the winner of many
-owes some of its lead to luck, and only to luck in the visits that chose it. Verdicts are those of
-statistics/verdicts.py on pairs with the fastest so far; as it could have been any of them, each may be false with that
-much less probability.
+The fastest is chosen by every second process, and the others are judged by the processes in between: the winner of many
+owes some of its lead to luck, and only to luck in the processes that chose it. Noise in those can at worst choose
+another one that is about as fast, so that a lead is rather too small than too large.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import ALONE, PROCESS_SPREAD, Judgement, judge, paired_effect, within
+from attnbench.statistics.intervals import Block, by_process, visit_numbers
+from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, effect, judge
 from attnbench.storage.records import FALSE_SHARE, Sample, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
-
-FEWEST_VISITS = 2 * FEWEST_CLUSTERS
-"""With fewer visits than this, all of them choose and all of them measure."""
-BETWEEN_PROCESSES = 3 * PROCESS_SPREAD
-"""Relative. Less is no difference where one of two has a process of its own: both processes may differ by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Who leads, and of all others by how many times longer they take, with the verdict on each."""
+    """The leader, and the verdict on each other one relative to it."""
 
     leader: str
-    others: dict[str, Judgement]  # the fastest first; without those that share no block with the leader
-    leads: dict[str, Estimate]  # the same ratios, from visits that did not choose the leader
-    floor: Estimate | None  # the reference's A/A control relative to it
+    others: dict[str, Judgement]  # the fastest first; without those that share no process with the leader
 
     def verdict(self, name: str) -> Verdict:
-        """On another one relative to the leader; equivalent, too, where the interval lies within the smallest effect.
-
-        That is less than the evidence that a verdict of `judge` needs, and enough to choose either of the two.
-        """
+        """Another one relative to the leader; undecided where that is not known."""
         judged = self.others.get(name)
-        if judged is None:
-            return Verdict.undecided
-        half = judged.effect.ratio.half_width
-        is_within = half is not None and abs(judged.effect.log) + half <= math.log1p(judged.effect.smallest)
-        is_alike = judged.verdict is Verdict.undecided and is_within
-        return Verdict.equivalent if is_alike else judged.verdict
+        return Verdict.undecided if judged is None else judged.verdict
 
     @property
     def open(self) -> list[str]:
-        """Those of whom more visits would show more."""
-        return [name for name in self.others if self.verdict(name) is Verdict.undecided]
+        """Those of whom more processes would show more."""
+        return [name for name, judged in self.others.items() if judged.needs_more]
 
     @property
     def equals(self) -> list[str]:
-        """Those who are not shown to be slower."""
+        """Those that are not shown to be slower."""
         return [name for name in self.others if self.verdict(name) is not Verdict.slower]
 
 
@@ -61,54 +44,42 @@ def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
     control: Sequence[Sample] = (),
     discarded: Collection[Block] = (),
     smallest: float = SMALLEST_EFFECT,
+    error: float = FALSE_SHARE,
     candidates: Collection[str] | None = None,
-    alone: Collection[str] = (),
 ) -> Standing | None:
-    """Who leads among those with samples; None where the reference, with whom all share blocks, has none.
+    """The standing of those with samples; None where the reference, with which all share blocks, has none.
 
-    With `candidates`, only they can lead, and others are not compared. Those in `alone` have processes of their own.
+    With `candidates`, only they can lead, and others are not compared.
     """
     if not samples.get(reference):
         return None
-    to_reference = {
-        name: pairs(own, samples[reference], discarded) for name, own in samples.items() if own and name != reference
-    }
-    logs = {name: _log(_choosing(each)) for name, each in to_reference.items() if len(each.logs)} | {reference: 0.0}
+
+    def numbers(name: str, other: str) -> dict[int, float]:
+        others = [samples[other], control] if other == reference and len(control) else [samples[other]]
+        return by_process(visit_numbers([samples[name]], others, discarded))
+
+    logs = {
+        name: _choosing(own)
+        for name in samples
+        if name != reference and len(samples[name]) and (own := numbers(name, reference))
+    } | {reference: 0.0}
     if candidates is not None:
         logs = {name: log for name, log in logs.items() if name in candidates}
     if not logs:
         return None
-    leader = min(logs, key=lambda name: (logs[name], name != reference))
-    floor = paired_ratio(pairs(control, samples[reference], discarded)) if control else None
-    compared = {
-        name: pairs(samples[name], samples[leader], discarded, control if leader == reference else ())
-        for name in sorted(logs, key=lambda name: logs[name])
-        if name != leader
-    }
-    apart = max(smallest, BETWEEN_PROCESSES)
-    effects = {
-        name: paired_effect(each, floor, smallest if {name, leader}.isdisjoint(alone) else apart)
-        for name, each in compared.items()
-    }
-    known = {name: effect for name, effect in effects.items() if effect is not None}
-    judged = judge([*known.values()], within(ALONE, FALSE_SHARE / max(1, len(logs))))
-    leads = {name: paired_ratio(_measuring(compared[name])) for name in known}
-    return Standing(
-        leader=leader,
-        others=dict(zip(known, judged, strict=True)),
-        leads={name: ratio for name, ratio in leads.items() if ratio is not None},
-        floor=floor,
-    )
+    order = sorted(logs, key=lambda name: (logs[name], name != reference))
+    leader = order[0]
+    effects = {name: effect(judging) for name in order[1:] if (judging := _judging(numbers(name, leader)))}
+    return Standing(leader=leader, others=judge(effects, smallest, error))
 
 
-def _choosing(paired: Pairs) -> Pairs:
-    return paired if len(paired.medians) < FEWEST_VISITS else paired.of_visits(0)
+def _choosing(numbers: Mapping[int, float]) -> float:
+    """The mean log ratio of the processes that choose: of all while there are too few for two halves."""
+    chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < 2 * FEWEST_PROCESSES]
+    return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
-def _measuring(paired: Pairs) -> Pairs:
-    return paired if len(paired.medians) < FEWEST_VISITS else paired.of_visits(1)
-
-
-def _log(paired: Pairs) -> float:
-    ratio = paired_ratio(paired)
-    return math.inf if ratio is None else math.log(ratio.point)
+def _judging(numbers: Mapping[int, float]) -> list[float]:
+    """The log ratios of the processes that do not choose; of all while there are too few for any verdict."""
+    judging = [log for epoch, log in numbers.items() if epoch % 2]
+    return judging if len(numbers) >= 2 * FEWEST_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]

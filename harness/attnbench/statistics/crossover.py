@@ -1,14 +1,13 @@
-"""Where two things change places: an adaptive bisection whose every step is decided by evidence that may be watched.
+"""Where two things change places: an adaptive bisection whose every step may be watched.
 
-Something grows along a ladder of values, such as lengths. At each value that is looked at, blocks are sampled until it
-is decided which of two takes less time, or no more may be spent there. The next value halves what lies between the last
-that is decided one way and the first that is decided the other way. Numbers in, numbers out: what samples is elsewhere.
+Something grows along a ladder of values, such as lengths. At each value that is looked at, processes are sampled until
+it is decided which of two takes less time, or no more may be spent there. The next value halves what lies between the
+last that is decided one way and the first that is decided the other way. What samples is elsewhere.
 
-Where times cross once, the place is inside the interval unless some verdict was false, which happens in `FALSE_SHARE`
-of all searches at most: each verdict is an e-value against "not faster", and all of them share that probability.
+Where times cross once, the place is inside the interval unless some decision was false, which happens in `FALSE_SHARE`
+of all searches at most: all values and looks of all searches share that error.
 
-Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898; of the
-verdicts, statistics/evidence.py.
+Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898.
 """
 
 import math
@@ -18,14 +17,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from attnbench.statistics.evidence import Array, e_values, last
-from attnbench.statistics.intervals import Pairs, paired_ratio
+from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
 MOST_VALUES = 16
 """So many values of a ladder are looked at, at most."""
-BEYOND = 0.005
-"""Relative. Only a difference beyond this is one: where memory lies moves the ratio of two by so much."""
+NEAR = 0.005
+"""On the log scale: how near to 1 a ratio counts as near in a fit."""
 STEP = 2 ** (1 / 8)
 """From each value of a ladder to the next, about."""
 
@@ -36,7 +34,7 @@ class Point:
 
     sign: int
     log: float
-    num_blocks: int
+    num_processes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +63,13 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
     return sorted({multiple * max(1, round(value / multiple)) for value in exact})
 
 
-def evidence(logs: Array, beyond: float = BEYOND) -> dict[int, float]:
-    """The e-values against "not slower" (1) and "not faster" (-1), beyond what does not matter; logs (n,)."""
-    margin = math.log1p(beyond)
-    return {sign: last(e_values(sign * logs - margin, upwards_only=True)) for sign in (1, -1)}
-
-
-def point(paired: Pairs, num_searches: int = 1, beyond: float = BEYOND) -> Point:
-    """What the pairs at one value show, in one of so many searches; `beyond` is relative."""
-    needed = num_searches * MOST_VALUES / FALSE_SHARE
-    found = [sign for sign, value in evidence(paired.logs, beyond).items() if value >= needed]
-    ratio = paired_ratio(paired)
-    return Point(
-        sign=found[0] if found else 0,
-        log=0.0 if ratio is None else math.log(ratio.point),
-        num_blocks=len(paired.logs),
-    )
+def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
+    """What the log ratios at one value show, one for each process, in one of that many searches."""
+    seen = effect(numbers)
+    half = seen.half_width(FALSE_SHARE / (num_searches * MOST_VALUES * len(LOOKS)))
+    is_decided = half is not None and abs(seen.log) > half
+    sign = (1 if seen.log > 0 else -1) if is_decided else 0
+    return Point(sign=sign, log=seen.log, num_processes=seen.num_measured)
 
 
 def following(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
@@ -131,7 +120,9 @@ def located(points: Mapping[int, Point]) -> list[Place]:
 def _at(values: Sequence[int], points: Mapping[int, Point]) -> float:
     """Where the logarithm of the ratio is 0, by a straight line through all points of a bracket, within its ends."""
     logs = np.array([points[value].log for value in values])
-    weights = np.sqrt([points[value].num_blocks for value in values]) / (np.abs(logs) + BEYOND)  # near 0 it is straight
+    weights = np.sqrt([points[value].num_processes for value in values]) / (
+        np.abs(logs) + NEAR
+    )  # near 0 it is straight
     slope, start = np.polyfit(np.log(values), logs, 1, w=weights)
     crossing = -start / slope if slope else math.nan
     if not math.isfinite(crossing):

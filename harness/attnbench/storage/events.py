@@ -115,8 +115,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
     num_blocks: int = 4  # of one visit
     visit_s: float = 0.0  # a visit has fewer where they would last longer than this, but one; 0: it has not
-    num_epochs: int = 1
-    num_rounds: int = 3  # over all workloads, before visits go where doubt is
+    num_rounds: int = 4  # visits of each workload, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
     false_share: float = FALSE_SHARE  # of what is called faster or slower, the expected share that is false, at most
     seed: int = 0
@@ -142,7 +141,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("budget_s", "call_limit_s", "timeout_s", "visit_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
-        for name in ("num_blocks", "num_epochs", "num_rounds"):
+        for name in ("num_blocks", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
         if not 0 < self.smallest_effect <= LARGEST_EQUIVALENCE:
@@ -233,13 +232,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def has_runners(self) -> bool:
         """Whether some arms are in another process than what they are compared with."""
         return bool(self.alone) or (self.sides is not None and self.sides.is_apart)
-
-    def counts_processes(self, arm: Arm) -> bool:
-        """Whether each process counts as one piece of evidence on an arm, and not each visit.
-
-        So it is across processes, each of which has a bias of its own (docs/adr/0020), and for two sides.
-        """
-        return self.sides is not None or self.is_alone(arm)
 
     def is_alone(self, arm: Arm) -> bool:
         """Whether an arm is in another process than what it is compared with, or its reference is."""

@@ -260,10 +260,9 @@ class Status(enum.StrEnum):
 
 
 FALSE_SHARE = 0.05
-"""Of what a session calls faster or slower, the expected share that is false is at most this, unless it is given less;
-of what it calls equivalent, too."""
+"""Share of sessions in which any interval may miss the true ratio, at most, unless less is asked for."""
 LARGEST_EQUIVALENCE = 0.10
-"""Times that may differ by more are not called equivalent, however noisy the machine."""
+"""Largest margin: times that may differ by more are not called equal."""
 
 
 class Verdict(enum.StrEnum):
@@ -534,21 +533,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster."""
+    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
+
+    The interval is the one that decided: with those of all comparisons of the run, and at every look, it holds in 95 %
+    of runs.
+    """
 
     workload: Workload
     implementation: str
     side: str = ""  # as in Arm
     baseline: str  # the implementation that it is compared with; of two sides, itself on the base
     ratio: float
-    low: float | None  # None: too few visits for an interval
+    low: float | None  # None: too few processes for an interval
     high: float | None
-    minimum_detectable_effect: float | None  # a relative slowdown
     verdict: Verdict
-    sameness: float  # what equivalent means here: the times differ by a smaller share
-    e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
-    e_apart: float  # the e-value against "apart by the margin or more"
-    more_s: float | None  # about as many seconds of visits more would decide it; None: decided, or nobody can tell
+    margin: float  # a smaller relative difference does not matter
+    num_processes: int  # each gives one number; those that count
+    reason: str = ""  # why it is undecided
+    minimum_detectable_effect: float | None = None  # a relative slowdown
+    more_s: float | None = None  # about how many more seconds would decide it; None: decided, or none that can be told
+    is_same_kernel: bool = False  # the same operators ran as for the baseline
 
     @property
     def key(self) -> Key:

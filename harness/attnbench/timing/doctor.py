@@ -15,6 +15,8 @@ COARSE_TICK_S = 1e-6
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
 AA_S = 10.0
+NOISE_ERROR = 0.05
+"""Two-sided, of the interval of the noise."""
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
 """Settings, and what their values begin with, by which a thread that has done its work never sleeps."""
 
@@ -88,10 +90,8 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
 
 def judge_noise(compared: FunctionComparison) -> Finding:
     """What the baseline and its A/A control show of the machine."""
-    floor = compared.floor
-    assert floor is not None
-    assert floor.largest_log is not None
-    width = math.expm1(floor.largest_log)
+    noise = compared.noise
+    width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
     discarded, blocks = compared.gauge.num_discarded, compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
     value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"

@@ -1,17 +1,18 @@
-"""Compare a few functions in this process: timed and judged as a run does, without files and workers.
+"""Compare a few functions in this process: timed as a run does, without files and workers.
 
-Used by the doctor, the acceptance tests and the fixture `attention_bench`.
+All visits share the memory layout of one process, which moves a ratio by up to 3 %. So nothing below that is decided,
+however many visits there are. Used by the doctor, the acceptance tests and the fixture `attention_bench`.
 """
 
 from collections.abc import Callable, Mapping
 
 from attnbench.devices import Clock, device
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from attnbench.statistics.verdicts import Effect, Judgement, Policy, judge, paired_effect
-from attnbench.storage.records import FALSE_SHARE, PROBE, Arm, Sample
+from attnbench.statistics.intervals import Block, effect_of, visit_numbers
+from attnbench.statistics.verdict import LOOKS, Effect, Judgement, effect, judge
+from attnbench.storage.records import FALSE_SHARE, PROBE, Arm, Sample, Verdict
 from attnbench.timing import blocks
-from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
+from attnbench.timing.schedule import load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 HERE = "here"
@@ -53,7 +54,7 @@ class FunctionComparison:
         self.calls.append(blocks.TimedCall(arm=self.control, call=calls[baseline]))
         self.calls.append(blocks.TimedCall(arm=PROBE, call=gauge_work or device("cpu").interference_probe()))
         self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
-        self.policy = Policy(false_share=false_share)
+        self.false_share = false_share
         self.clock = clock or device("cpu").clock
         self.conditions = conditions or blocks.Conditions()
         self.samples: dict[Arm, list[Sample]] = {}
@@ -69,22 +70,21 @@ class FunctionComparison:
         return self.gauge.discarded.get(HERE, set())
 
     @property
-    def floor(self) -> Estimate | None:
-        """The ratio of the baseline to itself."""
-        return paired_ratio(pairs(self.samples[self.control], self.samples[self.reference], self.discarded))
+    def noise(self) -> Effect:
+        """The ratio of the baseline to itself, over visits."""
+        found = visit_numbers([self.samples[self.control]], [self.samples[self.reference]], self.discarded)
+        return effect([*found.values()] or [0.0], is_watched=False)
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
-        """Visit until every verdict is settled or `budget_s` is spent.
+        """Visit until every verdict is decided, or none can be any more, or `budget_s` is spent.
 
-        Without `stops`, all of the budget is spent, and judged at the end alone.
+        Without `stops`, all of the budget is spent.
         """
-        due = FEWEST_CLUSTERS
-        while self.spent_s < budget_s or self.num_visits < FEWEST_CLUSTERS:
+        while self.spent_s < budget_s or self.num_visits < LOOKS[0]:
             self.visit()
-            if stops and self.num_visits >= due:
-                due = max(due + 1, int(due * GROWTH))
+            if stops and self.num_visits % LOOKS[0] == 0:  # some visits may have no undisturbed block
                 self.judge()
-                if len(self.settled_s) == len(self.rivals):
+                if not any(judged.needs_more for judged in self.judgements.values()):
                     return
         self.judge()
 
@@ -107,14 +107,12 @@ class FunctionComparison:
 
     def judge(self) -> None:
         """Judge every rival by what was sampled so far."""
-        floor, effects = self.floor, dict[str, Effect]()
-        for name in self.rivals:
-            own = self.samples[Arm(implementation=name)]
-            compared = pairs(own, self.samples[self.reference], self.discarded, self.samples[self.control])
-            effect = paired_effect(compared, floor, self.smallest_effect)
-            if effect is not None:
-                effects[name] = effect
-        self.judgements = dict(zip(effects, judge(list(effects.values()), self.policy), strict=True))
+        both = [self.samples[self.reference], self.samples[self.control]]
+        found = {
+            name: visit_numbers([self.samples[Arm(implementation=name)]], both, self.discarded) for name in self.rivals
+        }
+        effects = {name: effect_of(own) for name, own in found.items() if own}
+        self.judgements = judge(effects, self.smallest_effect, self.false_share)
         for name, judged in self.judgements.items():
-            if judged.is_settled:
+            if judged.verdict is not Verdict.undecided:
                 self.settled_s.setdefault(name, self.spent_s)

@@ -1,48 +1,29 @@
-"""How far a run is, which workload it visits next and with which arms: time goes where a verdict is open and in reach.
+"""How far a run is, what its times show, and what it visits next. Knows nothing of torch.
 
-Every arm gets the same few visits first, in rounds over all workloads. Then the next visit goes to an open comparison
-with a probability that grows with the evidence it promises per second, so that visits spread over the session; a tenth
-is shared evenly among all open ones, since a promise may be wrong. What is decided gets no more visits. Knows nothing
-of torch.
-
-Source of the idea: best-arm identification by racing, Maron and Moore, 1994, https://papers.nips.cc/paper/841.
+Time goes in passes. A pass is a fresh process that visits each open workload once, with the arms that are still open;
+what is decided gets no more visits. So processes stay balanced over comparisons, and each gives a comparison one
+number. What comes next follows from the journal alone, so that a run that was killed goes on where it was.
 """
 
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from typing import Protocol
 
-import numpy as np
-
-from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs_with_baseline, t_quantile
-from attnbench.statistics.verdicts import ALONE, CELLS, Effect, judge, needed, paired_effect, visits_to_go, within
+from attnbench.statistics.intervals import Block, Visit, by_process, effect_of, visit_numbers
+from attnbench.statistics.verdict import LOOKS, Effect, Judgement, effect, half_widths, judge
 from attnbench.storage import events
 from attnbench.storage.events import Plan
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status, Verdict
 from attnbench.timing.blocks import settle
-from attnbench.workloads.sweep import SMALLEST_EFFECT
 
-MIN_ROUNDS = 3
-"""Fewer visits than this give no interval: for these the budget may be exceeded."""
-UNIFORM_SHARE = 0.1
-CAUTION = 0.8
-"""A comparison is closed when its verdict would hold with this share of the false verdicts that are allowed: visits
-that it shares with others afterwards may weaken it. What is equivalent within a noise floor is closed, too, unless the
-smallest effect that matters is less than usual: then the floor is to fall."""
-GROWTH = 1.1
-"""A workload is judged again when it has this many times the visits that it had."""
-
-
-def rounds(workloads: Sequence[str], seed: int, number: int = MIN_ROUNDS) -> Iterator[list[str]]:
-    """The first rounds over the workloads, each in another order."""
-    draws = random.Random(seed)
-    for _ in range(number):
-        yield draws.sample(workloads, len(workloads))
+WHOLE: Key = ("*", Arm())
+"""In place of a cell: all cells of a session with two sides together."""
+Taken = Mapping[Arm, Sequence[Sample]]
+"""The samples of one workload, by arm, controls among them."""
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
@@ -54,9 +35,54 @@ def load_libraries() -> None:
     """Import what judging needs now, and not amid the samples: it takes time, and starts threads that spin."""
     if "scipy.special" in sys.modules and "pandas" in sys.modules:
         return
-    t_quantile(0.5, 1.0)
-    e_values(np.zeros(1))
+    half_widths(1.0, 1.0, 0.5)
     settle(limit_s=0.3)
+
+
+def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
+    """One log ratio of an arm to another for each visit; an A/A control counts as the same code."""
+    arms, references = (
+        [own for each in (one, one.as_control()) if len(own := taken.get(each, ()))] for one in (arm, reference)
+    )
+    return visit_numbers(arms, references, discarded)
+
+
+def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
+    """The log ratio of an arm's A/A control to itself for each visit: what noise alone shows."""
+    return visit_numbers([taken.get(reference.as_control(), ())], [taken.get(reference, ())], discarded)
+
+
+Numbers = dict[Key, dict[Visit, float]]
+"""The log ratios of comparisons, one for each visit."""
+
+
+def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[Block], arms: Iterable[Arm]) -> Numbers:
+    """The numbers of each of the arms of a workload that has a block in common with its reference."""
+    found = {
+        (workload, arm): numbers(taken, arm, plan.reference(arm), discarded)
+        for arm in arms
+        if not plan.is_reference(arm)
+    }
+    return {key: own for key, own in found.items() if own}
+
+
+def effects(plan: Plan, found: Numbers) -> dict[Key, Effect]:
+    """The effect of each comparison of a run, and of all together where it has two sides."""
+    known = {key: effect_of(own) for key, own in found.items()}
+    if plan.sides is not None and (whole := over_cells([*map(by_process, found.values())])):
+        known[WHOLE] = effect([*whole.values()])
+    return known
+
+
+def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The mean of the cells' log ratios for each process that has visited all of them: cells share its bias."""
+    shared = set.intersection(*(set(own) for own in cells)) if cells else set()
+    return {epoch: sum(own[epoch] for own in cells) / len(cells) for epoch in sorted(shared)}
+
+
+def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
+    """The verdicts on the effects of a run, judged together."""
+    return judge(known, plan.smallest_effect, plan.false_share)
 
 
 @dataclass
@@ -120,92 +146,106 @@ class State:
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The next visit: the arms of a workload, and whether a fresh process takes it."""
+
+    workload: str
+    arms: tuple[Arm, ...]
+    is_fresh: bool = False
+    words: str = ""  # for whoever watches
+
+
+class Strategy(Protocol):
+    """What a run visits next; None where nothing more can be learned."""
+
+    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> Step | None:
+        """The next visit, among the live arms of each workload."""
+
+
 @dataclass
 class Race:
-    """The comparisons of a run: their judgements so far, and which are closed."""
+    """Passes over the open comparisons of a run, until every one is decided."""
 
     plan: Plan
-    judged: dict[Key, Effect] = field(default_factory=dict)
-    closed: dict[Key, Verdict] = field(default_factory=dict)
-    _due: dict[str, float] = field(default_factory=dict)
+    judged: dict[Key, Judgement] = field(default_factory=dict)
+    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with what they are of
+    _pass: dict[str, list[Arm]] = field(default_factory=dict)  # what the process has still to visit
 
-    def refresh(self, state: State, live: Mapping[str, Sequence[Arm]]) -> None:
-        """Judge again what has grown, and close what is decided."""
-        grown = [workload for workload in live if state.num_visits[workload] >= self._due.get(workload, 0)]
-        for workload in grown:
-            self._due[workload] = max(state.num_visits[workload] * GROWTH, state.num_visits[workload] + 1)
-            self._judge(workload, state, live[workload])
-        if not grown:
-            return
-        alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
-        usual = ALONE if self.plan.sides is None else CELLS
-        cautious = within(usual, CAUTION * self.plan.false_share)
-        is_fine = self.plan.smallest_effect < SMALLEST_EFFECT  # who looks for less than is usual
-        for key, judgement in zip(alive, judge([self.judged[key] for key in alive], cautious), strict=True):
-            if judgement.is_settled or (judgement.verdict is Verdict.equivalent and not is_fine):
-                self.closed[key] = judgement.verdict
+    @property
+    def num_open(self) -> int:
+        """Comparisons without a verdict."""
+        return sum(each.verdict is Verdict.undecided for each in self.judged.values())
 
-    def _judge(self, workload: str, state: State, arms: Sequence[Arm]) -> None:
-        taken, discarded = state.samples.get(workload, {}), state.gauge.discarded.get(workload, set())
-        for arm in arms:
-            reference = self.plan.reference(arm)
-            if arm == reference or (workload, arm) in self.closed:
-                continue
-            own, baseline = taken.get(arm, []), taken.get(reference, [])
-            control = taken.get(reference.as_control(), [])
-            by_epoch = self.plan.counts_processes(arm)
-            own_control = taken.get(arm.as_control(), []) if by_epoch else None
-            compared, controls = pairs_with_baseline(own, baseline, control, discarded, own_control)
-            blocks = compared if self.plan.is_alone(arm) else None
-            compared, floor = compared.by_epoch() if by_epoch else compared, paired_ratio(controls)
-            effect = paired_effect(compared, floor, self.plan.smallest_effect, within=blocks)
-            if effect is not None:
-                self.judged[workload, arm] = effect
-
-    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
-        """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
-        self.refresh(state, live)
-        verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
-        limits = needed(verdicts, self.plan.false_share)
-        opened: dict[str, list[tuple[Arm, float, float]]] = {}  # about how many visits decide it, and what one costs
-        for workload, arms in self.still_open(live).items():
-            for arm in arms:
-                judged = self.judged.get((workload, arm))  # None: all blocks discarded
-                visits = FEWEST_CLUSTERS if judged is None else visits_to_go(judged, limits)
-                cost_s = _visit_s(state.samples[workload][arm])
-                opened.setdefault(workload, []).append((arm, visits, cost_s))
-        if not opened:
+    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> Step | None:
+        """The least-visited open workload that this process has not visited; after the last a fresh process."""
+        is_fresh = not any(live.get(workload) for workload in self._pass)
+        if is_fresh:
+            self._pass = self.open(state, live)
+        workload = min(
+            (workload for workload in self._pass if live.get(workload)),
+            key=lambda each: (state.num_visits[each], visit_seed(self.plan.seed, each, state.num_workers)),
+            default=None,
+        )
+        if workload is None:
             return None
-        draws = random.Random(f"{self.plan.seed}/{sum(state.num_visits.values())}")
-        if draws.random() < UNIFORM_SHARE:
-            workload = draws.choice(list(opened))
-            return workload, [arm for arm, _, _ in opened[workload]]
-        baseline = Arm(implementation=self.plan.baseline)
-        chosen: dict[str, list[Arm]] = {}
-        weights: list[float] = []
-        for workload, rows in opened.items():  # most promising first, as long as each raises the promise per second
-            total_s = 2 * _visit_s(state.samples[workload][baseline])  # with its A/A control
-            evidence, chosen[workload] = 0.0, []
-            for arm, visits, cost_s in sorted(rows, key=lambda row: row[1] * row[2]):
-                if chosen[workload] and (evidence + 1 / visits) / (total_s + cost_s) < evidence / total_s:
-                    break
-                evidence, total_s = evidence + 1 / visits, total_s + cost_s
-                chosen[workload].append(arm)
-            weights.append(evidence / total_s)
-        workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
-        return workload, chosen[workload]
+        arms = [arm for arm in self._pass.pop(workload) if arm in live[workload]]
+        words = f"{workload}, pass {state.num_visits[workload] + 1}"
+        return Step(workload=workload, arms=tuple(arms), is_fresh=is_fresh, words=words)
 
-    def still_open(self, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
-        """By workload, which arms have no verdict yet, without their baselines; workloads without any are left out."""
-        undecided = {
-            workload: [arm for arm in arms if not self.plan.is_reference(arm) and (workload, arm) not in self.closed]
-            for workload, arms in live.items()
+    def open(self, state: State, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
+        """By workload, the arms that need more visits, with their references.
+
+        Everything is open in the first passes, and as long as a session with two sides has no verdict on the whole.
+        Where nothing was ever compared, nothing is open after that: more visits would end as these did.
+        """
+        comparable = {
+            workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()
         }
-        return {workload: arms for workload, arms in undecided.items() if arms}
+        self.judged = judged(self.plan, effects(self.plan, self._renewed(state, comparable)))
+        whole = self.judged.get(WHOLE)
+        is_all_open = whole is not None and _needs_more(whole)
+        found = {}
+        for workload, arms in comparable.items():
+            is_first = self.is_first(state, workload)
+            wanted = [
+                arm
+                for arm in arms
+                if not self.plan.is_reference(arm) and (is_all_open or _needs_more(self.judged.get((workload, arm))))
+            ]
+            if is_first and live[workload]:
+                found[workload] = [*live[workload]]
+            elif wanted:
+                found[workload] = [*dict.fromkeys([*map(self.plan.reference, wanted), *wanted])]
+        return found
+
+    def _renewed(self, state: State, comparable: Mapping[str, Sequence[Arm]]) -> Numbers:
+        """The numbers of all comparisons; only those of workloads that were visited since are computed again."""
+        for workload, arms in comparable.items():
+            mark = state.num_visits[workload], tuple(arms)
+            if self._numbers.get(workload, (None, {}))[0] != mark:
+                discarded = state.gauge.discarded.get(workload, set())
+                taken = state.samples.get(workload, {})
+                self._numbers[workload] = mark, cell_numbers(self.plan, workload, taken, discarded, arms)
+        return {key: own for workload in comparable for key, own in self._numbers[workload][1].items()}
+
+    def is_first(self, state: State, workload: str) -> bool:
+        """Whether a workload has still visits to get that every cell gets, decided or not."""
+        return state.num_visits[workload] < self.plan.num_rounds
+
+    def reaches_a_look(self, state: State, num_passes: float) -> bool:
+        """Whether so many more passes bring an open comparison to its next look, or a workload its first passes."""
+        if any(number < self.plan.num_rounds for number in state.num_visits.values()) or not self.judged:
+            return True
+        return any(
+            _needs_more(each) and each.effect.num_measured + num_passes >= _next_look(each.effect.num_measured)
+            for each in self.judged.values()
+        )
 
 
-def _visit_s(samples: Sequence[Sample]) -> float:
-    """About how many seconds its samples take in a visit; before a short one come an untimed call and bookkeeping."""
-    last = samples[-1].visit
-    own = takewhile(lambda sample: sample.visit == last, reversed(samples))
-    return sum(max(1e-3, sample.value * sample.num_calls) for sample in own)
+def _needs_more(judgement: Judgement | None) -> bool:
+    return judgement is None or judgement.needs_more  # None: every block was discarded
+
+
+def _next_look(number: int) -> int:
+    return next((look for look in LOOKS if look > number), LOOKS[-1])

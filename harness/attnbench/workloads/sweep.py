@@ -45,8 +45,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     allocator: Literal["system", "steady", "retain"] = "system"  # where no code has a process of its own
     num_blocks: int = 4  # of one visit
     visit_s: float = 0.0  # a visit has fewer where they would last longer than this, but one; 0: it has not
-    num_epochs: int = 1  # fresh processes over the run
-    num_rounds: int = 3  # visits that every cell gets, decided or not
+    num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
 
 
@@ -73,6 +72,9 @@ def load(name_or_file: str) -> Sweep:
         raise ValueError(f"cannot read the sweep {path}: {error.strerror}; {known}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         field = re.search(r"unknown field `(.*)`", str(error))
+        if field is not None and field[1] == "num_epochs":
+            gone = "which is gone: num_rounds is the number of processes"
+            raise ValueError(f"the sweep {path} has num_epochs, {gone}") from None
         if field is not None and field[1] in AXES:
             raise ValueError(f"the sweep {path} has {field[1]} at its top: put axes into a [[grid]] table") from None
         if field is not None:

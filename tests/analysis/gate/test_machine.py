@@ -9,7 +9,7 @@ from attnbench.analysis.gate import machine
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.results import Results
-from attnbench.statistics.verdicts import Reason
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import CeilingsMeasured, Event
 from attnbench.storage.records import Role
 from tests.analysis.gate.scripts import NAMES, Change, elsewhere, run, scales

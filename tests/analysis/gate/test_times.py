@@ -49,7 +49,7 @@ def test_of_sessions_with_nothing_changed_at_most_one_in_twenty_alarms(tmp_path)
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_five_percent_are_found_or_said_to_be_out_of_sight(world, tmp_path):
-    decision = session(tmp_path, world, 7, 1.05, KEEN, budget_s=60.0)
+    decision = session(tmp_path, world, 11, 1.05, KEEN, budget_s=60.0)
     timed = [ruling for ruling in decision.rulings if ruling.metric == "latency" and ruling.implementation == "one"]
     assert len(timed) == 3
     for ruling in timed:
@@ -80,7 +80,7 @@ def test_a_suite_without_times_is_undecided(tmp_path):
     assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
 
 
-def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_path):
+def test_rounds_are_made_whatever_is_decided_each_in_a_process(tmp_path):
     client = SimulatedClient(
         WORLDS["calm"], lambda _, name: 2e-3 * {"reference": 1, "one": 9, "other": 5}[name], seed=1
     )
@@ -89,4 +89,4 @@ def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_p
     assert set(results.num_visits.values()) == {9}
     for record in results.records:
         epochs = [sample.epoch for sample in record.measurement("latency").samples if sample.block == 0]
-        assert Counter(epochs) == {0: 3, 1: 3, 2: 3}
+        assert len(set(epochs)) == len(epochs) == 9

@@ -84,8 +84,8 @@ class TestEngine:
         monkeypatch.setattr(Cpu, "interference_probe", lambda cpu: lambda: clock.spend(WAIT_S))
         found = engine.compare(lambda: clock.spend(WAIT_S), lambda: clock.spend(3 * WAIT_S), 0.4, clock=clock)
         assert found.log == pytest.approx(math.log(3), abs=0.01)
-        assert found.largest_e >= 20
-        assert 0 < found.found_s <= found.wall_s
+        assert found.is_alarm
+        assert 0 < found.decided_s <= found.wall_s
 
 
 class TestOnCuda:
@@ -210,7 +210,7 @@ def outcome(test="aa_error", *, passes=True, rows=(), found="0.1 %", is_short=Tr
 
 
 T1_ROWS = [
-    {"cell": cell, "tool": tool, "statistic": "mean", "log": log, "largest_e": 2.0}
+    {"cell": cell, "tool": tool, "statistic": "mean", "log": log, "is_alarm": 0.0}
     for cell in ("one", "two")
     for tool, log in ((chart.OURS, 0.001), ("pyperf", -0.03), ("somebody else", 0.02))
 ]
@@ -218,7 +218,7 @@ T5_ROWS = [
     {"tool": "pyperf", "statistic": "mean", "injected": "timer scaling", "share": 0.05, "budget_s": 5.0}
     | {"same_log": log, "log": log + 0.0488}
     for log in (0.01, -0.02, 0.03)
-] + [{"tool": chart.OURS, "injected": "timer scaling", "share": 0.05, "budget_s": 5.0, "found_s": 0.3}]
+] + [{"tool": chart.OURS, "injected": "timer scaling", "share": 0.05, "budget_s": 5.0, "decided_s": 0.3}]
 T6_ROWS = [
     *rival_rows([0.01, -0.01, 0.2]),
     {"tool": chart.OURS, "share": 0.05, "budget_s": 1.0, "verdict": "slower", "decided_s": 0.2},
@@ -265,10 +265,12 @@ class TestShown:
 def stub(monkeypatch, tmp_path):
     """Two quick tests in place of the real ones; tells which pieces were made."""
     made = []
+    for test in ("kills", "overhead", "called_share", "order_and_names"):
+        monkeypatch.setitem(plan.WHOLE, test, "made by the stub")
 
     def run(job, folder, *, short):
         made.append(job.name)
-        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "null_sessions"))
+        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "overhead"))
         (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(suite.signed(piece, job.test, short=short)))
         return True
 
@@ -289,49 +291,51 @@ class TestCommand:
         folder = tmp_path / "parts" / "short"
         folder.mkdir(parents=True)
         for test, size in (
-            ("simulated_false_alarms", suite.size_of("simulated_false_alarms", short=True)),
-            ("racing", "another"),
+            ("kills", suite.size_of("kills", short=True)),
+            ("called_share", "another"),
         ):
             piece = suite.Piece(size=size, outcome=outcome(test))
             (folder / f"{test}-00.json").write_bytes(msgspec.json.encode(piece))
-        done = call("--short", "--only", "T3,T9,T12", "--to", str(tmp_path))
+        done = call("--short", "--only", "T14,T11,T16", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert sorted(stub) == ["bias-00", "racing-00"]
+        assert sorted(stub) == ["called_share-00", "order_and_names-00"]
         assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
-        assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
+        assert "| T14 |" in (tmp_path / "acceptance.md").read_text()
         assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {
-            "simulated_false_alarms",
-            "bias",
-            "racing",
+            "kills",
+            "order_and_names",
+            "called_share",
         }
 
     def test_a_piece_amid_which_the_session_was_killed_is_made_again(self, stub, tmp_path):
-        call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        call("--short", "--only", "T14,T16", "--to", str(tmp_path))
         parts = tmp_path / "parts" / "short"
-        whole = (parts / "racing-00.json").read_bytes()
-        (parts / "racing-00.json").rename(parts / "T12-00.draft")
-        (parts / "T12-00.draft").write_bytes(whole[: len(whole) // 2])
-        done = call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        whole = (parts / "called_share-00.json").read_bytes()
+        (parts / "called_share-00.json").rename(parts / "T16-00.draft")
+        (parts / "T16-00.draft").write_bytes(whole[: len(whole) // 2])
+        done = call("--short", "--only", "T14,T16", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert stub == ["racing-00", "simulated_false_alarms-00", "racing-00"]
+        assert stub == ["called_share-00", "kills-00", "called_share-00"]
 
     def test_a_miss_gives_exit_code_1_and_is_in_the_table(self, stub, tmp_path):
-        done = call("--short", "--only", "T3,T4", "--to", str(tmp_path))
+        done = call("--short", "--only", "T14,T15", "--to", str(tmp_path))
         assert done.exit_code == 1
         assert "**MISS**" in (tmp_path / "acceptance.md").read_text()
 
     def test_a_test_that_is_run_again_leaves_the_rows_of_the_others(self, stub, tmp_path, monkeypatch):
-        call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        call("--short", "--only", "T14,T16", "--to", str(tmp_path))
         first = kept.load(tmp_path, machine=command.machine(), short=True)
         shutil.rmtree(tmp_path / "parts")
         monkeypatch.setattr(suite, "current_commit", lambda: "0123456789+")
-        assert call("--short", "--only", "null_sessions", "--to", str(tmp_path)).exit_code == 1
-        assert call("--short", "--only", "racing", "--to", str(tmp_path)).exit_code == 0, "T4's miss is not its own"
-        assert stub == ["racing-00", "simulated_false_alarms-00", "null_sessions-00", "racing-00"]
+        assert call("--short", "--only", "overhead", "--to", str(tmp_path)).exit_code == 1
+        assert call("--short", "--only", "called_share", "--to", str(tmp_path)).exit_code == 0, (
+            "T15's miss is not its own"
+        )
+        assert stub == ["called_share-00", "kills-00", "overhead-00", "called_share-00"]
         found = kept.load(tmp_path, machine=command.machine(), short=True)
-        assert list(found) == ["simulated_false_alarms", "null_sessions", "racing"]
-        assert found["simulated_false_alarms"] == first["simulated_false_alarms"]
-        assert found["racing"].made.endswith(", 0123456+")
+        assert list(found) == ["kills", "overhead", "called_share"]
+        assert found["kills"] == first["kills"]
+        assert found["called_share"].made.endswith(", 0123456+")
         text = (tmp_path / "acceptance.md").read_text()
         assert re.findall(r"^\| (T\d+) .* \| ([^|]*) \|$", text, re.MULTILINE) == [
             (each.id, each.made) for each in found.values()
@@ -345,14 +349,14 @@ class TestCommand:
     @pytest.mark.parametrize("other", ["machine", "form"])
     def test_rows_of_another_machine_or_form_are_no_neighbours(self, stub, tmp_path, other):
         here = "another machine" if other == "machine" else command.machine()
-        kept.save([outcome("bias")], tmp_path, machine=here, short=other == "machine")
-        done = call("--short", "--only", "simulated_false_alarms", "--to", str(tmp_path))
+        kept.save([outcome("order_and_names")], tmp_path, machine=here, short=other == "machine")
+        done = call("--short", "--only", "kills", "--to", str(tmp_path))
         assert "another machine or form: it will be replaced" in done.stderr
-        assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["simulated_false_alarms"]
+        assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["kills"]
 
     def test_a_damaged_account_is_reported_before_anything_runs(self, stub, tmp_path):
         (tmp_path / kept.FILE).write_bytes(b"nothing")
-        done = call("--short", "--only", "simulated_false_alarms", "--to", str(tmp_path))
+        done = call("--short", "--only", "kills", "--to", str(tmp_path))
         assert (done.exit_code, stub) == (2, [])
         assert "cannot be read" in " ".join(done.stderr.split())
         assert (tmp_path / kept.FILE).read_bytes() == b"nothing"

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.analysis.comparisons import comparisons, noises
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import Report, story
-from attnbench.statistics.intervals import paired_ratio, pairs
+from attnbench.statistics.intervals import effect_of, visit_numbers
+from attnbench.statistics.verdict import LOOKS, Reason
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
@@ -118,9 +119,8 @@ def test_a_session_finds_the_ratio(world):
         state = session(client, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
     slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
-    found = paired_ratio(pairs(slow, baseline, state.gauge.discarded.get(workload, ())))
-    assert found is not None
-    assert found.point == pytest.approx(1.3, rel=0.02)
+    found = effect_of(visit_numbers([slow], [baseline], state.gauge.discarded.get(workload, ())))
+    assert found.ratio == pytest.approx(1.3, rel=0.02)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -131,8 +131,8 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
-    for floor in noise_floors(results).values():
-        assert floor.point == pytest.approx(1.0, abs=0.04)
+    for found in noises(results).values():
+        assert found.ratio == pytest.approx(1.0, abs=0.04)
 
 
 def test_a_run_is_the_same_for_the_same_seed(tmp_path):
@@ -255,7 +255,7 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
         assert len(places) == len(set(places))
 
 
-@pytest.mark.parametrize("killed_s", [6.0, 14.0, 19.0])
+@pytest.mark.parametrize("killed_s", [4.0, 8.0, 12.0])
 def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, killed_s):
     """What it took between its calls counts, too; only what came after the last visit is lost with the kill."""
     client = SimulatedClient(WORLDS["drift"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name], layout=0.01)
@@ -273,8 +273,8 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
         execution.execute(asked, folder, kill, client=client, clock=clock, read_counters=lambda: None)
     start_s = client.clock.now()
     execution.execute(asked, folder, lambda _: None, client=client, clock=clock, read_counters=lambda: None)
-    assert 20.0 <= read(folder).elapsed_s <= 21.0
-    assert client.clock.now() - start_s == pytest.approx(20.0 - killed_s, abs=0.5)
+    assert killed_s < read(folder).elapsed_s <= 21.0  # it ends where no pass that still fits can decide anything
+    assert client.clock.now() - start_s <= 20.5 - killed_s
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -285,15 +285,16 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
         calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.SIMULATED
     )
     found.run(300.0)
-    assert {name: judged.verdict for name, judged in found.judgements.items()} == TOLD
+    one_process = {name: Verdict.undecided if name == "same" else verdict for name, verdict in TOLD.items()}
+    assert {name: judged.verdict for name, judged in found.judgements.items()} == one_process
+    assert found.judgements["same"].reason is Reason.one_process
     assert found.spent_s < 300
-    assert set(found.settled_s) == set(TOLD)
+    assert set(found.settled_s) == set(TOLD) - {"same"}
 
 
-def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_high_noise_floor_alone():
-    """The last differs by 2 %, which is less than the floor of the first visits, and more than what matters."""
-    draws = np.random.default_rng(3)
-    clock = VirtualClock(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.08)))
+def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_processes():
+    """2 % are beyond the margin and known to a tenth of that; another process may see none of them."""
+    clock = VirtualClock()
     calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
     found = FunctionComparison(
         calls,
@@ -304,12 +305,8 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
         conditions=blocks.SIMULATED,
     )
     found.run(60.0)
-    assert found.judgements["b"].verdict is Verdict.slower
-    assert found.settled_s["b"] == pytest.approx(found.spent_s)
-
-
-def test_a_run_says_how_many_equivalents_rest_on_the_noise_floor_alone(tmp_path):
-    client = SimulatedClient(WORLDS["calm"], lambda *_: 2e-3, layout=0.02)
-    results = virtual.execute(plan(1, ("baseline", "same"), budget_s=60.0), tmp_path / "run", client)
-    reported = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
-    assert story.facts(results)["verdicts"] == f"{reported} (every comparison is decided)"
+    judged = found.judgements["b"]
+    assert (judged.verdict, judged.reason) == (Verdict.undecided, Reason.one_process)
+    assert judged.ratio == pytest.approx(1.02, rel=1e-3)
+    assert judged.low < 1 < judged.high
+    assert found.num_visits == LOOKS[-1]  # more would show no more

@@ -1,18 +1,18 @@
 """The decision of a gate on two runs, or on two sides of one session: validity, rulings, and one outcome.
 
 What is certain comes from certain.py next to it. Times have noise: effects are built here, between two separate runs or
-between the two sides, and `statistics.verdicts.judge` decides. The words of a judgement are made here, too.
+between the two sides, and `statistics.verdict.judge` makes their intervals. The words of a judgement are made here.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, noise_floors, whole_effect
+from attnbench.analysis.comparisons import by_side, compared, num_processes
 from attnbench.analysis.gate import certain, machine
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
@@ -31,29 +31,18 @@ from attnbench.analysis.gate.rulings import (
 )
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
-from attnbench.statistics import verdicts
-from attnbench.statistics.intervals import Estimate, median_estimate
-from attnbench.statistics.verdicts import (
-    CELLS,
-    WHOLE,
-    Effect,
-    Judgement,
-    Policy,
-    Reason,
-    effect_between_runs,
-    margin,
-    mean_between_runs,
-)
-from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status, Verdict
+from attnbench.statistics import verdict
+from attnbench.statistics.intervals import median_estimate
+from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, Reason, mean_between_runs
+from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status
+from attnbench.timing.schedule import WHOLE, effects
 from attnbench.units import percent
 
-REFUSED = (Reason.noise_floor, Reason.smallest_effect)
-"""Reasons for which a threshold that a rule asks for cannot be judged."""
-Cell = tuple[Match, Effect, dict[str, Any]]
-"""A cell, what its times show, and what a ruling shows of base and candidate, with its unit."""
 EVERYTHING = (EVERY, EVERY)
 FARTHEST = 9.0
 """Larger differences are not shown as percents."""
+LARGEST_MARGIN = 1e6
+"""In place of infinity, where any growth is allowed."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
 """The probes of a whole check (checking/probes.py); a workload on which one says nothing tries fewer."""
 
@@ -92,10 +81,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     """
     sides = results.plan.sides
     assert sides is not None
-    matches, cells = match_records(*by_side(results)), [(cell.record, cell.effect) for cell in compared(results)]
-    policy = verdicts.within(CELLS, results.plan.false_share)
-    timed = side_by_side(cells, matches, thresholds, policy, noise_floors(results), is_apart=sides.is_apart)
-    judged = whole(whole_effect(results), thresholds, [key_of(record) for record, _ in cells], results.plan.false_share)
+    matches = match_records(*by_side(results))
+    timed, judged = side_by_side(results, matches, thresholds)
     invalid = list(invalid_reasons(results, thresholds, "the session"))
     if sides.is_apart:  # two environments are what was asked for
         invalid = [reason for reason in invalid if "environments" not in reason]
@@ -108,7 +95,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
         matches,
         (timed, judged),
         thresholds,
-        notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
+        notes=[measured(results), *(f"{name} is gone: {reason}" for name, reason in sides.lost.items())],
         invalid=invalid,
         is_cut_short=results.elapsed_s is None,
     )
@@ -176,7 +163,7 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     ]
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
-    refused = sum(ruling.reason in REFUSED for ruling in (*rulings, suite))
+    refused = sum(ruling.reason is Reason.threshold for ruling in (*rulings, suite))
     explained = [ruling for ruling in (*rulings, suite) if ruling.reason is Reason.machine_state]
     if slower := sum(ruling.effect is not None and ruling.effect > 1 for ruling in explained):
         return Outcome.inconclusive, f"{slower} slower by no more than the state of the machine explains; {words}"
@@ -214,9 +201,16 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
 
+def measured(results: Results) -> str:
+    """How the times of a run were taken: processes and allocator, and the margin where no rule allows more."""
+    plan, number = results.plan, num_processes(results)
+    return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"
+
+
 def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterator[str]:
     """What a reader has to know in addition to the rulings."""
     reference = candidate.plan.baseline
+    yield measured(candidate)
     if base.run == candidate.run:
         yield "both are the same run"
     change = machine.between(base, candidate)
@@ -265,11 +259,13 @@ def between_runs(
         if getattr(base.plan, name) != getattr(candidate.plan, name)
     ]
     obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
-    before, after = ({key_of(cell.record): cell for cell in compared(results)} for results in (base, candidate))
-    least_floor = thresholds.elsewhere if is_elsewhere else 0.0
-    cells: list[Cell] = []
+    before, after = (
+        {key_of(cell.record): cell.effect for cell in compared(results).values()} for results in (base, candidate)
+    )
+    least = thresholds.elsewhere if is_elsewhere else 0.0
+    cells: dict[Key, Timed] = {}
     others: list[Ruling] = []
-    by_workload: dict[str, list[Estimate]] = {}
+    by_workload: dict[str, list[Effect]] = {}
     for match in matches:
         old, new = match.base, match.candidate
         if old is None or new is None or not (old.status is new.status is Status.ok) or not old.measurement(LATENCY):
@@ -279,29 +275,36 @@ def between_runs(
         if obstacle or earlier is None or later is None:
             others.append(_not_compared(new, values, candidate.plan.baseline, obstacle))
             continue
-        effect = effect_between_runs(earlier, later, thresholds.between_runs, least_floor)
-        allowed = max(thresholds.allowed(*match.key, LATENCY), least_floor)
-        is_asked = thresholds.asked(*match.key, LATENCY) is not None and not is_elsewhere
-        effect = replace(effect, allowed=allowed, lowest=effect.margin if is_asked else 0.0)
         if is_elsewhere:
-            values = {"base": earlier.ratio.point, "candidate": later.ratio.point, "unit": "x"}
-        cells.append((match, effect, values))
-        if effect.ratio.standard_error is not None and effect.num_processes >= thresholds.fewest_epochs:
-            by_workload.setdefault(match.key[0], []).append(effect_between_runs(earlier, later, 0.0).ratio)
-    policy = Policy(
-        is_paired=False,
-        fewest_processes=thresholds.fewest_epochs,
-        detectable=max(thresholds.see, 2 * least_floor),
-    )
-    rulings = [*_judged(cells, policy, thresholds), *others]
+            values = {"base": earlier.ratio, "candidate": later.ratio, "unit": "x"}
+        cells[match.key] = Timed(
+            match=match,
+            effect=verdict.between_runs(earlier, later, thresholds.between_runs),
+            allowed=max(thresholds.allowed(*match.key, LATENCY), least),
+            is_asked=thresholds.asked(*match.key, LATENCY) is not None and not is_elsewhere,
+            least=least,
+            values=values,
+        )
+        if cells[match.key].effect.error is not None and _are_enough(cells[match.key].effect, thresholds):
+            by_workload.setdefault(match.key[0], []).append(verdict.between_runs(earlier, later, 0.0))
+    see = max(thresholds.see, 2 * least)
+    rulings = [*judge_times(cells, thresholds, see), *others]
     if not by_workload:
         return rulings, ruling(EVERYTHING, LATENCY, Kind.undecided, "no time could be judged")
-    asked_of_all = thresholds.asked_of_all([match.key for match, _, _ in cells], LATENCY)
-    allowed = max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least_floor)
-    mean = replace(mean_between_runs(by_workload.values(), thresholds.between_runs, least_floor), allowed=allowed)
+    asked_of_all = thresholds.asked_of_all([*cells], LATENCY)
     lead = f"geometric mean over {sum(map(len, by_workload.values()))} times: "
-    (judged,) = verdicts.judge([mean], replace(policy, fewest_processes=0, detectable=thresholds.see))
-    return rulings, _ruling(EVERYTHING, judged, lead=lead)
+    whole = Timed(
+        effect=mean_between_runs([*by_workload.values()], thresholds.between_runs),
+        allowed=max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least),
+        least=least,
+        lead=lead,
+    )
+    (suite,) = judge_times({EVERYTHING: whole}, thresholds, thresholds.see)
+    return rulings, suite
+
+
+def _are_enough(effect: Effect, thresholds: Thresholds) -> bool:
+    return effect.num_measured >= thresholds.fewest_epochs
 
 
 def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obstacle: str) -> Ruling:
@@ -318,52 +321,116 @@ def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obs
     return ruling(key_of(record), LATENCY, kind, words, **values)
 
 
-def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
-    cells: Sequence[tuple[Record, Effect]],
-    matches: Iterable[Match],
-    thresholds: Thresholds,
-    policy: Policy,
-    floors: Mapping[str, Estimate],
-    *,
-    is_apart: bool = False,
-) -> list[Ruling]:
-    """The rulings on the times of a session with two sides.
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What the times of a cell, or of all together, show, and what is allowed to them."""
 
-    `cells` are the candidate's records with their effects, `policy` is the session's, `floors` are by workload id
-    (comparisons.noise_floors), and `is_apart` says that each side had processes of its own.
+    effect: Effect
+    allowed: float  # relative growth
+    is_asked: bool = False  # a rule of the file allows it, and it is no default
+    least: float = 0.0  # relative difference that two machines explain
+    match: Match | None = None  # the cell
+    lead: str = ""
+    values: dict[str, Any] = field(default_factory=dict)  # of base and candidate, with their unit
 
-    The lowest threshold that can be judged is how far from 1 the ratio of identical code may seem. The base's A/A
-    control shows it. Where sides are apart, the control lies in the base's own process, and shows nothing of what
-    processes differ by; the interval of the cell itself, which counts processes, does.
+
+def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresholds) -> tuple[list[Ruling], Ruling]:
+    """The rulings on the times of a session with two sides, and the one on all of them together.
+
+    Where no rule says what is allowed, it is the session's margin. What rules allow to each cell is allowed to all.
     """
-    of_key = {match.key: match for match in matches}
-    found: list[Cell] = []
-    for record, effect in cells:
-        match, asked = of_key[key_of(record)], thresholds.asked(*key_of(record), LATENCY)
-        lowest, half = margin(floors.get(record.workload.id), 0.0), effect.ratio.half_width
-        if is_apart and half is not None:
-            lowest = max(lowest, math.expm1(half))
-        found.append((match, replace(effect, allowed=asked, lowest=lowest), _medians(match)))
-    return _judged(found, replace(policy, detectable=thresholds.see), thresholds)
+    plan, cells = results.plan, compared(results)
+    found = effects(plan, {key: cell.visits for key, cell in cells.items()})
+    by_key, timed = {match.key: match for match in matches}, dict[Key, Timed]()
+    for key, cell in cells.items():
+        match = by_key[key_of(cell.record)]
+        asked = thresholds.asked(*match.key, LATENCY)
+        timed[match.key] = Timed(
+            match=match,
+            effect=found[key],
+            allowed=plan.smallest_effect if asked is None else asked,
+            is_asked=asked is not None,
+            values=_medians(match),
+        )
+    if WHOLE not in found:
+        none = ruling(EVERYTHING, LATENCY, Kind.undecided, "nothing can be said of the whole")
+        return judge_times(timed, thresholds, None, plan.false_share), none
+    asked = thresholds.asked_of_all([*timed], LATENCY)
+    timed[EVERYTHING] = Timed(
+        effect=found[WHOLE],
+        allowed=plan.smallest_effect if asked is None else asked,
+        is_asked=asked is not None,
+        lead="geometric mean: ",
+    )
+    *rulings, suite = judge_times(timed, thresholds, None, plan.false_share)
+    return rulings, suite
 
 
-def _judged(cells: Sequence[Cell], policy: Policy, thresholds: Thresholds) -> list[Ruling]:
-    judged = verdicts.judge([effect for _, effect, _ in cells], policy)
-    return [
-        suspected(_ruling(match.key, each, **values), match, thresholds)
-        for (match, _, values), each in zip(cells, judged, strict=True)
-    ]
+def judge_times(
+    cells: Mapping[Key, Timed], thresholds: Thresholds, see: float | None, error: float = FALSE_SHARE
+) -> list[Ruling]:
+    """The rulings on cells that are judged together; with `see`, two runs, which cannot show equality."""
+    margins = {key: min(each.allowed, LARGEST_MARGIN) for key, each in cells.items()}
+    judged = verdict.judge({key: each.effect for key, each in cells.items()}, margins, error)
+    found = []
+    for key, cell in cells.items():
+        made = _ruling(key, judged[key], cell, thresholds, see)
+        found.append(made if cell.match is None else suspected(made, cell.match, thresholds))
+    return found
 
 
-def whole(
-    effect: Effect | None, thresholds: Thresholds, cells: Collection[Key], false_share: float = FALSE_SHARE
-) -> Ruling:
-    """The ruling on a whole session with two sides; what rules allow to each of its cells is allowed to it."""
-    if effect is None:
-        return ruling(EVERYTHING, LATENCY, Kind.undecided, "nothing can be said of the whole")
-    policy = verdicts.within(WHOLE, false_share)
-    (judged,) = verdicts.judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], policy)
-    return _ruling(EVERYTHING, judged, lead="geometric mean: ")
+def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None) -> Ruling:
+    kind, reason, words = _decided(judged, cell, thresholds, see)
+    return ruling(
+        key,
+        LATENCY,
+        kind,
+        cell.lead + words,
+        reason=reason,
+        effect=judged.ratio,
+        low=judged.low,
+        high=judged.high,
+        smallest=judged.detectable,
+        **cell.values,
+    )
+
+
+def _decided(
+    judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None
+) -> tuple[Kind, Reason | None, str]:
+    """What happened to a time, why it is undecided, and both in words."""
+    change, low, high, allowed = _change(judged), judged.low, judged.high, cell.allowed
+    is_enough = low is not None and high is not None and (see is None or _are_enough(judged.effect, thresholds))
+    if low is None or high is None or not is_enough:
+        if allowed == math.inf:
+            return Kind.same, None, f"{change}; any growth is allowed"
+        return Kind.undecided, Reason.few_processes, _too_few(judged.effect, thresholds, see)
+    usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # what rules allow to grow may still be seen to shrink
+    if high < 1 and judged.ratio < 1 / (1 + usual):
+        return Kind.faster, None, f"faster: {change}"
+    if allowed == math.inf:
+        return Kind.same, None, f"{change}; any growth is allowed"
+    if low > 1 and judged.ratio > 1 + allowed:
+        return Kind.slower, None, f"slower: {change}; allowed is {percent(allowed)}"
+    if high <= 1 + allowed:
+        is_equal = low >= 1 / (1 + allowed) and not cell.is_asked
+        return Kind.same, None, f"equal within {percent(allowed)}: {change}" if is_equal else f"no slower: {change}"
+    if cell.is_asked:
+        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
+        return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
+    show = f"differences above {reach(judged.detectable or math.inf)} would show"
+    if see is not None and low <= 1 and judged.detectable is not None and judged.detectable <= see:
+        return Kind.same, None, f"no slower: {change}; {show}"
+    more = "" if see is None else "; run with more --rounds"
+    return Kind.undecided, Reason.imprecise, f"undecided: {change}; {show}{more}"
+
+
+def _too_few(effect: Effect, thresholds: Thresholds, see: float | None) -> str:
+    fewest = FEWEST_PROCESSES if see is None else max(FEWEST_PROCESSES, thresholds.fewest_epochs)
+    where = "" if see is None else " in each run"
+    return (
+        f"measured in {processes(effect.num_measured)}; a gate judges from {fewest}{where} on: give --rounds {fewest}"
+    )
 
 
 def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
@@ -389,69 +456,15 @@ def _medians(match: Match) -> dict[str, Any]:
     return {"unit": "s"} | {name: median_estimate(taken).point for name, taken in samples.items() if taken}
 
 
-def _ruling(key: Key, judged: Judgement, lead: str = "", **values: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them
-    ratio = judged.effect.ratio
-    return ruling(
-        key,
-        LATENCY,
-        Kind.same if judged.verdict is Verdict.equivalent else Kind(judged.verdict),
-        lead + words(judged),
-        reason=judged.reason,
-        effect=ratio.point,
-        low=ratio.low,
-        high=ratio.high,
-        smallest=judged.detectable,
-        **values,
-    )
-
-
-def words(judged: Judgement) -> str:
-    """A judgement in words, with the reason, and what to do where there is no verdict."""
-    effect, change, allowed = judged.effect, _change(judged.effect.ratio), judged.effect.allowed
-    if judged.verdict is Verdict.undecided:
-        return _undecided(judged)
-    if judged.verdict is Verdict.faster:
-        return f"faster: {change}"
-    if judged.verdict is Verdict.slower:
-        return f"slower: {change}" + ("" if allowed is None else f"; allowed is {percent(max(allowed, effect.margin))}")
-    if effect.is_within and effect.e_apart >= judged.needed.agree and allowed != math.inf:
-        return f"equivalent: {change}"
-    if allowed is not None and (allowed == math.inf or not judged.would_show):
-        return f"{change}; {'any growth is allowed' if allowed == math.inf else f'allowed is {percent(allowed)}'}"
-    return f"{'not clearly slower' if effect.seems_slower else 'no slower'}: {change}"
-
-
-def _undecided(judged: Judgement) -> str:
-    effect, policy = judged.effect, judged.policy
-    if judged.reason is Reason.few_processes:
-        measured = f"measured in {processes(effect.num_processes)}"
-        more = "raise num_epochs in the sweep file, and --rounds to as many or more"
-        return f"{measured}; a gate judges from {policy.fewest_processes} in each run on: {more}"
-    asked = effect.allowed or 0.0
-    if judged.reason is Reason.noise_floor:
-        where = "in this session" if policy.is_paired else "between two separate runs"
-        why = f"identical code may seem {percent(effect.lowest)} apart {where}; raise it, or measure longer"
-        return f"a threshold of {percent(asked)} cannot be judged: {why}"
-    if judged.reason is Reason.smallest_effect:
-        why = f"differences below {percent(effect.smallest)} count as none in this session"
-        return f"a threshold of {percent(asked)} cannot be judged: {why}; " + (
-            f"compare with --smallest-effect {asked:g}" if asked else "raise it"
-        )
-    show = "too few measurements to show any difference"
-    if judged.detectable is not None:
-        show = f"differences above {reach(judged.detectable)} would show"
-    return f"undecided: {_change(effect.ratio)}; {show}" + ("" if policy.is_paired else "; run with more --rounds")
-
-
 def reach(smallest: float) -> str:
     """The smallest slowdown that would have been found, in words."""
     return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
 
 
-def _change(ratio: Estimate) -> str:
+def _change(judged: Judgement) -> str:
     """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
     point, low, high = (
-        None if end is None else f"{100 * (end - 1):+.1f}" for end in (ratio.point, ratio.low, ratio.high)
+        None if end is None else f"{100 * (end - 1):+.1f}" for end in (judged.ratio, judged.low, judged.high)
     )
     return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 

@@ -16,7 +16,7 @@ from attnbench.analysis.gate.rulings import OUTCOMES, Kind, Ruling
 from attnbench.analysis.results import Results
 from attnbench.statistics.intervals import median
 from attnbench.statistics.samples import Samples
-from attnbench.statistics.verdicts import Reason
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY, Ceilings, Environment, Record
 from attnbench.units import MISSING, show
 

@@ -14,7 +14,7 @@ import msgspec
 
 from attnbench.plugins import unknown
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.verdicts import Reason
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY
 
 Key = tuple[str, str]
@@ -151,7 +151,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rule: tuple[Rule, ...] = ()
     see: float = 0.20  # a time counts as judged if a slowdown of this size would have been found
     judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
-    fewest_epochs: int = 3  # processes, in each run
+    fewest_epochs: int = 4  # processes, in each run
     between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
     elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
     suspicious: float = 0.30  # so large a share of the time saved is not accepted without a whole check
@@ -166,7 +166,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
         if self.fewest_epochs < 1:
-            raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 3 is usual")
+            raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 4 is usual")
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
         """By how much that metric of that cell may grow."""

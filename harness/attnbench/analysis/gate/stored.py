@@ -115,10 +115,10 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
     if not candidate.environments:
         reasons.append("the run has no cells")
     fewest = thresholds.fewest_epochs
-    num_epochs = max((each.num_epochs for each in compared(candidate)), default=fewest)
+    num_epochs = max((len(each.numbers) for each in compared(candidate).values()), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
-        more = f"give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+        more = f"give --rounds {fewest} or more, and run again"
         reasons.append(f"{problem}: {more}")
     if reasons:
         raise ValueError(f"{candidate.run} cannot become a baseline: {'; '.join(reasons)}")

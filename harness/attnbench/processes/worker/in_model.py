@@ -113,14 +113,13 @@ def time_steps(asked: Asked, model: Model, attentions: tuple[str, ...]) -> list[
     for attention in attentions:
         seconds = median_estimate(compared.samples[Arm(implementation=attention)]).point
         judged = compared.judgements.get(attention)
-        ratio = None if judged is None else judged.effect.ratio
         found.append(
             Timed(
                 attention=attention,
                 seconds=seconds,
-                ratio=None if ratio is None else ratio.point,
-                low=None if ratio is None else ratio.low,
-                high=None if ratio is None else ratio.high,
+                ratio=None if judged is None else judged.ratio,
+                low=None if judged is None else judged.low,
+                high=None if judged is None else judged.high,
                 verdict="" if judged is None else str(judged.verdict),
                 attention_share=shares.get(attention),
             )

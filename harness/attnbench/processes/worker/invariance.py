@@ -58,14 +58,13 @@ def prices(asked: Asked, subject: Subject) -> Iterator[Priced]:
             compared = FunctionComparison(calls, "baseline", seed=asked.seed)
             compared.run(asked.budget_s / len(phases))
         judged = compared.judgements["it"]
-        ratio = judged.effect.ratio
         seconds = median_estimate(compared.samples[Arm(implementation="it")]).point
         yield Priced(
             phase=phase,
             seconds=seconds,
-            ratio=ratio.point,
-            low=ratio.low,
-            high=ratio.high,
+            ratio=judged.ratio,
+            low=judged.low,
+            high=judged.high,
             verdict=str(judged.verdict),
         )
 

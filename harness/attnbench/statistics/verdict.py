@@ -1,0 +1,310 @@
+"""Verdicts on comparisons: faster, slower, equal or undecided, from one number for each process.
+
+A process lays out its memory once, and that moves a ratio of times by a percent for as long as the process lives. So a
+process is the unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
+
+A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the allowed error, and with
+the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
+share the allowed error by Holm's procedure, which ends at one level; at that level every interval of a session is made,
+so that an interval excludes a ratio of 1 exactly where the procedure rejects "the same time".
+
+One margin, the one that the user asked for, decides what matters. Slower: the interval lies beyond 1, and the ratio
+beyond the margin. Equal: the interval lies inside the margin. Noise can only make a verdict undecided.
+
+Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; equal spending over looks, O. J. Dunn, 1961,
+https://doi.org/10.1080/01621459.1961.10482090; the process as the unit, Kalibera and Jones, 2013,
+https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
+"""
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.workloads.sweep import SMALLEST_EFFECT
+
+Array = NDArray[np.float64]
+Name = TypeVar("Name")
+
+LOOKS = (4, 8, 16, 32, 64)
+"""A comparison is judged when it has this many processes."""
+FEWEST_PROCESSES = LOOKS[0]
+POWER = 0.80
+"""A difference is detectable if this share of repetitions would find it."""
+LAYOUT_SPREAD = 0.03
+"""Relative. Two processes that run the same code differ by at most about this much: twice the largest standard
+deviation that was measured. One process alone decides nothing below it."""
+LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
+KNOWN = 1e6
+"""Degrees of freedom of an error that is known rather than estimated: practically infinite."""
+LARGEST_LOG = 100.0
+"""Half widths are cut off here: a number larger than any real one, and still finite."""
+
+
+class Reason(enum.StrEnum):
+    """Why a comparison is undecided."""
+
+    few_processes = "too few processes"
+    one_process = "one process cannot decide less than the spread between processes"
+    imprecise = "interval too wide"
+    threshold = "threshold below what would show"
+    machine_state = "the machine was in another state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """The log of a ratio of times, and how well it is known."""
+
+    log: float
+    error: float | None
+    """The standard error of the log; None: too few processes for one."""
+    degrees: float
+    """Of freedom of the standard error."""
+    num_processes: int
+    """Processes that count: those up to the last look."""
+    num_measured: int = 0
+    """All processes so far."""
+    bias: float = 0.0
+    """A half width on the log scale that more measurements do not reduce: all of them share one process."""
+    num_looks: int = len(LOOKS)
+    """Looks that share the allowed error."""
+
+    @property
+    def ratio(self) -> float:
+        """Time of the one divided by time of the other."""
+        return math.exp(self.log)
+
+    @property
+    def p_value(self) -> float:
+        """Probability that identical code seems as far apart; 1 without a standard error."""
+        if self.error is None:
+            return 1.0
+        return float(p_values(max(0.0, abs(self.log) - self.bias), self.error, self.degrees))
+
+    def half_width(self, level: float) -> float | None:
+        """Half width of the interval on the log scale, with `level` as its two-sided error."""
+        if self.error is None:
+            return None
+        return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
+
+
+def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0, is_watched: bool = True) -> Effect:
+    """The effect that one number from each process shows, in time order: those up to the last look count.
+
+    All of them count where how many there are follows from no earlier look, as with the hosts of a cluster.
+
+    Raises:
+        ValueError: there is no number.
+    """
+    if not len(numbers):
+        raise ValueError("there is no number: an effect needs one process at least")
+    all_count = not is_watched and len(numbers) >= FEWEST_PROCESSES
+    counted = len(numbers) if all_count else last_look(len(numbers))
+    kept = np.asarray(numbers[: counted or None], dtype=np.float64)
+    error = float(np.std(kept, ddof=1)) / math.sqrt(counted) if counted else None
+    return Effect(
+        log=float(np.mean(kept)),
+        error=error,
+        degrees=counted - 1.0,
+        num_processes=counted or len(kept),
+        num_measured=len(numbers),
+        bias=bias,
+        num_looks=len(LOOKS) if is_watched else 1,
+    )
+
+
+def last_look(number: int) -> int:
+    """The last look at a comparison with this many processes; 0 before the first."""
+    return max((look for look in LOOKS if look <= number), default=0)
+
+
+def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
+    """The effect of the candidate's ratio to its reference over the base's, from two runs that share no process.
+
+    Each ratio to a reference differs from run to run by `drift`, a standard deviation on the log scale.
+
+    Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28.
+    """
+    error: float | None = None
+    degrees = KNOWN
+    if base.error is not None and candidate.error is not None:
+        parts = [(base.error**2, base.degrees), (candidate.error**2, candidate.degrees), (2 * drift**2, KNOWN)]
+        error, degrees = _total(parts)
+    return Effect(
+        log=candidate.log - base.log,
+        error=error,
+        degrees=degrees,
+        num_processes=min(base.num_processes, candidate.num_processes),
+        num_measured=min(base.num_measured, candidate.num_measured),
+        num_looks=1,
+    )
+
+
+def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Effect:
+    """The mean effect of two runs over workloads, of which each has the effects of its cells, without their drift.
+
+    The cells of a workload share a reference: their errors are taken as one and the same.
+
+    Raises:
+        ValueError: there is no workload, or one without a standard error.
+    """
+    parts, logs, freedoms = [], [], []
+    for cells in workloads:
+        errors = [each.error for each in cells if each.error is not None]
+        if not errors or len(errors) < len(cells):
+            raise ValueError("an effect without a standard error has no part in a mean")
+        logs.append(sum(each.log for each in cells) / len(cells))
+        parts.append(sum(errors) / len(errors))
+        freedoms.append(min(each.degrees for each in cells))
+    if not parts:
+        raise ValueError("there is no workload: a mean needs one at least")
+    variances = [(error / len(parts)) ** 2 for error in parts]
+    error, degrees = _total([*zip(variances, freedoms, strict=True), (2 * drift**2, KNOWN)])
+    number = min(each.num_processes for cells in workloads for each in cells)
+    log = sum(logs) / len(logs)
+    return Effect(log=log, error=error, degrees=degrees, num_processes=number, num_measured=number, num_looks=1)
+
+
+def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The standard error of a sum of independent parts, each a variance with its degrees of freedom, and its own.
+
+    Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
+    """
+    total = sum(variance for variance, _ in parts)
+    uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
+    return math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
+
+
+def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
+    """Two-sided p-values of "the same time" (...), from log ratios, their standard errors and degrees of freedom."""
+    from scipy.special import stdtr  # here, because it takes longer to import than --help may take
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.where(np.abs(logs) > 0, np.abs(logs) / np.asarray(errors, dtype=np.float64), 0.0)
+    values: Array = 2 * stdtr(degrees, -statistic)
+    return values
+
+
+def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Array:
+    """Half widths of intervals (...) whose two-sided error is the level."""
+    from scipy.special import stdtrit  # as in p_values
+
+    values: Array = np.asarray(errors) * -stdtrit(degrees, np.asarray(levels) / 2)
+    return values
+
+
+def holm_level(values: ArrayLike, allowed: float) -> Array:
+    """The level at which Holm's procedure ends (...), for p-values (..., m) that share the `allowed` error.
+
+    A p-value is rejected exactly where it is at most this level.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    number = ordered.shape[-1]
+    passed = ordered <= allowed / (number - np.arange(number))
+    num_rejected = np.cumprod(passed, axis=-1).sum(axis=-1)
+    level: Array = allowed / (number - np.minimum(num_rejected, number - 1))
+    return level
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """An effect with its verdict, and the interval that decided."""
+
+    effect: Effect
+    margin: float
+    """Relative. A smaller difference does not matter."""
+    level: float
+    """The two-sided error of the interval; with all looks and comparisons of the session it comes to 5 %."""
+
+    @property
+    def ratio(self) -> float:
+        """Time of the one divided by time of the other."""
+        return self.effect.ratio
+
+    @property
+    def half_width(self) -> float | None:
+        """Half width of the interval on the log scale; None with too few processes."""
+        return self.effect.half_width(self.level)
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return None if self.half_width is None else math.exp(self.effect.log - self.half_width)
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval."""
+        return None if self.half_width is None else math.exp(self.effect.log + self.half_width)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval and the margin say."""
+        half, log, beyond = self.half_width, self.effect.log, math.log1p(self.margin)
+        if half is None:
+            return Verdict.undecided
+        if abs(log) > max(half, beyond):
+            return Verdict.faster if log < 0 else Verdict.slower
+        return Verdict.equivalent if abs(log) + half <= beyond else Verdict.undecided
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it is undecided; None where it is decided."""
+        if self.verdict is not Verdict.undecided:
+            return None
+        if self.effect.error is None:
+            return Reason.few_processes
+        return Reason.one_process if self.effect.bias else Reason.imprecise
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether more processes may decide it."""
+        return self.verdict is Verdict.undecided and self.effect.num_measured < LOOKS[-1]
+
+    @property
+    def detectable(self) -> float | None:
+        """Relative. The slowdown that 80 % of repetitions would find; None with too few processes.
+
+        Source: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504.
+        """
+        half, error = self.half_width, self.effect.error
+        if half is None or error is None:
+            return None
+        luck = float(half_widths(error, self.effect.degrees, 2 * (1 - POWER)))
+        return math.expm1(min(max(half, math.log1p(self.margin)) + luck, LARGEST_LOG))
+
+    @property
+    def processes_needed(self) -> int | None:
+        """Processes in all after which it would be decided if nothing else changes; None: not even after all looks."""
+        if self.verdict is not Verdict.undecided:
+            return self.effect.num_processes
+        error, number = self.effect.error, self.effect.num_processes
+        if error is None:
+            return FEWEST_PROCESSES
+        beyond, log = math.log1p(self.margin), abs(self.effect.log)
+        for look in LOOKS:
+            half = float(half_widths(error * math.sqrt(number / look), look - 1, self.level)) + self.effect.bias
+            if look > number and (log > max(half, beyond) or log + half <= beyond):
+                return look
+        return None
+
+
+def judge(
+    effects: Mapping[Name, Effect], margin: float | Mapping[Name, float] = SMALLEST_EFFECT, error: float = FALSE_SHARE
+) -> dict[Name, Judgement]:
+    """Judge the comparisons of a session together.
+
+    With probability 1 - `error` every interval of a session without any true difference contains 1, at every look.
+    A margin may differ from comparison to comparison where rules say so; it has no part in the error.
+    """
+    if not effects:
+        return {}
+    # Comparisons with other numbers of looks never meet in one session, but a share of the error is safe in any case.
+    shared = error / max(each.num_looks for each in effects.values())
+    level = float(holm_level([each.p_value for each in effects.values()], shared))
+    margins = margin if isinstance(margin, Mapping) else dict.fromkeys(effects, margin)
+    return {name: Judgement(effect=each, margin=margins[name], level=level) for name, each in effects.items()}

@@ -1,0 +1,55 @@
+"""The simulation of verdicts, small: it judges as the package does, and a planted fault shows."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attnbench.statistics.verdict import LOOKS, effect, judge
+from attnbench.storage.records import Verdict
+from studies.acceptance import method
+from studies.acceptance.method import Tally, World, numbers, simulate, upper_limit, watch
+
+
+def test_the_upper_limit_of_a_share_by_value() -> None:
+    assert upper_limit(0, 60, 0.95) == pytest.approx(1 - 0.05 ** (1 / 60))
+    assert upper_limit(5, 5) == 1.0
+    assert upper_limit(40, 1000) == pytest.approx(0.0566, abs=0.001)
+
+
+def test_many_sessions_at_once_are_judged_as_one_is() -> None:
+    """Each comparison stops at the look at which it is decided, among all of its session."""
+    world = World(bias=0.01, num_cells=3, log_ratio=0.03)
+    draws = np.random.default_rng(1)
+    made = numbers(world, 20, method.noise_pool(world, draws), draws)
+    counted = dict.fromkeys(Verdict, 0)
+    for session in made.astype(np.float64):
+        taken = dict.fromkeys(range(3), LOOKS[0])
+        for look in LOOKS:
+            judged = judge({cell: effect(session[: taken[cell], cell]) for cell in taken})
+            if look < LOOKS[-1]:
+                following = LOOKS[LOOKS.index(look) + 1]
+                taken = {
+                    cell: following if judged[cell].verdict is Verdict.undecided else number
+                    for cell, number in taken.items()
+                }
+        for each in judged.values():
+            counted[each.verdict] += 1
+    tally = Tally()
+    watch(world, made, tally)
+    assert (tally.slower, tally.equal) == (counted[Verdict.slower], counted[Verdict.equivalent])
+    assert tally.num_cells == 60
+
+
+def test_identical_code_alarms_seldom_and_a_slowdown_is_found() -> None:
+    null = simulate(World(bias=0.01, num_cells=8), 300)
+    assert null.alarms <= 6
+    found = simulate(World(bias=0.005, log_ratio=math.log(1.05)), 300)
+    assert found.slower > 290
+
+
+def test_a_test_without_any_correction_misses_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method, "FALSE_SHARE", 5.0)
+    monkeypatch.setattr(method, "SMALLEST_EFFECT", 1e-6)
+    found = simulate(World(bias=0.01, num_cells=8), 300)
+    assert upper_limit(found.alarms, found.num_runs) > method.LARGEST_FALSE

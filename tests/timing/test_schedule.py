@@ -1,0 +1,199 @@
+"""What a run visits next: passes of fresh processes over what is open, balanced, and the same after a kill."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from attnbench.storage.events import ArmSamples, CellChecked, VisitFinished, WorkerStarted
+from attnbench.storage.records import PROBE, Arm, Sample, Status, Verdict
+from attnbench.timing.schedule import WHOLE, Race, State, Step, cell_numbers, effects, judged, over_cells, visit_seed
+from studies.simulated import virtual
+from studies.simulated.virtual import ENVIRONMENT, plan
+
+NAMES = ("baseline", "near", "far")
+ASKED = plan(3, NAMES, budget_s=60.0, seed=3)
+WORKLOADS = [workload.id for workload in ASKED.workloads]
+LIVE = {workload: list(ASKED.specs) for workload in WORKLOADS}
+LOGS = {"baseline": 0.0, "near": math.log1p(ASKED.smallest_effect), "far": 0.5}
+"""One lies on the margin, and stays open."""
+SWING = 0.01
+
+
+def start(state: State) -> None:
+    state.apply(WorkerStarted(time="t", environment=ENVIRONMENT))
+
+
+def visited(state: State, step: Step, logs: Mapping[str, float] = LOGS) -> VisitFinished:
+    """A visit of two blocks; the number of a process swings around the truth."""
+    epoch, number = state.num_workers - 1, state.num_visits[step.workload]
+    swing = SWING if number % 4 in {1, 2} else -SWING
+    arms = [arm for arm in step.arms for arm in ((arm, arm.as_control()) if ASKED.is_reference(arm) else (arm,))]
+    taken = []
+    for arm in [*arms, PROBE]:
+        log = logs.get(arm.implementation, 0.0)
+        log += 0.0 if arm == PROBE or arm.implementation == "baseline" else swing
+        samples = tuple(
+            Sample(value=1e-3 * math.exp(log), epoch=epoch, visit=number, block=block) for block in range(2)
+        )
+        taken.append(ArmSamples(arm=arm, samples=samples))
+    return VisitFinished(workload=step.workload, epoch=epoch, visit=number, arms=tuple(taken), elapsed_s=1.0)
+
+
+def steps(live: Mapping[str, list[Arm]] = LIVE, most: int = 1000) -> tuple[list[Step], State, Race]:
+    """All steps of a race, and where it ends."""
+    state, race, taken = State(), Race(ASKED), list[Step]()
+    while len(taken) < most and (step := race.next(state, live)) is not None:
+        if step.is_fresh:
+            start(state)
+        state.apply(visited(state, step))
+        taken.append(step)
+    return taken, state, race
+
+
+def passes(taken: list[Step]) -> list[list[Step]]:
+    found: list[list[Step]] = []
+    for step in taken:
+        if step.is_fresh:
+            found.append([])
+        found[-1].append(step)
+    return found
+
+
+def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None:
+    taken, state, _ = steps()
+    for each in passes(taken):
+        assert sorted(step.workload for step in each) == sorted(WORKLOADS)
+        assert [step.is_fresh for step in each] == [True, False, False]
+    assert state.num_workers == len(passes(taken))
+    assert len({tuple(step.workload for step in each) for each in passes(taken)}) > 1  # orders are drawn
+
+
+def test_the_first_passes_hold_every_arm_and_later_ones_what_is_open_with_its_reference() -> None:
+    taken, _, race = steps()
+    found = passes(taken)
+    assert len(found) == 64  # the last look
+    for each in found[: ASKED.num_rounds]:
+        assert {arm.implementation for step in each for arm in step.arms} == set(NAMES)
+    for each in found[ASKED.num_rounds :]:
+        assert {arm.implementation for step in each for arm in step.arms} == {"baseline", "near"}
+    verdicts = {key[1].implementation: judgement.verdict for key, judgement in race.judged.items()}
+    assert verdicts == {"near": Verdict.undecided, "far": Verdict.slower}
+    assert race.num_open == len(WORKLOADS)
+
+
+def test_what_is_decided_ends_the_race() -> None:
+    without = {workload: [arm for arm in arms if arm.implementation != "near"] for workload, arms in LIVE.items()}
+    _, state, race = steps(without)
+    assert set(state.num_visits.values()) == {ASKED.num_rounds}
+    assert race.num_open == 0
+
+
+def test_processes_stay_balanced_over_comparisons_and_the_least_visited_comes_first() -> None:
+    state, race = State(), Race(ASKED)
+    start(state)
+    behind = WORKLOADS[1]
+    for workload in WORKLOADS:
+        for _ in range(2 if workload == behind else 3):
+            state.apply(visited(state, Step(workload=workload, arms=tuple(ASKED.specs))))
+    step = race.next(state, LIVE)
+    assert step is not None
+    assert (step.workload, step.is_fresh) == (behind, True)
+
+
+def test_what_follows_depends_on_the_journal_alone() -> None:
+    """A race that begins anew in the middle, as after a kill, does what the first would have done."""
+    taken, _, _ = steps(most=30)
+    state, race, again = State(), Race(ASKED), list[Step]()
+    for number in range(30):
+        if number % 3 == 0:
+            race = Race(ASKED)
+        step = race.next(state, LIVE)
+        assert step is not None
+        if step.is_fresh:
+            start(state)
+        state.apply(visited(state, step))
+        again.append(step)
+    assert again == taken
+
+
+def test_an_arm_that_fails_is_visited_no_more() -> None:
+    state, race = State(), Race(ASKED)
+    step = race.next(state, LIVE)
+    assert step is not None
+    live = {workload: [arm for arm in arms if arm.implementation != "far"] for workload, arms in LIVE.items()}
+    later = race.next(state, live)
+    assert later is not None
+    assert "far" not in {arm.implementation for arm in later.arms}
+    assert race.next(state, {}) is None
+
+
+def test_a_look_out_of_reach_is_said() -> None:
+    _, state, race = steps(most=3 * ASKED.num_rounds)
+    assert race.next(state, LIVE) is not None  # the fifth pass
+    assert race.reaches_a_look(state, 4)
+    assert not race.reaches_a_look(state, 3.9)
+
+
+def test_all_cells_stay_open_until_the_whole_of_two_sides_is_decided() -> None:
+    asked = virtual.with_sides(plan(2, ("x", "y"), budget_s=60.0))
+    live = {workload.id: list(asked.specs) for workload in asked.workloads}
+    state, race = State(), Race(asked)
+    for number in range(4):
+        start(state)
+        for workload, every in live.items():
+            arms = [(arm, 1.5 if arm.side != "base" and arm.implementation == "x" else 1.0) for arm in every]
+            swing = 0.4 if number % 4 in {1, 2} else -0.4
+            taken = tuple(
+                ArmSamples(
+                    arm=arm,
+                    samples=(
+                        Sample(
+                            value=ratio * math.exp(swing if arm.side != "base" and arm.implementation == "y" else 0.0),
+                            epoch=number,
+                            visit=number,
+                        ),
+                    ),
+                )
+                for arm, ratio in arms
+            )
+            state.apply(VisitFinished(workload=workload, epoch=number, visit=number, arms=taken, elapsed_s=1.0))
+    opened = race.open(state, live)
+    assert race.judged[WHOLE].verdict is Verdict.undecided
+    assert {judgement.verdict for key, judgement in race.judged.items() if key[1].implementation == "x"} == {
+        Verdict.slower
+    }
+    assert all(len(arms) == len(live[workload]) for workload, arms in opened.items())
+
+
+def test_the_whole_is_the_mean_over_cells_of_the_processes_that_all_share() -> None:
+    assert over_cells([{0: 0.1, 1: 0.2, 2: 0.3}, {0: 0.3, 2: 0.5}]) == pytest.approx({0: 0.2, 2: 0.4})
+    assert over_cells([]) == {}
+
+
+def test_effects_are_those_of_each_comparison_and_judged_together() -> None:
+    _, state, race = steps(most=12)
+    race.open(state, LIVE)
+    found = {
+        key: own
+        for workload in WORKLOADS
+        for key, own in cell_numbers(ASKED, workload, state.samples[workload], set(), LIVE[workload]).items()
+    }
+    assert set(found) == {(workload, Arm(implementation=name)) for workload in WORKLOADS for name in NAMES[1:]}
+    assert judged(ASKED, effects(ASKED, found)) == race.judged
+    assert {judgement.effect.num_processes for judgement in race.judged.values()} == {4}
+
+
+def test_a_state_counts_what_its_events_say() -> None:
+    state = State()
+    start(state)
+    for name, status in (("baseline", Status.ok), ("near", Status.ok), ("far", Status.unsupported)):
+        state.apply(CellChecked(workload=WORKLOADS[0], implementation=name, status=status))
+    assert state.live(WORKLOADS[0], ASKED.specs) == [Arm(implementation="baseline"), Arm(implementation="near")]
+    assert state.counts == Counter({Status.ok: 2, Status.unsupported: 1})
+
+
+def test_the_seed_of_a_visit_follows_from_run_workload_and_number() -> None:
+    assert visit_seed(0, "a", 1) == visit_seed(0, "a", 1)
+    assert len({visit_seed(*each) for each in ((0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2))}) == 4
