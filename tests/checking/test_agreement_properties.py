@@ -249,4 +249,5 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
     assert all(part < size for part, size in zip(index, shape, strict=True))
     finders = found.diagnosis.rpartition("; found by: ")[2]
     assert all(name in finders for name in judge.by_probe)
-    assert "It looks as if" in found.diagnosis or not found.mistakes
+    is_random = "dropout_in_evaluation" in found.mistakes  # a question, and no statement
+    assert "It looks as if" in found.diagnosis or is_random or not found.mistakes

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from attnbench.checking.agreement import ask_oracle, check, compare
 from attnbench.checking.diagnosis import describe
 from attnbench.contract.functions import from_function
+from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
@@ -146,7 +147,6 @@ KINDS = [
     (rotary, {}, "rotary_inside", "base 20000"),
     (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
     (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
-    (in_float32, {"dtype": "float64"}, "float32_inside", ""),
     (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),
     (two_at_once, {"mask": "causal", "num_heads": 4}, "value_head_order+no_scale", ""),
 ]
@@ -159,6 +159,11 @@ def test_a_published_kind_of_mistake_has_its_name(function, axes, name, words):
     assert name in found.mistakes, found.diagnosis
     assert words in found.diagnosis
     assert "pruned" not in found.diagnosis
+
+
+def test_float32_inside_is_a_convention_and_no_mistake():
+    found = judged(in_float32, workload(dtype="float64"))
+    assert (found.grade, found.conventions, found.mistakes) == (Grade.right, ("float32",), ())
 
 
 def filled_with_nan(query, key, value, *, mask=None):

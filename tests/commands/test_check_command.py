@@ -135,7 +135,8 @@ class Wrong(virtual.SimulatedClient):
 
     def ask(self, request: Work) -> Reply:
         found = super().ask(request)
-        assert isinstance(request, Check)
+        if not isinstance(request, Check):  # what calls keep is read at the end
+            return found
         self.asked.append((request.arm.implementation, request.workload.kv_len))
         if request.arm.implementation == "bad" and request.workload.kv_len > 8:
             return msgspec.structs.replace(found, status=Status.disagrees, message="it is off by one. See there.")

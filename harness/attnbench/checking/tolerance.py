@@ -162,11 +162,12 @@ class Tolerance:
         )
 
     def beyond(self, candidate: Tensor) -> Tensor:
-        """The elements that are beyond their limit, and all that err in segments whose RMS error is."""
+        """The elements beyond their limit; where only a segment's RMS error is, those beyond the limit of that."""
         apart = candidate.detach().double().cpu() - self.expected
         rows = by_row(apart.where(apart.isfinite(), torch.inf), self.axis)
-        is_loud = _ratio(self._by_segment(rows).square, self.limit.square) > 1
-        limits = self.limit.peak.masked_fill(is_loud, 0.0)[self.segment]
+        shown = self._by_segment(rows)
+        is_broad = (_ratio(shown.square, self.limit.square) > 1) & (_ratio(shown.peak, self.limit.peak) <= 1)
+        limits = self.limit.peak.where(~is_broad, self.limit.square)[self.segment]
         return ~(apart.abs() <= self._along_rows(limits))
 
     def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
