@@ -23,6 +23,9 @@ KINDS = {
     "one query under padding": lambda w: w.seq_len == 1 and w.mask == "padding",
     "one query under a window": lambda w: w.seq_len == 1 and "sliding_window" in w.mask,
     "a scale of its own, with gradients": lambda w: w.scale > 0 and w.direction == "forward_backward",
+    "inference beyond 256 keys, without a mask": lambda w: (
+        w.direction == "inference" and w.kv_len > 257 and w.mask == "none"
+    ),
     "modules in inference": lambda w: w.scope == "module" and w.direction == "inference",
     "grouped modules without biases": lambda w: (
         w.scope == "module" and w.bias == "none" and w.num_kv_heads < w.num_heads

@@ -473,7 +473,9 @@ def of_gradients(workload: Workload) -> Iterator[Mistake]:
         rest = tensor.detach()[:, :, None].expand(-1, -1, times - 1, -1, -1)
         return torch.cat([tensor[:, :, None], rest], dim=2).flatten(1, 2)
 
-    halves = (torch.bfloat16, torch.float16) if workload.scope == "attention" else (torch.bfloat16,)  # else it overflows
+    halves = (
+        (torch.bfloat16, torch.float16) if workload.scope == "attention" else (torch.bfloat16,)
+    )  # else it overflows
     for dtype in halves if workload.dtype.startswith("float") else ():
         words = f"the backward pass recomputes the scores in {str(dtype).removeprefix('torch.')}"
         yield wrong("recomputed_in_half", words, "is_gradient", whole=partial(recomputed, dtype=dtype))
