@@ -135,7 +135,7 @@ class Whisper(nn.Module):
 
 
 class Padded(Packed):
-    """It is told how long each row is."""
+    """It reads how long each row is."""
 
     def forward(self, x, lengths=None):
         places = torch.arange(x.shape[1])

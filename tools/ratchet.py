@@ -1,7 +1,7 @@
 """Fail where a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
 Two kinds of numbers: lines of code in each folder, and stilted phrases in texts. Docstrings, comments and blank lines
-are free. `ratchet.toml` beside this file holds the limits and the goals; `--renew` lowers each limit to today's number
+are free. `ratchet.toml` next to this file holds the limits and the goals; `--renew` lowers each limit to today's number
 and never raises one.
 
 Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.

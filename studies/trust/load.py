@@ -1,6 +1,6 @@
 """`python -m studies.trust.load`: is an honest function ever called invalid on a busy machine?
 
-Repeats `attnbench run FILE:attention` for two honest functions beside processes that compute without a pause, and
+Repeats `attnbench run FILE:attention` for two honest functions next to processes that compute without a pause, and
 counts how the runs end.
 """
 
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 def run(source: str, budget_s: float) -> Run:
-    """One run of a function beside the baseline, as `attnbench run` does it, without reports."""
+    """One run of a function next to the baseline, as `attnbench run` does it, without reports."""
     with tempfile.TemporaryDirectory(prefix="attnbench-load-") as name:
         folder = Path(name)
         (folder / "mine.py").write_text(source, encoding="utf-8")

@@ -6,7 +6,7 @@ a factor of ten: under a causal mask early queries average few values. In each s
 mean square (RMS) of the errors have limits of their own: a multiple of the yardsticks' error plus some roundings.
 
 Four yardsticks may be right by luck where few numbers are compared. So a segment holds at least LEAST_NUMBERS numbers,
-its limit is at least NEIGHBOUR_SHARE of what the segments beside it show, and the roundings are those of numbers no
+its limit is at least NEIGHBOUR_SHARE of what the segments next to it show, and the roundings are those of numbers no
 smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows how near honest code comes.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as where a kernel sums in half

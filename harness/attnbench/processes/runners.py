@@ -266,7 +266,7 @@ class Turn(NamedTuple):
 def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) -> Turn:
     """Compare the reading of a request with its samples.
 
-    Of the untimed calls no more is believed than was asked for: a warm-up, which ends with the calls of a sample, and
+    Of the untimed calls no more counts than was asked for: a warm-up, which ends with the calls of a sample, and
     a call before each sample. The time lost to other work is taken to be spread evenly over the request.
     """
     samples = [sample for taken in reply.arms if taken.arm != PROBE for sample in taken.samples]

@@ -3,9 +3,9 @@
 A process lays out its memory once, and that moves a ratio of times by a percent for as long as the process lives. So a
 process is the unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
 
-A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the allowed error, and with
+A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with
 the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
-share the allowed error by Holm's procedure, which ends at one level; at that level every interval of a session is made,
+share the error level by Holm's procedure, which ends at one level; at that level every interval of a session is made,
 so that an interval excludes a ratio of 1 exactly where the procedure rejects "the same time".
 
 One margin, the one that the user asked for, decides what matters. Slower: the interval lies beyond 1, and the ratio
@@ -72,7 +72,7 @@ class Effect:
     bias: float = 0.0
     """A half width on the log scale that more measurements do not reduce: all of them share one process."""
     num_looks: int = len(LOOKS)
-    """Looks that share the allowed error."""
+    """Looks that share the error level."""
 
     @property
     def ratio(self) -> float:

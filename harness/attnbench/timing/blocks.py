@@ -31,7 +31,7 @@ MIN_SAMPLE_TICKS = 1000
 SUSTAINED_SAMPLE_S = 20e-3
 """At a sustained pace: what lies between two samples takes about half a millisecond, in which a device cools."""
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""A sample of the interference probe, and what it takes, about: long enough to be late, and short beside the arms."""
+"""A sample of the interference probe, and what it takes, about: long enough to be late, and short next to the arms."""
 WARM_S = 20e-3
 """The process computes for this long before the first sample of a visit, because calls after a pause are slower: see
 "After a pause" in docs/method.md."""
@@ -41,7 +41,7 @@ FEWEST_ROUNDS, DECISIVE = 3, 10
 """A calibration has at least three rounds, since one reading may be late; one is enough where every call lasts ten
 times as long as a sample must."""
 MOST_TIMES = 100
-"""No sample lasts more than this many times as long as it must: beside a far slower arm the others get fewer calls."""
+"""No sample lasts more than this many times as long as it must: next to a far slower arm the others get fewer calls."""
 MOST_COLD_CALLS = 8
 """Of a sample with cold caches: before each call twice the largest cache is written."""
 LONGEST_HEAT, STEADY = 4, 0.02
