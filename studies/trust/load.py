@@ -126,13 +126,13 @@ def study(
 
 Written by `{command}`.
 
-Beside {busy} processes that compute without a pause, {bad} of {len(ended)} runs had no time. Other programs had
+With {busy} processes that compute without a pause, {bad} of {len(ended)} runs had no time. Other programs had
 {min(loads):.0%} to {max(loads):.0%} of the processors' time. A run had {min(visits)} to {max(visits)} visits, and
 clocks are compared from {FEWEST_VISITS} on. All took {took_s:.0f} s.
 
 {markdown_table(table)}
 
-A doubtful time is shown with its doubt in the first line, and makes no verdict. Shapes: {", ".join(SETTINGS)}.
+A doubtful time is shown with a warning in the first line, and makes no verdict. Shapes: {", ".join(SETTINGS)}.
 """
     to.mkdir(parents=True, exist_ok=True)
     (to / "load.md").write_text(page, encoding="utf-8")
