@@ -36,6 +36,8 @@ from attnbench.timing.schedule import WHOLE, Numbers, cell_numbers, control_numb
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
+LARGEST_DETECTABLE = 1.0
+"""A session in which only more than a factor of two would show says nothing about sizes."""
 CONTENTION = 0.1
 """Of the time of all processors, what others and the host may take before verdicts are doubtful."""
 
@@ -278,7 +280,8 @@ def too_noisy(results: Results) -> str:
     margin = results.plan.smallest_effect
     if half <= math.log1p(margin):
         return ""
-    return f"This session is too noisy for a margin of {percent(margin)}: about {percent(detectable)} would show."
+    shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
+    return f"This session is too noisy for a margin of {percent(margin)}: {shown}."
 
 
 @lru_cache(maxsize=1)
