@@ -198,7 +198,7 @@ def margins(session: nox.Session) -> None:
 
 @nox.session
 def capabilities(session: nox.Session) -> None:
-    """Run the numeric tests, and a few seeds of the margins, with each instruction set that PyTorch can be held to."""
+    """Run the numeric tests with each instruction set that PyTorch can be held to."""
     borrow(session, "tests")
     install(session, "test")
     options = [*IN_PARALLEL, "-q", "-k", "agree or right or tolerance or wrong", *NUMERIC]
