@@ -24,6 +24,10 @@ from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 
+PYTHON = sys.executable
+"""The interpreter itself, whatever fixtures put in its place."""
+
+
 def test_a_layout_has_first_blocks_of_its_own(tmp_path):
     found = []
     for layout in (0, 1, 2, 1):
@@ -77,6 +81,7 @@ def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
 
 def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_question(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_client, "CLOSING_S", 0.5)
+    monkeypatch.setattr(sys, "executable", PYTHON)  # no process stands between this one and the template
     template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
     (mine, theirs), (mine_next, theirs_next) = socket.socketpair(), socket.socketpair()
     with theirs:
@@ -84,6 +89,8 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     stopped = psutil.Process(template._process.pid)
     template._line.settimeout(0.5)
     stopped.suspend()
+    while stopped.status() != psutil.STATUS_STOPPED:  # a signal takes its time
+        time.sleep(1e-3)
     with pytest.raises(OSError, match="timed out"):
         template.end(first.pid)
     assert has_ended(first)

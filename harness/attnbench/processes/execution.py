@@ -106,7 +106,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         if "shortlist" in stages:
             shortlist(session)
         left_out = check_cells(session, stops_when_wrong=stops_when_wrong) if "check" in stages else ""
-        if "check" in stages:
+        if "check" in stages and "trace" not in stages:
             observe_kept_memory(session)
         if "operators" in stages or "metrics" in stages:
             read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]

@@ -136,12 +136,12 @@ def test_a_judge_remembers_what_is_wrong_with_a_candidate(name, tmp_path, monkey
     (tmp_path / "wrong.py").write_text(WRONG)
     tried = []
 
-    def counted(self, mistake):
+    def counted(self, mistake, *dtype):
         tried.append(mistake.name)
-        return compute(self, mistake)
+        return compute(self, mistake, *dtype)
 
-    compute = diagnosis.Outputs.__call__
-    monkeypatch.setattr(diagnosis.Outputs, "__call__", counted)
+    compute = diagnosis.Evidence.output
+    monkeypatch.setattr(diagnosis.Evidence, "output", counted)
     runner = Worker(Heartbeat())
     judge = Worker(Heartbeat(), runner.answer)
 
