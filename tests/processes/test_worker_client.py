@@ -23,7 +23,6 @@ from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
-
 PYTHON = sys.executable
 """The interpreter itself, whatever fixtures put in its place."""
 
