@@ -46,6 +46,7 @@ OTHERS = {
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
+    "detection/blind.md": "wrong and right functions by authors who had not seen the probes, and the verdict on each",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
