@@ -1,5 +1,6 @@
 """The fixture for other projects' suites, and our own suite of pytest-benchmark, both run by a pytest of their own."""
 
+import itertools
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench.api
 from attnbench import devices
+from attnbench.devices import waiting
 from attnbench.pytest_plugin import (
     MOST_SEEDS,
     AttentionBench,
@@ -156,10 +159,30 @@ def test_other_work_on_the_machine_is_the_first_thing_said(monkeypatch, others_s
         return Counters(began_s=1.0, total_s=total_s, idle_s=idle_s, stolen_s=0.0, own_s=own_s, free_bytes=2**30)
 
     monkeypatch.setattr(devices, "read_counters", counters)
+    monkeypatch.setattr(waiting, "OWN", Path("/nothing"))  # else samples show what the contention costs
     found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
     assert ("CPU contention" in found.answer[0]) is is_doubtful
     assert found.answer[-1].startswith("doubtful: ") is is_doubtful
     assert ("CPU contention" in found.verdict.evidence[0]) is is_doubtful
+
+
+def slow(query, key, value, mask):
+    for _ in range(40):
+        found = scaled_dot_product_attention(query, key, value)
+    return found
+
+
+@pytest.mark.parametrize(("step_s", "verdict"), [(0.0, "slower"), (1.0, "undecided")])
+def test_a_time_that_waited_for_a_processor_has_no_verdict(monkeypatch, step_s, verdict):
+    """As with a busy neighbour, for which two threads wait at each barrier."""
+    readings = itertools.count()
+    monkeypatch.setattr(waiting, "waits_s", lambda _: step_s * next(readings))
+    found = AttentionBench(seed=5)(slow, versions()[0], budget_s=0.0, **SMALL)
+    assert found.verdict == verdict
+    if verdict == "slower":
+        return
+    assert "waited for a processor" in found.answer[0]
+    assert "waited for a processor" in found.verdict.evidence[0]
 
 
 def test_an_assertion_that_fails_prints_three_lines():

@@ -98,6 +98,7 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
     """Check both, and compare them: what a run would write down."""
     import torch
 
+    from attnbench.devices import device
     from attnbench.processes.worker.answers import Bench
     from attnbench.storage import events
     from attnbench.storage.records import Arm, Status
@@ -112,12 +113,15 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
             yield events.CellChecked(workload=workload.id, implementation=name, status=Status.ok, agreement=agreed)
             calls[name] = bench.timed(arm, checked).call
         with torch.set_grad_enabled(workload.direction != "inference"):
+            here = device(workload.device)
             compared = FunctionComparison(
                 calls,
                 plan.baseline,
                 smallest_effect=plan.smallest_effect,
                 false_share=plan.false_share,
+                clock=here.clock,
                 seed=plan.seed,
+                gauge_work=here.interference_probe(torch.get_num_threads()),
             )
             compared.run(plan.budget_s / len(plan.workloads))
         for name in calls:
@@ -128,7 +132,7 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
     for number in range(compared.num_visits):
         arms = [(arm, tuple(s for s in own if s.visit == number)) for arm, own in compared.samples.items()]
         taken = tuple(events.ArmSamples(arm=arm, samples=own) for arm, own in arms)
-        yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken)
+        yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken, probe="here")
 
 
 def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Results":

@@ -144,7 +144,10 @@ def _simulated(world: World, ratio: float, seed: int) -> FunctionComparison:
     machine = Machine(world, seed)
     clock = VirtualClock(machine)
     conditions = blocks.Conditions(
-        on_turn=lambda _: machine.turn(), count_faults=lambda: 0, read_load=lambda: machine.load(clock.now())
+        on_turn=lambda _: machine.turn(),
+        count_faults=lambda: 0,
+        read_load=lambda: machine.load(clock.now()),
+        read_waits=lambda: None,
     )
     compared = FunctionComparison(
         {"a": lambda: clock.spend(CALL_S), "b": lambda: clock.spend(CALL_S * ratio)},

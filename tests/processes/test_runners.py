@@ -12,13 +12,13 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.devices.cpu import Cpu
+from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
 from attnbench.processes.stages import TimingStage
-from attnbench.processes.worker_client import waits_s
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S, WARM_S

@@ -19,7 +19,7 @@ https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -54,6 +54,7 @@ class Reason(enum.StrEnum):
     imprecise = "interval too wide"
     threshold = "threshold below what would show"
     machine_state = "the machine was in another state"
+    doubtful = "other work disturbed the machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +221,8 @@ class Judgement:
     """Relative. A smaller difference does not matter."""
     level: float
     """The two-sided error of the interval; with all looks and comparisons of the session it comes to 5 %."""
+    is_doubtful: bool = False
+    """Whether other work may have changed the times, so that no verdict is given."""
 
     @property
     def ratio(self) -> float:
@@ -245,7 +248,7 @@ class Judgement:
     def verdict(self) -> Verdict:
         """What the interval and the margin say."""
         half, log, beyond = self.half_width, self.effect.log, math.log1p(self.margin)
-        if half is None:
+        if half is None or self.is_doubtful:
             return Verdict.undecided
         if abs(log) > max(half, beyond):
             return Verdict.faster if log < 0 else Verdict.slower
@@ -256,6 +259,8 @@ class Judgement:
         """Why it is undecided; None where it is decided."""
         if self.verdict is not Verdict.undecided:
             return None
+        if self.is_doubtful:
+            return Reason.doubtful
         if self.effect.error is None:
             return Reason.few_processes
         return Reason.one_process if self.effect.bias else Reason.imprecise
@@ -282,6 +287,8 @@ class Judgement:
         """Processes in all after which it would be decided if nothing else changes; None: not even after all looks."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
+        if self.is_doubtful:
+            return None
         error, number = self.effect.error, self.effect.num_processes
         if error is None:
             return FEWEST_PROCESSES
@@ -291,6 +298,11 @@ class Judgement:
             if look > number and (log > max(half, beyond) or log + half <= beyond):
                 return look
         return None
+
+
+def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
+    """The same without verdicts: other work may have changed the times."""
+    return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
 def judge(
