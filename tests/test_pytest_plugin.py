@@ -185,6 +185,35 @@ def test_a_time_that_waited_for_a_processor_has_no_verdict(monkeypatch, step_s, 
     assert "waited for a processor" in found.verdict.evidence[0]
 
 
+def test_one_process_decides_nothing_small_and_names_what_does():
+    found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
+    assert found.verdict == "undecided"
+    assert 'isolation="process"' in found.answer[-1]
+    assert 'isolation="process"' in found.verdict.evidence[0]
+    sure = AttentionBench(seed=5)(slow, versions()[0], budget_s=0.0, **SMALL)
+    assert sure.verdict == "slower"
+    assert "isolation" not in "".join(sure.answer)
+
+
+def test_fresh_processes_time_the_same_functions():
+    """By value, as they lie in no file that a process could import; of one name, as two versions have."""
+    new, old = versions()
+    found = AttentionBench(seed=5)(new, old, budget_s=0.0, isolation="process", **SMALL)
+    assert found.comparison.implementation == "attention (candidate)"
+    assert found.comparison.num_processes >= 4
+    assert found.comparison.low < found.ratio < found.comparison.high
+    samples = [sample for record in found.results.records for sample in record.samples("latency")]
+    assert len({sample.epoch for sample in samples}) >= 4
+    with pytest.raises(AssertionError, match=r"is wrong on .* \(seed 5\)"):
+        AttentionBench(seed=5)(wrong, new, budget_s=0.0, isolation="process", **SMALL)
+    with pytest.raises(ValueError, match="does not support"):
+        AttentionBench(seed=5)("torch_mha", old, budget_s=0.0, isolation="process", **SMALL)
+
+
+def wrong(query, key, value, mask):
+    return scaled_dot_product_attention(query, key, value) * 1.5
+
+
 def test_an_assertion_that_fails_prints_three_lines():
     verdict = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL).verdict
     first, *others = pytest_assertrepr_compare("!=", verdict, "slower")

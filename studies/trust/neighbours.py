@@ -1,4 +1,4 @@
-"""`python -m studies.trust.neighbours`: with a busy neighbour, is each time right, or is a warning the first thing said?
+"""`python -m studies.trust.neighbours`: with a busy neighbour, is each time right, or the first thing said a warning?
 
 Times a function next to the baseline by the command and by the pytest fixture, on one thread and on two, alone and next
 to processes that compute without a pause. Each call adds its rows to those that the page has already, so that the parts
@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from attnbench.analysis.comparisons import comparisons, doubts
+from attnbench.analysis.comparisons import comparisons, doubts, waiting
 from attnbench.analysis.results import Results, read
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
@@ -32,7 +32,7 @@ WAYS = ("command", "fixture")
 
 
 class Row(NamedTuple):
-    """One session: how it was measured, its time of a call, and what it said."""
+    """One session: how it was measured, its time of a call, what it said, and the share of samples that waited."""
 
     way: str
     num_threads: int
@@ -41,6 +41,7 @@ class Row(NamedTuple):
     verdict: str
     is_doubtful: bool
     first: str
+    waited: float
 
 
 def by_command(folder: Path, num_threads: int, budget_s: float) -> Results:
@@ -79,7 +80,16 @@ def measured(way: str, num_threads: int, busy: int, budget_s: float) -> Row:
     verdicts = ", ".join(str(each.verdict) for each in comparisons(results)) or str(record.status)
     said = next(iter(story.troubles(results)), "")
     time_s = statistics.median(seconds) if seconds else float("nan")
-    return Row(way, num_threads, busy, time_s, verdicts, bool(doubts(results)), said)
+    return Row(
+        way,
+        num_threads,
+        busy,
+        time_s,
+        verdicts,
+        bool(doubts(results)),
+        said,
+        max(waiting(results).values(), default=0.0),
+    )
 
 
 def page(rows: list[Row]) -> tuple[str, bool]:
@@ -97,6 +107,7 @@ def page(rows: list[Row]) -> tuple[str, bool]:
             "busy neighbours": str(row.busy),
             "time of a call": show(row.seconds, "s"),
             "to the quiet time": f"{factor:.2f}",
+            "samples that waited": percent(row.waited),
             "verdict": row.verdict,
             "as asked": "yes" if is_right or is_silent else "NO",
             "said first": row.first or "nothing",

@@ -41,8 +41,9 @@ LARGEST_DETECTABLE = 1.0
 """A session in which only more than a factor of two would show says nothing about sizes."""
 CONTENTION = 0.1
 """Of the time of all processors, what others and the host may take before times are doubtful."""
-MOST_WAITING = 0.4
-"""A larger share of samples whose threads waited moves the median: half of them, and it is the time of waiting."""
+MOST_WAITING = 0.25
+"""A larger share of samples whose threads waited moves the median: with a quarter of them it is the upper third of the
+others, with half of them the time of waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)

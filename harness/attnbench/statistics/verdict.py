@@ -50,7 +50,7 @@ class Reason(enum.StrEnum):
     """Why a comparison is undecided."""
 
     few_processes = "too few processes"
-    one_process = "one process cannot decide less than the spread between processes"
+    one_process = "one process decides nothing below 3 %, by which processes differ"
     imprecise = "interval too wide"
     threshold = "threshold below what would show"
     machine_state = "the machine was in another state"
