@@ -75,7 +75,7 @@ def test_a_run_whose_samples_waited_says_so_first_and_decides_nothing(tmp_path, 
     found = {each.verdict for each in judgements(results).values()}
     assert found == ({Verdict.undecided} if is_doubtful else {Verdict.faster, Verdict.slower})
     assert ("waited for a processor" in "".join(story.troubles(results)[:1])) is is_doubtful
-    assert exit_code(running.conclude, results) == (3 if is_doubtful else 0)
+    assert exit_code(running.conclude, results) == 0  # as of any run that leaves something undecided
     if is_doubtful:
         assert {each.reason for each in comparisons(results)} == {str(Reason.doubtful)}
         assert not any(each.more_s for each in comparisons(results))

@@ -23,7 +23,7 @@ from tools import vega
 
 SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.DOTALL)
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
-NOT_HERE = {"sides", "crossover_plot", "hosts"}
+NOT_HERE = {"sides", "hosts"}
 """One state of the code, and nobody changes places with the baseline."""
 PLOTS = sorted(name for name, report in REPORTS.items() if report.draw is not None and name not in NOT_HERE)
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))

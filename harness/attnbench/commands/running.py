@@ -14,8 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons, doubts
-from attnbench.analysis.hosts import shown
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.judgements import is_finding, is_inconclusive, judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
@@ -100,7 +99,7 @@ def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell
     except OSError as error:
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {kept}") from None
     with finished(folder):
-        return shown(read(folder))
+        return read(folder)
 
 
 @contextmanager
@@ -269,7 +268,7 @@ def write_reports(results: Results, folder: Path) -> bool:
 
 
 def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
-    """Exit as the run deserves: a finding is no pass, nor is a run that checked nothing or whose times are doubtful."""
+    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
     has_findings = has_findings or any(record.is_finding for record in results.records)
     if not has_findings and all(record.agreement is None for record in results.records):
         typer.echo("nothing could be checked: see the reasons above", err=True)
@@ -277,9 +276,6 @@ def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if not has_findings and is_compared and not comparisons(results):
         typer.echo("nothing could be compared: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    if not has_findings and is_compared and doubts(results):
-        typer.echo("no time could be judged: see the reason at the top", err=True)
         raise typer.Exit(ExitCode.inconclusive)
     raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
 

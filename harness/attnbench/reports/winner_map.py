@@ -3,14 +3,12 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from attnbench.analysis.comparisons import Answer, answers, doubts
-from attnbench.analysis.crossings import Crossing, crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import varying
 from attnbench.reports import Picture, cells, grouped, style
@@ -41,18 +39,12 @@ def draw(results: Results) -> list[Picture]:
     usual = [length for length, _ in lengths.most_common(MOST_COLUMNS)]
     shown, columns = list(kinds)[:MOST_ROWS], [length for length in lengths if length in usual]
     cut = len(kinds) > len(shown) or len(lengths) > len(columns)
-    changes = crossings(results, lambda workload: titles[workload.id])
 
     def fill(panel: Axes, _: int) -> None:
         for row, kind in enumerate(shown):
             for each in kinds[kind]:
                 if _length(each) in columns:
                     _draw_cell(panel, each, columns.index(_length(each)), row)
-            own = {_length(each): each for each in kinds[kind]}
-            along = [own.get(length) for length in columns]
-            here = [each for each in changes if titles[each.workload.id] == kind]
-            for column, between in changes_between(along, here).items():
-                _draw_changes(panel, between, column, row)
         panel.set_xlim(0, len(columns))
         panel.set_ylim(len(shown), 0)
         panel.set_xticks([place + 0.5 for place in range(len(columns))], columns)
@@ -65,10 +57,7 @@ def draw(results: Results) -> list[Picture]:
 
     doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
     more = " More rows and columns are in the tables." if cut else ""
-    note = (
-        f"{doubt}A factor is by how much faster than the baseline. Hatched: some are undecided. "
-        f"On a border: the lengths at which one of both overtakes.{more}"
-    )
+    note = f"{doubt}A factor is by how much faster than the baseline. Hatched: some are undecided.{more}"
     size = (3.9 + 1.45 * len(columns), 1.2 + 0.45 * len(shown))
     title = "Who is the fastest where"
     return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
@@ -80,30 +69,6 @@ def _length(each: Answer) -> str:
 
 def _size(each: Answer) -> tuple[int, int]:
     return each.workload.kv_len, each.workload.seq_len
-
-
-def changes_between(along: Sequence[Answer | None], changes: Sequence[Crossing]) -> dict[int, list[Crossing]]:
-    """Where the winner of a row's next column is another one: the crossings in between of either of both.
-
-    By the number of the right column, in the order of lengths. A third one may win in between.
-    """
-    found: dict[int, list[Crossing]] = {}
-    for column, (left, right) in enumerate(pairwise(along), 1):
-        if left is None or right is None or left.undecided or right.undecided:
-            continue
-        both = {left.fastest, right.fastest}
-        low, high = sorted((left.workload.kv_len, right.workload.kv_len))
-        own = [each for each in changes if low <= each.at <= high and both & {each.implementation, each.reference}]
-        if len(both) > 1 and own:
-            found[column] = sorted(own, key=lambda each: each.at)
-    return found
-
-
-def _draw_changes(panel: Axes, changes: Sequence[Crossing], column: int, row: int) -> None:
-    """The lengths at which somebody overtakes, on the border of two cells."""
-    text = "\n".join(significant(each.at, 3) for each in changes)
-    box = {"facecolor": "white", "edgecolor": "#909090", "pad": 1.5, "linewidth": 0.6}
-    panel.text(column, row + 0.5, text, ha="center", va="center", fontsize=7, bbox=box, zorder=3)
 
 
 def _draw_cell(panel: Axes, each: Answer, column: int, row: int) -> None:
