@@ -118,23 +118,6 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
 
 
 @pytest.mark.parametrize(
-    ("values", "reported"),
-    [
-        ([1e-3 * 1.5 ** (number / 63) for number in range(64)], ["drifted by 32 % while it was timed"]),
-        ([1e-3 * (1.0, 1.1, 1.25)[number // 4] for number in range(12)], []),  # three visits: no more than their noise
-        ([1e-3 * 1.05 ** (number / 63) for number in range(64)], []),  # sure, and too little to matter
-    ],
-)
-def test_a_drift_is_reported_where_noise_does_not_explain_it(values: list[float], reported: list[str]) -> None:
-    assert doubted(values) == reported
-
-
-def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
-    visits = [300.1e-6 * math.exp(0.3 * place) for place in (-1.5, -0.5, 0.5, 1.5)]
-    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 140 to 657 us"]
-
-
-@pytest.mark.parametrize(
     ("fault_s", "reported"),
     [
         (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --allocator retain"]),

@@ -1,6 +1,6 @@
 """One recommendation for each workload of a run: which implementation, by how much, how sure, and what was excluded.
 
-A run that looks for the fastest (processes/choosing.py) has stages of its own; what they found follows from its journal
+A run that looks for the fastest (timing/strategies.py) has stages of its own; what they found follows from its journal
 alone, and is read here. Where two are equal within the margin, PyTorch's own choice, the baseline, is preferred, then
 the one that needs less memory.
 """

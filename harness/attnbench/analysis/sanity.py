@@ -5,7 +5,6 @@ from raw samples, so that old runs are judged by better rules. Why these rules: 
 """
 
 import functools
-import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -54,17 +53,7 @@ FAR_FASTER = 2.0
 
 Warnings = dict[Key, tuple[str, ...]]
 
-FEWEST_VISITS = 3
-"""Of a third of a cell's visits, to say whether its time drifts."""
 FEW_SAMPLES = 10
-UNSTEADY = math.log(1.5)
-"""An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
-DRIFT = 0.1
-"""A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
-ERROR_OF_A_MOVE = math.sqrt(6)
-"""The first third of the samples and the last differ by chance: each has an error sqrt(3) times that of the whole, and
-a difference of two sqrt(2) times theirs. A move inside so many half widths of the interval is noise, and the interval
-says it already: by size alone 38 of 135 cells of a quick sweep on a shared machine drifted, by this rule 2."""
 FAULT_S = 0.25e-6
 """What one minor page fault costs at least: for runs that did not measure it."""
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
@@ -269,7 +258,6 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         is_bound = _share(record, Flag.host_bound) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
-    yield from _scatter(own, time)
     with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
         yield from device(record.workload.device).notes(record.workload, record.environment)
     if record.operators is not None and record.operators.copies:
@@ -359,25 +347,6 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
         yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"
     else:
         yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
-
-
-def _scatter(samples: Samples, time: Estimate) -> Iterator[str]:
-    """An interval so wide that its middle says little: "unsteady: 155 to 581 us"; or a drift beyond the noise.
-
-    A time drifted where it moved between the first third of the samples and the last by more than noise explains.
-    """
-    if time.low is None or time.high is None or time.half_width is None:
-        return
-    if time.half_width >= UNSTEADY:
-        low, high = show(time.low, "s"), show(time.high, "s")
-        unit = high.rpartition(" ")[2]
-        yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
-    third = len(samples) // 3
-    if third < FEWEST_VISITS:
-        return
-    first, last = (median(part) for part in (samples.value[:third], samples.value[-third:]))
-    if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):
-        yield f"drifted by {_percent(last / first - 1)} while it was timed"
 
 
 def _percent(share: float) -> str:
