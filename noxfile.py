@@ -252,7 +252,7 @@ def cluster(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
+    """Take real sessions with a known truth: renew results/gallery/acceptance (hours; -- V4 --sessions 5: minutes)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 

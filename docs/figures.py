@@ -41,8 +41,7 @@ RUNS = {
 OTHERS = {
     "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
     "verdicts/verdicts.md": "which verdicts of these runs the present method changed, and why",
-    "acceptance/acceptance.md": "what the earlier method was asked to show, next to its rivals, misses included",
-    "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
+    "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",

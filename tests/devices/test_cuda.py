@@ -18,8 +18,6 @@ from attnbench.storage.operator_kinds import busy_s, on_other_streams
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
-from studies.acceptance.outcome import LABELS
-from studies.acceptance.plan import ON_CUDA
 
 pytestmark = [
     pytest.mark.cuda,
@@ -61,10 +59,10 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
     assert describe(raised.value)[0] is Status.out_of_memory
 
 
-@pytest.mark.parametrize("test", ON_CUDA)
+@pytest.mark.parametrize("test", on_cuda.TESTS)
 def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
-    found = getattr(on_cuda, test)(short=True)
-    assert found.id == LABELS[test]
+    found = on_cuda.TESTS[test]()
+    assert found.id == test
     assert found.rows
     assert found.found
 
