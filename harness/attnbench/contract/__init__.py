@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
-from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks, tokens_of
-from attnbench.contract.ring_pass import ring_pass
 from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
@@ -44,7 +42,6 @@ __all__ = [
     "Implementation",
     "Mask",
     "Padding",
-    "Rank",
     "SlidingWindow",
     "Weights",
     "Workload",
@@ -57,14 +54,10 @@ __all__ = [
     "missing_package",
     "nn",
     "not_a_window",
-    "not_over_ranks",
     "only_on",
-    "over_ranks",
     "product_flops",
     "repeat_heads",
-    "ring_pass",
     "softmax_with_sinks",
-    "tokens_of",
     "without_attend",
 ]
 

@@ -22,7 +22,7 @@ from attnbench.checking.oracle import RowMask
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
-from attnbench.storage.model_events import OWN, Asked, Built, Difference, Judged
+from attnbench.models.events import OWN, Asked, Built, Difference, Judged
 from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
