@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.recommendation import Limits, Recommendation, points, recommend
+from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY, ExitCode, running
 from attnbench.commands.terminal import print_table, print_troubles, say
@@ -58,7 +58,7 @@ def choose(results: Results, limits: Limits, *, is_batch_invariant: bool = False
     return found
 
 
-def _not_invariant(results: Results, found: Recommendation) -> dict[str, str]:
+def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusion]:
     """The choice with the reason, where its answer depends on the batch; empty where it is invariant."""
     specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
     if not found.choice:
@@ -70,7 +70,7 @@ def _not_invariant(results: Results, found: Recommendation) -> dict[str, str]:
     if certificate.holds:
         return {}
     why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"
-    return {found.choice: f"not batch-invariant: {why}"}
+    return {found.choice: Exclusion("not batch-invariant", why)}
 
 
 def print_recommendations(
@@ -180,7 +180,7 @@ def require_learnable(plan: Plan, path: Path) -> None:
         )
     if not any(map(is_plain, plan.asked)):
         raise ValueError(
-            "--policy is of attention alone, without dropout, sinks, pages, a cache in 8 bits or a value_dim of its "
+            "--policy is of attention alone, without dropout, sinks or a value_dim of its "
             "own, and no workload is such a one: give --set scope=attention"
         )
 

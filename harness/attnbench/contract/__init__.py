@@ -285,8 +285,8 @@ class Implementation:
     `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
     `built_in` returns the values of axes that it has built in, such as {"mask": "causal"}: a check sets them
     everywhere, and a run for all that take part (contract/adapters.py).
-    `is_approximate` says that it means to be close to attention, and not equal: its error is shown with its time, and
-    it is never ranked with others.
+    `is_approximate` says that it means to be close to attention, and not equal: its error is shown, and it is neither
+    judged nor ranked with others.
 
     Raises:
         ValueError: there is no such backend or feature.

@@ -22,8 +22,8 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
     for workload in workloads:
         short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
         plain = {"mask": "causal", "layout": "contiguous", "scope": "attention", "batch_size": 1, "dropout": 0.0}
-        stored = {"page_size": 0, "cache_dtype": "same", "direction": "inference", "embed_dim": 0}
-        shape = msgspec.structs.replace(workload, **(short | plain | stored))
+        more = {"direction": "inference", "embed_dim": 0}
+        shape = msgspec.structs.replace(workload, **(short | plain | more))
         found.setdefault(tuple(getattr(shape, axis) for axis in DECIDE), shape)
     return list(found.values())
 

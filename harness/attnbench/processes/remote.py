@@ -152,6 +152,7 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
         build=remote.build,
         source="another process",
         has_dropout=prepared.has_dropout,
+        is_approximate=prepared.is_approximate,
     )
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from attnbench.plugins import unknown
 from attnbench.workloads.covering import cover
-from attnbench.workloads.workload import CHOICES, Workload
+from attnbench.workloads.workload import CHOICES, RETIRED, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
-AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
+AXES = {field.name: field for field in msgspec.structs.fields(Workload) if field.name not in RETIRED}
 MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
