@@ -11,6 +11,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
+from attnbench.processes.messages import PRELOADED
 from attnbench.processes.stages import now
 from attnbench.storage.events import (
     SCHEMA,
@@ -239,3 +240,28 @@ def test_a_later_failure_takes_back_the_time():
     assert state.live("w", arms) == arms[:1]
     state.apply(CellFailed(workload="w", implementation="i", status=Status.crashed, message="gone"))
     assert state.live("w", arms) == []
+
+
+def test_each_kind_is_checked_in_full_once_and_other_sizes_by_the_normal_inputs(tmp_path):
+    sizes = {"num_heads": 2, "head_dim": 8, "direction": "inference"}
+    kinds = [{"mask": "causal"}, {"mask": "none"}]
+    workloads = tuple(Workload(seq_len=length, **sizes, **kind) for kind in kinds for length in (16, 24))
+    name = f"{LIARS}:right"
+    execution.execute(
+        plan(workloads=workloads, implementations=(name, "sdpa"), metrics=("latency",)),
+        tmp_path,
+        lambda _: None,
+        stages=("check",),
+    )
+    checked = [each for each in events(tmp_path / JOURNAL) if isinstance(each, CellChecked)]
+    probes = {(each.workload, each.implementation): len(each.agreement.probes) for each in checked}
+    for first, second in (workloads[:2], workloads[2:]):
+        for implementation in ("right", "sdpa"):
+            assert probes[first.id, implementation] > 2
+            assert probes[second.id, implementation] == 1
+
+
+def test_a_fresh_process_has_what_takes_long_to_import_already(tmp_path):
+    slow = plan(implementations=("transformers_sdpa", "sdpa"))
+    assert execution.client_for(slow, tmp_path).template.settings[PRELOADED] == "transformers.modeling_utils"
+    assert PRELOADED not in execution.client_for(plan(implementations=("sdpa",)), tmp_path).template.settings

@@ -26,6 +26,8 @@ from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
+PRELOADED = "ATTNBENCH_PRELOADED"
+"""The variable in a template's environment that names modules, joined by commas, which it imports if it can."""
 FORK = 0
 """What the template (processes/worker/__main__.py) is sent: this number, for a worker, or the process id of one."""
 

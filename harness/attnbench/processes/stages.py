@@ -23,7 +23,7 @@ from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Race, State, load_libraries, visit_seed
@@ -45,6 +45,7 @@ FRESH_S, MOST_BLOCKS = 0.2, 4
 shorter than that, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
 DECIDED = "every comparison is decided"
@@ -214,9 +215,12 @@ def check_limit_s(plan: Plan) -> float:
 def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
 
-    What is predicted to be just out of reach is looked at once more at the end: the machine may have been busy.
+    A run that times tries every probe and rule on the first workload of a kind that an implementation passes, and the
+    normal inputs on the others, which differ in sizes. What is predicted to be just out of reach is looked at once more
+    at the end: the machine may have been busy.
     """
     plan = session.plan
+    times, passed = LATENCY in plan.metrics and not stops_when_wrong, set[tuple[Arm, frozenset[tuple[str, object]]]]()
     limit_s = check_limit_s(plan)
     asked = plan.asked
     workloads = spread(asked) if len(asked) > MANY else asked
@@ -232,14 +236,22 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            if not check_cell(session, workload, arm, is_last=False):
+            is_brief = times and (arm, _kind(workload)) in passed
+            if not check_cell(session, workload, arm, is_last=False, is_brief=is_brief):
                 close.append((workload, arm))
             elif session.state.status[workload.id, arm] is Status.disagrees:
                 wrong.add(arm)
+        if session.state.status.get((workload.id, arm)) is Status.ok:
+            passed.add((arm, _kind(workload)))
     for workload, arm in close:
         check_cell(session, workload, arm)
     session.show_progress("check", "", len(cells), len(cells))
     return ""
+
+
+def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
+    """What workloads of one kind have in common: all axes but lengths, batch size and seed."""
+    return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
 def check_cell(  # noqa: PLR0913 - each changes what is asked
