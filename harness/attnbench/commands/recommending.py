@@ -16,11 +16,11 @@ from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation,
 from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY, ExitCode, running
 from attnbench.commands.terminal import print_table, print_troubles, say
+from attnbench.invariance import certification
+from attnbench.invariance.events import Asked
 from attnbench.plugins import name_of
-from attnbench.processes import invariance
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
-from attnbench.storage.invariance_events import Asked
 from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.units import duration, percent
 
@@ -63,10 +63,10 @@ def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusi
     specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
     if not found.choice:
         return {}
-    shape = invariance.shapes((found.workload,))[0]
+    shape = certification.shapes((found.workload,))[0]
     asked = Asked(spec=specs[found.choice], workload=shape, baseline=results.plan.baseline, budget_s=0.0, seed=0)
     running.note(f"trying whether {found.choice} is invariant to the batch")
-    certificate = invariance.certify(asked, results.plan.timeout_s, lambda _: None)
+    certificate = certification.certify(asked, results.plan.timeout_s, lambda _: None)
     if certificate.holds:
         return {}
     why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attnbench.checking.invariance import LAWS, Subject, tried
 from attnbench.contract.functions import from_function
+from attnbench.invariance.laws import LAWS, Subject, tried
 from attnbench.workloads.workload import Workload
 
 SHAPE = Workload(seq_len=40, num_heads=4, num_kv_heads=2, head_dim=4, mask="causal", direction="inference")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from attnbench.invariance.events import AnyEvent, Asked, Certificate, Failed, LawTried, Priced
 from attnbench.plugins import name_of
 from attnbench.processes.lines import Ended, lines
-from attnbench.storage.invariance_events import AnyEvent, Asked, Certificate, Failed, LawTried, Priced
 from attnbench.workloads.workload import Workload
 
-MODULE = "attnbench.processes.worker.invariance"
+MODULE = "attnbench.invariance.process"
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that decide what is tried: the laws vary the others."""
 LONGEST = 1024
