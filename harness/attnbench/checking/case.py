@@ -56,7 +56,7 @@ class NoBackwardError(RuntimeError):
 
 
 def pull_back(
-    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, keeps_graph: bool = False
+    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, retain_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
     """The gradient of each leaf from that of the output; None where a leaf has no part in it.
 
@@ -68,10 +68,10 @@ def pull_back(
     if not output.requires_grad:
         raise NoBackwardError
     if not is_reentrant(output):
-        return torch.autograd.grad(output, leaves, grad_output, retain_graph=keeps_graph, allow_unused=True)
+        return torch.autograd.grad(output, leaves, grad_output, retain_graph=retain_graph, allow_unused=True)
     for leaf in leaves:
         leaf.grad = None
-    output.backward(grad_output, retain_graph=keeps_graph)
+    output.backward(grad_output, retain_graph=retain_graph)
     found = tuple(leaf.grad for leaf in leaves)
     for leaf in leaves:
         leaf.grad = None
@@ -278,19 +278,24 @@ class Case:
         """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
         if self.workload.direction in {"inference", "forward"}:
             return self.output
-        leaves = list(self.leaves.values())
-        with torch.enable_grad():
-            kept = self.output()
+        kept, leaves, pull = self._graph()
         grad_output = torch.full_like(kept, grad_value(self.workload))
-        if not kept.requires_grad:
-            raise NoBackwardError
-        if is_reentrant(kept):
-            if self.workload.direction == "backward":
-                return lambda: pull_back(kept, leaves, grad_output, keeps_graph=True)
-            return lambda: pull_back(self.output(), leaves, grad_output)
         if self.workload.direction == "backward":
-            return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
-        return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
+            return lambda: pull(kept, leaves, grad_output, retain_graph=True)
+        return lambda: pull(self.output(), leaves, grad_output)
+
+    def _graph(self) -> tuple[Tensor, list[Tensor], Callable[..., tuple[Tensor | None, ...]]]:
+        """An output with its graph, the leaves of the graph, and what computes their gradients.
+
+        Raises:
+            NoBackwardError: the output has no graph.
+        """
+        with torch.enable_grad():
+            output = self.output()
+        if not output.requires_grad:
+            raise NoBackwardError
+        plain = partial(torch.autograd.grad, allow_unused=True)
+        return output, list(self.leaves.values()), pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
         """What does the same as `call`, and returns the output and the gradients of the inputs, by name.
@@ -299,17 +304,15 @@ class Case:
         """
         if self.workload.direction in {"inference", "forward"}:
             return lambda: {"output": self.output()}
-        leaves, call = list(self.leaves.values()), self.call()
         names = [f"gradient of {name}" for name in self.tensors]  # the first of the leaves
         if self.workload.direction == "backward":
+            call = self.call()
             return lambda: dict(zip(names, call(), strict=False))  # type: ignore[call-overload]
-
-        with torch.enable_grad():
-            grad = pull_back if is_reentrant(self.output()) else partial(torch.autograd.grad, allow_unused=True)
+        _, leaves, pull = self._graph()
 
         def forward_and_backward() -> Mapping[str, Tensor | None]:
             output = self.output()
-            made = grad(output, leaves, torch.full_like(output, grad_value(self.workload)))
+            made = pull(output, leaves, torch.full_like(output, grad_value(self.workload)))
             return {"output": output.detach()} | dict(zip(names, made, strict=False))
 
         return forward_and_backward

@@ -265,9 +265,10 @@ def make(axes: Mapping[str, Any]) -> Workload:
     Raises:
         ValueError: an axis that does not exist, or a value of the wrong kind, or not allowed.
     """
-    _check_axes(axes)
+    given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
+    _check_axes(given)
     converted = {}
-    for axis, value in axes.items():
+    for axis, value in given.items():
         try:
             converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
         except msgspec.ValidationError:
