@@ -178,7 +178,7 @@ def detection(session: nox.Session) -> None:
     session.run("python", "-m", "studies.detection", *(session.posargs or ["--to", folder]))
 
 
-NUMERIC = ["tests/checking/test_tolerance.py", "tests/checking/test_agreement.py", "tests/contract/test_ranks.py"]
+NUMERIC = ["tests/checking/test_tolerance.py", "tests/checking/test_agreement.py", "tests/ranks/test_ranks.py"]
 CAPABILITIES = ("default", "avx2", "avx512")
 
 

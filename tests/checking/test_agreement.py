@@ -11,7 +11,7 @@ import torch
 
 from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator, quantised
+from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
 from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
 from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Attention, Implementation
@@ -361,13 +361,6 @@ def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roun
     workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
     agreement = check(ask_oracle(workload, 368), implementation("sdpa"))
     assert agreement.agrees, agreement.diagnosis
-
-
-def test_every_other_head_of_a_cache_in_8_bits_has_twice_the_scale_so_that_mixing_them_up_shows():
-    numbers, scale = quantised(torch.ones(1, 4, 3, 2, dtype=torch.float64))
-    assert (scale / scale[0]).tolist() == [1.0, 2.0, 1.0, 2.0]
-    held = numbers.double() * scale.double()[:, None, None]
-    torch.testing.assert_close(held, torch.ones_like(held), rtol=1e-6, atol=0)
 
 
 class Added(torch.autograd.Function):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.checking.in_model import REFERENCE, Candidate, build, expect, judge, register
 from attnbench.contract import BoundMask, dispatch
 from attnbench.contract.dispatch import attend_by_policy, attention, usable
 from attnbench.contract.loading import implementation
 from attnbench.devices import environment
-from attnbench.storage.model_events import Asked
+from attnbench.models.events import Asked
+from attnbench.models.in_model import REFERENCE, Candidate, build, expect, judge, register
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
@@ -259,7 +259,7 @@ def test_inside_of_a_model_of_transformers_logits_and_gradients_are_right(tmp_pa
         return attention(*given, **more)
 
     monkeypatch.setattr(dispatch, "attention", counted)
-    monkeypatch.setattr("attnbench.checking.in_model.OWN", ("eager", "sdpa", "by_policy"))
+    monkeypatch.setattr("attnbench.models.in_model.OWN", ("eager", "sdpa", "by_policy"))
     register()
     dispatch.register_attention("by_policy")
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}

@@ -81,39 +81,6 @@ def test_a_sink_takes_its_share_by_the_sum_of_the_others(name: str, point: Workl
     torch.testing.assert_close(more, total / (total + 3), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "point"), supporting(page_size=2, direction="inference"))
-def test_where_pages_lie_changes_no_bit(name: str, point: Workload) -> None:
-    query, key, value = drawn(point)
-    batch, groups, _, width = key.shape
-    count = point.kv_len // point.page_size
-    answers = []
-    for order in (torch.arange(batch * count), torch.randperm(batch * count + 3, generator=torch.Generator())):
-        table = order[: batch * count].reshape(batch, count)
-        pools = []
-        for tensor in (key, value):
-            pool = torch.full((len(order), groups, point.page_size, width), math.nan, dtype=torch.float64)
-            pages = tensor.unflatten(2, (count, point.page_size)).transpose(1, 2)  # (B,pages,G,page,K)
-            pool[table] = pages
-            pools.append(pool)
-        answers.append(attend(name, point, (query, pools[0], pools[1]), block_table=table))
-    assert torch.equal(*answers)
-    whole = attend(name, Workload(**(point.axes() | {"page_size": 0})), (query, key, value))
-    torch.testing.assert_close(answers[0], whole, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "point"), supporting(cache_dtype="float8_e4m3fn", direction="inference"))
-def test_a_scale_of_the_cache_is_a_factor_of_keys_and_of_values(name: str, point: Workload) -> None:
-    query, key, value = drawn(point)
-    stored = [tensor.to(torch.float8_e4m3fn) for tensor in (key, value)]
-    scales = {"key_scale": torch.tensor([0.5, 2.0]), "value_scale": torch.tensor([3.0, 0.25])}
-    found = attend(name, point, (query, *stored), **scales)
-    wide = [
-        tensor.double() * factor.double()[:, None, None] for tensor, factor in zip(stored, scales.values(), strict=True)
-    ]
-    plain = Workload(**(point.axes() | {"cache_dtype": "same"}))
-    torch.testing.assert_close(found, attend(name, plain, (query, *wide)), rtol=0, atol=1e-12)
-
-
 SAME = [
     ("window(2,0)", "sliding_window(3)"),
     ("window(5,5)", "none"),

@@ -282,7 +282,7 @@ def test_an_implementation_imports_torch_the_standard_library_and_the_contract_o
     assert (
         "attnbench.contract"
         in at_import
-        <= {"attnbench.contract", "attnbench.contract.adapters", "attnbench.contract.dispatch"}
+        <= {"attnbench.contract", "attnbench.contract.adapters", "attnbench.contract.dispatch", "attnbench.ranks"}
     )
     for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
         assert f'missing_package("{module.split(".")[0]}' in text

@@ -196,7 +196,8 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     assert len(checked) == len(set(checked)) == 9  # nothing was done twice
     assert len(measured) == len(set(measured)) == 9
     assert sum(isinstance(e, WorkerStarted) for e in history) >= 3
-    assert min(results.num_visits.values()) >= 1
+    assert len(results.num_visits) == 3
+    assert min(results.num_visits.values()) >= planned.num_rounds  # whatever the kills and the machine cost
     numbers = [(e.workload, e.visit) for e in history if isinstance(e, VisitFinished)]
     assert len(numbers) == len(set(numbers))
     execution.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work

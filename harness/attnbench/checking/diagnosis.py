@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import build, stored
+from attnbench.checking.case import build
 from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.mistakes.wrong_masks import showing
@@ -755,10 +755,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
     def attend(value: Tensor) -> Tensor:
         case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
-        tensors = {"key": reference.drawn.tensors["key"].to(value), "value": value}
-        case.tensors.update(stored(replace(inputs, tensors=tensors), workload).tensors if workload.has_cache else {})
-        if not workload.has_cache:
-            case.tensors["value"] = value
+        case.tensors["value"] = value
         with torch.no_grad():
             return case.output()
 

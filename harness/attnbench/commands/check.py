@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from msgspec import structs
@@ -43,6 +43,17 @@ def check(
             "gives others.",
         ),
     ] = False,
+    empty_rows: Annotated[
+        Literal["any", "zero"],
+        typer.Option(help="zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding."),
+    ] = "any",
+    hidden_nan: Annotated[
+        Literal["note", "reject"],
+        typer.Option(
+            help="reject: a NaN in a key or value that a query does not see, as in an unused part of a cache, must not "
+            "reach its output."
+        ),
+    ] = "note",
     as_json: AsJson = False,
 ) -> None:
     """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
@@ -55,7 +66,7 @@ def check(
     from attnbench.analysis.results import read
     from attnbench.commands import invariance, running, terminal
     from attnbench.processes.declared import declared
-    from attnbench.processes.planning import plan
+    from attnbench.processes.planning import plan, rejected
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     declarations = declared(plugins.labelled(specs))
@@ -70,7 +81,8 @@ def check(
         options = replace(options, settings=[INVARIANCE])
         planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
     else:
-        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations)
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
         planned = plan(chosen, with_baseline=False)
     if is_invariance:
         invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)

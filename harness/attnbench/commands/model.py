@@ -9,8 +9,8 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from attnbench.processes.model_check import Outcome
-    from attnbench.storage.model_events import AnyEvent, Built, Difference, Judged
+    from attnbench.models.events import AnyEvent, Built, Difference, Judged
+    from attnbench.models.model_check import Outcome
 
 USUAL = ("sdpa", "eager")
 MOST_PLACES = 3
@@ -48,8 +48,8 @@ def model(
     from importlib.util import find_spec
 
     from attnbench import plugins
-    from attnbench.processes import model_check
-    from attnbench.storage.model_events import OWN, Asked
+    from attnbench.models import model_check
+    from attnbench.models.events import OWN, Asked
 
     if find_spec("transformers") is None:
         raise ValueError('transformers is not installed: pip install "attnbench[transformers]"')
@@ -80,7 +80,7 @@ def model(
 
 def _progress(event: "AnyEvent") -> None:
     from attnbench.commands import running
-    from attnbench.storage.model_events import Trying
+    from attnbench.models.events import Trying
 
     if isinstance(event, Trying):
         running.note(f"{event.step} {event.attention}".rstrip())

@@ -146,7 +146,9 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
     if row is None:
         return f"[dim]{MISSING}[/]"
     if row["status"] != Status.ok:
-        colour = "dim" if row["is_predicted"] or row["status"] == Status.unsupported else "bold red"
+        colour = (
+            "dim" if row["is_predicted"] or row["status"] in {Status.unsupported, Status.approximate} else "bold red"
+        )
         return f"[{colour}]{cells.status(row)}[/]"
     if row["latency_s"] is None:
         measured = [metric for metric in metrics if row[metric.name] is not None]
@@ -165,7 +167,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     """
     judged = judgements(results)
     for each in judged:
-        has_worst = each.worst is not None and each.verdict is not CheckVerdict.wrong
+        has_worst = each.worst is not None and each.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
         worst = f" (error at most {cells.multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:
@@ -184,6 +186,7 @@ STYLES = {
     CheckVerdict.right: "bold green",
     CheckVerdict.imprecise: "bold yellow",
     CheckVerdict.wrong: "bold red",
+    CheckVerdict.approximate: "bold",
     CheckVerdict.not_judged: "bold yellow",
 }
 
@@ -209,7 +212,7 @@ def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
     for note in notes:
         say(note, "dim")
     print_kept_memory(results)
-    _print_not_tried(results)
+    _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     say("")
     is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
     for spec in results.plan.implementations:
@@ -268,13 +271,13 @@ def print_findings(results: Results) -> None:
         if record.is_finding:
             say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
     print_kept_memory(results)
-    _print_not_tried(results)
+    _print_not_tried(results.records)
 
 
-def _print_not_tried(results: Results) -> None:
+def _print_not_tried(records: Iterable[Record]) -> None:
     reasons = Counter(
         f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
-        for record in results.records
+        for record in records
         if record.status is not Status.ok and not record.is_finding
     )
     if reasons:

@@ -52,11 +52,15 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
-class Prepare(CellRequest, frozen=True, kw_only=True, tag="prepare"):
-    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
+class LimitedRequest(CellRequest, frozen=True, kw_only=True):
+    """A request about a cell that is not tried beyond these limits."""
 
     call_limit_s: float
     memory_limit_bytes: int
+
+
+class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
+    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
@@ -64,11 +68,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     has_dropout: bool
     executed_flops: int | None
+    is_approximate: bool = False
     call_s: float | None = None  # predicted, of one call; None: from nothing that is shorter
     peak_bytes: float | None = None  # likewise; None where it is far from any limit, or the workload so short
 
 
-class Check(Prepare, frozen=True, kw_only=True, tag="check"):
+class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
@@ -79,6 +84,7 @@ class Check(Prepare, frozen=True, kw_only=True, tag="check"):
 
     seed: int
     is_brief: bool = False
+    rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
     tries_unaligned: bool = False
 

@@ -277,6 +277,7 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
         memory_limit_bytes=session.plan.memory_limit_bytes,
         seed=session.plan.seed,
         is_brief=is_brief,
+        rejects=session.plan.rejects,
     )
     reply = session.ask(request)
     if isinstance(reply, messages.Failed):

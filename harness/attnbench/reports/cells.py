@@ -65,8 +65,6 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
     "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
     "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
-    "page_size": lambda size: f"pages of {size}" if size else "in one piece",
-    "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",
     "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }

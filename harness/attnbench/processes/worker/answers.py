@@ -116,6 +116,9 @@ class Bench:
         return agreement.verify(case, self.reference(on_step))
 
 
+APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
+
+
 class Worker:
     """Answers requests; keeps what is costly to make between them."""
 
@@ -182,7 +185,7 @@ class Worker:
             if is_quick:
                 self.guard.require_unchanged()
             elif not isinstance(reply, messages.Failed):
-                self._account(is_making=is_first_build or isinstance(request, messages.Prepare))
+                self._account(is_making=is_first_build or isinstance(request, messages.LimitedRequest))
         except Exception as error:  # noqa: BLE001 - as said above
             is_predicted = isinstance(error, attempts.OutOfReachError)
             if not is_predicted:
@@ -326,6 +329,7 @@ class Worker:
         return messages.Prepared(
             has_dropout=made.has_dropout,
             executed_flops=made.executed_flops(request.workload),
+            is_approximate=made.is_approximate,
             call_s=call_s,
             peak_bytes=peak_bytes,
         )
@@ -363,10 +367,13 @@ class Worker:
                 noted = agreement.try_unaligned(self.references, candidate)
                 only = Agreement(oracle=oracle.NAME, probes=(), rules=(noted,))
                 return CellChecked(**request.names, status=Status.ok, agreement=only)
-            compared = agreement.compare(self.references, candidate, self.rules[request.spec, request.seed])
+            known = self.rules[request.spec, request.seed]
+            compared = agreement.compare(self.references, candidate, known, rejects=request.rejects)
         finally:
             torch.set_num_threads(num_threads)
         agreed = compared.agreement
+        if candidate.is_approximate and agreed.probes:
+            return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
         if agreed.grade is Grade.wrong:
             earlier = self.diagnosed[request.spec]
             agreed = agreement.diagnose(self.references, candidate, compared, earlier)

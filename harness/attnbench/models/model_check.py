@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from attnbench.models.events import AnyEvent, Asked, Built, Impossible, Judged, Timed, Trying
 from attnbench.processes.lines import Ended, lines
-from attnbench.storage.model_events import AnyEvent, Asked, Built, Impossible, Judged, Timed, Trying
 
-MODULE = "attnbench.processes.worker.in_model"
+MODULE = "attnbench.models.process"
 Say = Callable[[AnyEvent], object]
 
 

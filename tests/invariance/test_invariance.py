@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from attnbench.checking.invariance import LAWS, Subject, tried
-from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.contract.functions import from_function
+from attnbench.invariance.laws import LAWS, Subject, tried
 from attnbench.workloads.workload import Workload
 
 SHAPE = Workload(seq_len=40, num_heads=4, num_kv_heads=2, head_dim=4, mask="causal", direction="inference")
@@ -74,20 +73,6 @@ def test_keys_that_are_split_by_the_sizes_of_the_call_are_found(name):
     number_of, expected = PLANTED[name]
     found = broken(laws(split_by(number_of)))
     assert expected <= found, found
-
-
-def test_pages_that_are_summed_one_by_one_are_found():
-    """A paged kernel with a partial sum for each page."""
-
-    class Paged(Attention):
-        def attend(self, query, key, value, mask):
-            pages = mask.inputs["block_table"].shape[1] if "block_table" in mask.inputs else 1
-            key, value = mask.cached(key, value, query.dtype)
-            key, value = (repeat_heads(each, query.shape[1]) for each in (key, value))
-            return in_parts(query, key, value, mask.visible, mask.scale_for(query.shape[-1]), pages)
-
-    found = laws(Implementation(build=Paged, source="a test", features=("cache",)))
-    assert broken(found) == {"split of the keys"}
 
 
 def test_what_is_drawn_again_is_found_from_run_to_run():

@@ -22,7 +22,7 @@ from attnbench.checking.oracle import RowMask
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
-from attnbench.storage.model_events import OWN, Asked, Built, Difference, Judged
+from attnbench.models.events import OWN, Asked, Built, Difference, Judged
 from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
@@ -556,10 +556,7 @@ def judge(asked: Asked, model: Model, expected: Mapping[str, Mapping[str, Tolera
                     worst = max(worst, math.inf if compared.ratio is None else compared.ratio)
                     if compared.agrees:
                         continue
-                    is_rms = (compared.rms_ratio or 0.0) > 1 and compared.error is not None
-                    error, allowed = (
-                        (compared.rms, compared.allowed_rms) if is_rms else (compared.error, compared.allowed)
-                    )
+                    error, allowed = compared.decisive
                     differences.append(Difference(place=place, batch=name, error=error, allowed=allowed))
     except Exception as error:  # noqa: BLE001 - whatever somebody's code raises
         is_refused = isinstance(error, RefusedError)

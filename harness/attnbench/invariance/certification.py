@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from attnbench.invariance.events import AnyEvent, Asked, Certificate, Failed, LawTried, Priced
 from attnbench.plugins import name_of
 from attnbench.processes.lines import Ended, lines
-from attnbench.storage.invariance_events import AnyEvent, Asked, Certificate, Failed, LawTried, Priced
 from attnbench.workloads.workload import Workload
 
-MODULE = "attnbench.processes.worker.invariance"
+MODULE = "attnbench.invariance.process"
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that decide what is tried: the laws vary the others."""
 LONGEST = 1024
@@ -22,8 +22,8 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
     for workload in workloads:
         short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
         plain = {"mask": "causal", "layout": "contiguous", "scope": "attention", "batch_size": 1, "dropout": 0.0}
-        stored = {"page_size": 0, "cache_dtype": "same", "direction": "inference", "embed_dim": 0}
-        shape = msgspec.structs.replace(workload, **(short | plain | stored))
+        more = {"direction": "inference", "embed_dim": 0}
+        shape = msgspec.structs.replace(workload, **(short | plain | more))
         found.setdefault(tuple(getattr(shape, axis) for axis in DECIDE), shape)
     return list(found.values())
 

@@ -16,15 +16,14 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, reason_against, stored
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, reason_against
 from attnbench.contract import Implementation
 from attnbench.devices import device
-from attnbench.storage.invariance_events import LawTried
+from attnbench.invariance.events import LawTried
 from attnbench.workloads.workload import Workload
 
 BATCHES = (2, 3, 8)
 PADDED_BY = (1, 17, 64, 300)
-PAGE_SIZES = (16, 64)
 FEWEST = 2
 
 
@@ -68,7 +67,7 @@ class Subject:
             lambda tensor: tensor.to(given["query"].device, given["query"].dtype)
         )
         inputs = Inputs(tensors={name: each.contiguous() for name, each in given.items()}, weights=weights)
-        case: Case = build(workload, self.implementation, stored(inputs, workload))
+        case: Case = build(workload, self.implementation, inputs)
         with case.grad_mode():
             return case.output()
 
@@ -160,17 +159,6 @@ def fewer_heads(subject: Subject) -> Iterator[Comparison]:
     yield f"{heads} of {subject.shape.num_heads} heads", made, subject.alone[0][None, :heads]
 
 
-def in_pages(subject: Subject) -> Iterator[Comparison]:
-    """The keys of a decoded query split into pages."""
-    length = subject.shape.kv_len
-    plain = subject.at(seq_len=1, kv_len=length, mask="none")
-    last = slice(length - 1, length)
-    right = subject.answer(plain, rows=slice(0, 1), queries=last)
-    for size in PAGE_SIZES:
-        asked = subject.at(seq_len=1, kv_len=length, mask="none", page_size=size)
-        yield f"pages of {size}", subject.answer(asked, rows=slice(0, 1), queries=last), right
-
-
 LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "run to run": repeated,
     "batch size": batched,
@@ -178,7 +166,6 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "ragged batch": ragged,
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
-    "split of the keys": in_pages,
 }
 """Every law by what is varied."""
 

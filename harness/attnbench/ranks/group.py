@@ -2,7 +2,7 @@
 
 Tensors pass through a file in memory that all have mapped; messages are JSON on a socket for each rank. Nothing that a
 rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing
-(rank_process.py), and end with this process, however it ends.
+(process.py), and end with this process, however it ends.
 """
 
 import math
@@ -50,7 +50,7 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks are to call, and how the tokens are shared out (contract/ranks.py)."""
+    """What the ranks are to call, and how the tokens are shared out (rank.py)."""
 
     module: str
     function: str
@@ -152,7 +152,7 @@ class RankGroup:
         theirs = [theirs.fileno() for _, theirs in pairs]
         patience_s = str(PATIENCE * self.timeout_s)
         asked = [str(os.getpid()), folder, self.device, patience_s]
-        command = [sys.executable, "-m", "attnbench.contract.rank_process", *asked]
+        command = [sys.executable, "-m", "attnbench.ranks.process", *asked]
         launcher = subprocess.Popen(  # noqa: S603 - this Python, and our own module
             [*command, *map(str, theirs)],
             pass_fds=theirs,

@@ -14,13 +14,14 @@ import torch
 
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place, reason_against
-from attnbench.contract import Implementation, tokens_of
-from attnbench.contract.rank_group import RankGroup, group_of
-from attnbench.contract.ranks import ORDERS
+from attnbench.contract import Implementation
 from attnbench.plugins import DISTRIBUTING, plugs
+from attnbench.ranks import tokens_of
+from attnbench.ranks.group import RankGroup, group_of
+from attnbench.ranks.rank import ORDERS
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
-from tests.contract.shares import asked, fail, give_back, give_late, sleep, three
 from tests.rank_bytes import bytes_sent
+from tests.ranks.shares import asked, fail, give_back, give_late, sleep, three
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 RIGHT = ("ring", "zigzag_ring", "ulysses", "all_gather")
@@ -204,8 +205,8 @@ def test_a_rank_that_hangs_is_named_and_leaves_nothing_behind(function):
 
 OWNER = """
 import sys, time, torch
-from attnbench.contract.rank_group import RankGroup
-from tests.contract.shares import asked, give_back, sleep, three
+from attnbench.ranks.group import RankGroup
+from tests.ranks.shares import asked, give_back, sleep, three
 group = RankGroup(2)
 group.forward(three(), asked(give_back))
 print(*group.processes, flush=True)

@@ -15,12 +15,12 @@ import msgspec
 import torch
 from torch import nn
 
-from attnbench.checking import in_model
-from attnbench.checking.in_model import NAME, Candidate, Model
 from attnbench.checking.tolerance import Tolerance
 from attnbench.devices import environment
+from attnbench.models import in_model
+from attnbench.models.events import OWN, AnyEvent, Asked, Impossible, Timed, Trying
+from attnbench.models.in_model import NAME, Candidate, Model
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.model_events import OWN, AnyEvent, Asked, Impossible, Timed, Trying
 from attnbench.storage.records import Arm
 from attnbench.timing.functions import FunctionComparison
 

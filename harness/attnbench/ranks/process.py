@@ -1,4 +1,4 @@
-"""`python -m attnbench.contract.rank_process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
+"""`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
 
 This one imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers one request after the
 other until its socket ends. Each ends at once with the process that started it.
@@ -27,8 +27,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # as torch.distributed has it, which does not say so to mypy
 
 from attnbench import devices
-from attnbench.contract.rank_group import LARGEST_MESSAGE, Asked, Report, Request
-from attnbench.contract.ranks import CommunicationError, Rank, Share, tokens_of
+from attnbench.ranks.group import LARGEST_MESSAGE, Asked, Report, Request
+from attnbench.ranks.rank import CommunicationError, Rank, Share, tokens_of
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

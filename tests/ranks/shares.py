@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from attnbench.contract.rank_group import Asked
+from attnbench.ranks.group import Asked
 
 
 def sleep(query, key, value, rank):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract.ranks import Rank
+from attnbench.ranks.rank import Rank
 
 Slices = tuple[slice, slice, bool]
 """Some of a rank's queries, some of the keys that it has, and whether they are the same tokens under a causal mask."""

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 
-from attnbench.checking import in_model, oracle  # noqa: E402 - where there is transformers
-from attnbench.checking.in_model import expect, judge  # noqa: E402
+from attnbench.checking import oracle  # noqa: E402 - where there is transformers
 from attnbench.cli import app  # noqa: E402
-from attnbench.storage.model_events import Asked  # noqa: E402
+from attnbench.models import in_model  # noqa: E402
+from attnbench.models.events import Asked  # noqa: E402
+from attnbench.models.in_model import expect, judge  # noqa: E402
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
 GROUPED = SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -8,11 +8,11 @@ import msgspec
 import torch
 
 from attnbench.checking.case import build, draw_normal, place, reason_against
-from attnbench.checking.invariance import Subject, tried
 from attnbench.contract.loading import implementation
 from attnbench.devices import environment
+from attnbench.invariance.events import AnyEvent, Asked, Failed, Priced
+from attnbench.invariance.laws import Subject, tried
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.invariance_events import AnyEvent, Asked, Failed, Priced
 from attnbench.storage.records import Arm
 from attnbench.timing.functions import FunctionComparison
 from attnbench.workloads.workload import Workload
