@@ -72,12 +72,14 @@ class Check(Prepare, frozen=True, kw_only=True, tag="check"):
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
     looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
     `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
-    in full at a workload of the same kind.
+    in full at a workload of the same kind. While the implementation is called, the oracle is asked about `following`,
+    the workload that is checked next.
     """
 
     seed: int
     is_brief: bool = False
     prepared: Prepared | None = None
+    following: Workload | None = None
     tries_unaligned: bool = False
 
 

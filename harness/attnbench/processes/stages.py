@@ -45,6 +45,8 @@ FRESH_S, MOST_BLOCKS = 0.2, 4
 shorter than that, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+MOST_AHEAD = 2**20
+"""Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
 DECIDED = "every comparison is decided"
@@ -68,6 +70,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Cell = tuple[Workload, Arm]
 
 
 @dataclass
@@ -163,6 +166,11 @@ class Session:
             reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
         return reply
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What a request says of the limits of a call."""
+        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
         """What a request about one cell says of it."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
@@ -224,22 +232,54 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
         workloads = _most_informative_first(workloads)
     wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
+    prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
     close = []
-    for number, (workload, arm) in enumerate(cells):
-        if (workload.id, arm) not in session.state.status and not (stops_when_wrong and arm in wrong):
+
+    def is_open(cell: Cell) -> bool:
+        return (cell[0].id, cell[1]) not in session.state.status and not (stops_when_wrong and cell[1] in wrong)
+
+    for number, cell in enumerate(cells):
+        if is_open(cell):
+            workload, arm = cell
             if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
                 left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            if not check_cell(session, workload, arm, is_last=False):
-                close.append((workload, arm))
+            following = _following(session, workload, filter(is_open, cells[number + 1 :]), prepared)
+            if not check_cell(session, *cell, is_last=False, prepared=prepared.pop(cell, None), following=following):
+                close.append(cell)
             elif session.state.status[workload.id, arm] is Status.disagrees:
                 wrong.add(arm)
     for workload, arm in close:
         check_cell(session, workload, arm)
     session.show_progress("check", "", len(cells), len(cells))
     return ""
+
+
+def _following(
+    session: Session,
+    current: Workload,
+    cells: Iterable[Cell],
+    prepared: dict[Cell, messages.Prepared | messages.Failed],
+) -> Workload | None:
+    """The next workload that is checked, if it is small and in the same place; its cell and those before are prepared.
+
+    The judge asks the oracle about it while it waits for calls of the current workload.
+    """
+    for workload, arm in cells:
+        is_elsewhere = workload.device != current.device
+        is_coarser = workload.float32_matmul_precision != current.float32_matmul_precision
+        if workload.num_scores > MOST_AHEAD or is_elsewhere or is_coarser or session.specs[arm] in session.unloadable:
+            return None
+        if (workload, arm) not in prepared:
+            request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
+            reply = session.ask(request)
+            assert isinstance(reply, messages.Prepared | messages.Failed)
+            prepared[workload, arm] = reply
+        if workload != current and isinstance(prepared[workload, arm], messages.Prepared):
+            return workload
+    return None
 
 
 def check_cell(  # noqa: PLR0913 - each changes what is asked
@@ -250,23 +290,28 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
     is_last: bool = True,
     is_brief: bool = False,
     call_limit_s: float | None = None,
+    prepared: messages.Prepared | messages.Failed | None = None,
+    following: Workload | None = None,
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
     `call_limit_s` holds in place of the plan's. What cannot be loaded is tried once, however many cells it has.
+    `prepared` is what preparing it gave, and `following` the workload that comes next.
     """
     if session.specs[arm] in session.unloadable:
         names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
         session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
         return True
+    limits = session.limits if call_limit_s is None else session.limits | {"call_limit_s": call_limit_s}
     request = messages.Check(
         **session.request_of(workload, arm),
-        call_limit_s=session.plan.call_limit_s if call_limit_s is None else call_limit_s,
-        memory_limit_bytes=session.plan.memory_limit_bytes,
+        **limits,
         seed=session.plan.seed,
         is_brief=is_brief,
+        prepared=prepared if isinstance(prepared, messages.Prepared) else None,
+        following=following,
     )
-    reply = session.ask(request)
+    reply = prepared if isinstance(prepared, messages.Failed) else session.ask(request)
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False
@@ -294,9 +339,8 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
 
     def rank(workload: Workload) -> tuple[bool, int, int]:
         new = len(set(workload.axes().items()) - tried)
-        scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
         says_little = workload.kv_len < FEWEST_KEYS or workload.seq_len == 1
-        return says_little, -new, scores * workload.head_dim
+        return says_little, -new, workload.num_scores * workload.head_dim
 
     while rest:
         ordered.append(min(rest, key=rank))
