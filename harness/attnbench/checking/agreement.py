@@ -7,7 +7,7 @@ forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -107,16 +107,23 @@ class RuleReferences(NamedTuple):
 
 
 def ask_oracle(
-    workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None, *, is_brief: bool = False
+    workload: Workload,
+    seed: int,
+    on_step: Callable[[], object] = lambda: None,
+    *,
+    is_brief: bool = False,
+    left_out: Collection[str] = (),
 ) -> References:
     """Compute the references of every probe, or of BRIEF alone and none for rules; `on_step` is called before each.
+
+    Probes may be left out.
 
     Raises:
         ValueError: no probe has anything to say here: a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
     plain = msgspec.structs.replace(workload, dropout=0.0)
-    for probe in BRIEF if is_brief else PROBES:
+    for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
         on_step()
         try:
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
@@ -252,11 +259,12 @@ def _rule_results(references: References, implementation: Implementation, known:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own.
 
     They are tried where a workload has a value that none before it had; once a rule is broken, at every other kind.
-    Those that are only noted are tried whatever the dtype and the mask.
+    Those that are only noted are tried whatever the dtype, and how the mask changes scores.
     """
     short, seed, on_step = references.short, references.seed, references.on_step
     noted = (short.scope, short.direction, short.mask_rule.hides)
-    kind = (*noted, short.dtype, short.mask, short.bias, short.layout, short.sinks, short.scale)
+    changes = tuple(type(part).__name__ for part in short.mask_rule.changes)
+    kind = (*noted, changes, short.dtype, short.bias, short.layout, short.sinks, short.scale)
     if kind not in known and _are_tried(kind, known):
         return known.get(noted, ())
     for workload in dict.fromkeys((short, _for_rules(references.workload))):

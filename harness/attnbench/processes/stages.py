@@ -23,12 +23,12 @@ from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Race, State, load_libraries, visit_seed
 from attnbench.tracing import folders
-from attnbench.workloads import policy
+from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
@@ -47,6 +47,10 @@ MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
 MOST_AHEAD = 2**20
 """Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
+PLACE = ("device", "float32_matmul_precision")
+"""Axes that the whole process has."""
+SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
+"""Probes that a check may leave out at a workload, and how many of them."""
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
 DECIDED = "every comparison is decided"
@@ -232,7 +236,7 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
         workloads = _most_informative_first(workloads)
     wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-    prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
+    ahead = Ahead(session) if LATENCY not in plan.metrics else None
     close = []
 
     def is_open(cell: Cell) -> bool:
@@ -246,8 +250,8 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            following = _following(session, workload, filter(is_open, cells[number + 1 :]), prepared)
-            if not check_cell(session, *cell, is_last=False, prepared=prepared.pop(cell, None), following=following):
+            more = ahead.asked(cell, filter(is_open, cells[number + 1 :])) if ahead else {}
+            if not check_cell(session, workload, arm, is_last=False, **more):
                 close.append(cell)
             elif session.state.status[workload.id, arm] is Status.disagrees:
                 wrong.add(arm)
@@ -257,61 +261,68 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     return ""
 
 
-def _following(
-    session: Session,
-    current: Workload,
-    cells: Iterable[Cell],
-    prepared: dict[Cell, messages.Prepared | messages.Failed],
-) -> Workload | None:
-    """The next workload that is checked, if it is small and in the same place; its cell and those before are prepared.
+class Ahead:
+    """What a check knows of the cells that follow: whether they are supported, and what the oracle is asked there."""
 
-    The judge asks the oracle about it while it waits for calls of the current workload.
-    """
-    for workload, arm in cells:
-        is_elsewhere = workload.device != current.device
-        is_coarser = workload.float32_matmul_precision != current.float32_matmul_precision
-        if workload.num_scores > MOST_AHEAD or is_elsewhere or is_coarser or session.specs[arm] in session.unloadable:
-            return None
-        if (workload, arm) not in prepared:
-            request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
-            reply = session.ask(request)
-            assert isinstance(reply, messages.Prepared | messages.Failed)
-            prepared[workload, arm] = reply
-        if workload != current and isinstance(prepared[workload, arm], messages.Prepared):
-            return workload
-    return None
+    def __init__(self, session: Session) -> None:
+        """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
+        self.session = session
+        self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
+        costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
+        spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
+        self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
+
+    def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
+        """What the request to check a cell says besides, where those cells follow."""
+        question = self._following(cell[0], following)
+        known = {"prepared": self.prepared.pop(cell)} if cell in self.prepared else {}
+        return {"left_out": self.left_out[cell[0].id], "following": question, **known}
+
+    def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
+        """What the oracle is asked next, if that is a small workload in the same place: the judge does so meanwhile.
+
+        The cells up to there are prepared.
+        """
+        session = self.session
+        for workload, arm in cells:
+            is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
+            if workload.num_scores > MOST_AHEAD or not is_alike or session.specs[arm] in session.unloadable:
+                return None
+            if (workload, arm) not in self.prepared:
+                request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
+                reply = session.ask(request)
+                assert isinstance(reply, messages.Prepared | messages.Failed)
+                self.prepared[workload, arm] = reply
+            if workload != current and isinstance(self.prepared[workload, arm], messages.Prepared):
+                left_out = self.left_out[workload.id]
+                return messages.Question(workload=workload, seed=session.plan.seed, left_out=left_out)
+        return None
 
 
-def check_cell(  # noqa: PLR0913 - each changes what is asked
+def check_cell(
     session: Session,
     workload: Workload,
     arm: Arm,
     *,
     is_last: bool = True,
-    is_brief: bool = False,
-    call_limit_s: float | None = None,
     prepared: messages.Prepared | messages.Failed | None = None,
-    following: Workload | None = None,
+    **more: Any,  # noqa: ANN401 - as messages.Check has them
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `call_limit_s` holds in place of the plan's. What cannot be loaded is tried once, however many cells it has.
-    `prepared` is what preparing it gave, and `following` the workload that comes next.
+    `more` is said in the request, in place of what the plan says, and `prepared` what preparing the cell gave, where it
+    is known. What cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
         names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
         session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
         return True
-    limits = session.limits if call_limit_s is None else session.limits | {"call_limit_s": call_limit_s}
-    request = messages.Check(
-        **session.request_of(workload, arm),
-        **limits,
-        seed=session.plan.seed,
-        is_brief=is_brief,
-        prepared=prepared if isinstance(prepared, messages.Prepared) else None,
-        following=following,
-    )
-    reply = prepared if isinstance(prepared, messages.Failed) else session.ask(request)
+    asked = {"seed": session.plan.seed, **session.limits, **more}
+    request = messages.Check(**session.request_of(workload, arm), **asked)
+    if isinstance(prepared, messages.Failed):
+        reply: messages.Reply = prepared
+    else:
+        reply = session.ask(msgspec.structs.replace(request, prepared=prepared))
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False

@@ -134,9 +134,9 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: agreement.References | None = None
+        self.references: tuple[messages.Question, agreement.References] | None = None
+        self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
         self.helper = ThreadPoolExecutor(1)
-        self.ahead: tuple[tuple[Workload, int, bool], Future[agreement.References]] | None = None
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], agreement.RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[str, blocks.TimedCall] = {}
@@ -382,25 +382,30 @@ class Worker:
         )
 
     def asked(self, request: messages.Check) -> agreement.References:
-        """The oracle's answers at the workload of a check; those that were asked for last are kept."""
+        """The oracle's answers that a check needs; the last ones are kept."""
         self.heartbeat.beat()
-        asked, kept = (request.workload, request.seed, request.is_brief), self.references
-        if kept is None or (kept.workload, kept.seed, kept.is_brief) != asked:
-            self.references = kept = None  # so that its memory is free
-            known, answer = self.ahead or (None, None)
-            kept = self.references = answer.result() if answer is not None and known == asked else self.ask(*asked)
-            self.ahead = None
-        if request.following is not None and request.following != request.workload:
-            following = (request.following, request.seed, request.is_brief)
-            self.ahead = following, self.helper.submit(self.ask, *following)
+        if self.references is None or self.references[0] != request.question:
+            self.references = None  # so that its memory is free
+            ahead, self.ahead = self.ahead, None
+            is_known = ahead is not None and ahead[0] == request.question
+            answer = ahead[1].result() if ahead is not None and is_known else self.ask(request.question)
+            self.references = request.question, answer
+        if request.following is not None and request.following != request.question:
+            self.ahead = request.following, self.helper.submit(self.ask, request.following)
         self.heartbeat.beat()
-        return kept
+        return self.references[1]
 
-    def ask(self, workload: Workload, seed: int, is_brief: bool) -> agreement.References:  # noqa: FBT001 - as above
+    def ask(self, question: messages.Question) -> agreement.References:
         """Ask the oracle; ahead of a check in one thread, since a candidate uses the other processors meanwhile."""
-        if workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
+        if question.workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
             torch.set_num_threads(1)
-        return agreement.ask_oracle(workload, seed, on_step=self.heartbeat.beat, is_brief=is_brief)
+        return agreement.ask_oracle(
+            question.workload,
+            question.seed,
+            on_step=self.heartbeat.beat,
+            is_brief=question.is_brief,
+            left_out=question.left_out,
+        )
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Witnessed:
         """Make the calls of a witness sample ready."""

@@ -361,7 +361,9 @@ class Guard:
         """Remember everything; functions as an earlier guard does, which has found none replaced."""
         self._settings = {name: _look(each.read) for name, each in SETTINGS.items()}
         self._notes = {name: _look(each.read) for name, each in NOTES.items()}
-        self._functions = earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
+        self._functions: Functions = (
+            earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
+        )
         self._files = _files()
         self._threads = set(threading.enumerate())
         self._children = _children()
