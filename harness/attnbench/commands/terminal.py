@@ -21,7 +21,6 @@ from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, hosts, sides, story
 from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
-from attnbench.workloads.workload import Workload
 
 LONGEST_UNBROKEN, LONGEST_NAME = 40, 32
 FEW, MANY, DENSE_WIDTH = 5, 12, 120
@@ -194,7 +193,7 @@ STYLES = {
 def _print_mistakes(records: Iterable[Record], style: str) -> None:
     """Each failure once, on the smallest workload that shows it."""
     for group in grouped(records, _mistake).values():
-        first, *others = sorted(group, key=lambda record: (_num_scores(record.workload), record.workload.id))
+        first, *others = sorted(group, key=lambda record: (record.workload.num_scores, record.workload.id))
         say("")
         kind = "" if first.is_wrong else f" {first.status}"
         say(f"{first.implementation}:{kind} on {first.workload.id}", style)
@@ -259,10 +258,6 @@ def _mistake(record: Record) -> tuple[str, ...]:
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
     return record.implementation, record.status, *(mistakes or (message,))
-
-
-def _num_scores(workload: Workload) -> int:
-    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
 def print_findings(results: Results) -> None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
@@ -17,7 +16,7 @@ from attnbench.analysis.comparisons import Answer, answers, comparisons, doubts,
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
+from attnbench.reports import Picture, cells, grouped, hosts, notable, recommended, text_report
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
 from attnbench.storage.records import Environment, Status, Verdict
@@ -47,6 +46,8 @@ LEAST_LENGTHS = 3
 
 def rendered(template: str, results: Results, **more: object) -> str:
     """A template of this folder with what summary and page both say, and more; where it is HTML, texts are escaped."""
+    import jinja2  # here, as below what draws pictures: a check needs neither, and both take half a second
+
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html.jinja"]),
@@ -96,6 +97,8 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
     `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
     script, which sets it as text.
     """
+    from attnbench.reports import explorer
+
     drawn = [
         picture
         for report in plugs("attnbench.reports", "REPORT").values()
