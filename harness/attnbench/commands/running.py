@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import comparisons, doubts
 from attnbench.analysis.hosts import shown
 from attnbench.analysis.judgements import is_finding, is_inconclusive, judgements
 from attnbench.analysis.results import Results, read
@@ -269,7 +269,7 @@ def write_reports(results: Results, folder: Path) -> bool:
 
 
 def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
-    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
+    """Exit as the run deserves: a finding is no pass, nor is a run that checked nothing or whose times are doubtful."""
     has_findings = has_findings or any(record.is_finding for record in results.records)
     if not has_findings and all(record.agreement is None for record in results.records):
         typer.echo("nothing could be checked: see the reasons above", err=True)
@@ -277,6 +277,9 @@ def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if not has_findings and is_compared and not comparisons(results):
         typer.echo("nothing could be compared: see the reasons above", err=True)
+        raise typer.Exit(ExitCode.inconclusive)
+    if not has_findings and is_compared and doubts(results):
+        typer.echo("no time could be judged: see the reason at the top", err=True)
         raise typer.Exit(ExitCode.inconclusive)
     raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
 

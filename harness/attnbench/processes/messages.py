@@ -293,6 +293,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
             arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
             called_s=called_s,
             states=tuple(states),
+            probe=f"{self.workload.device}, {self.workload.num_threads} threads",
         )
 
 

@@ -12,7 +12,16 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import Answer, answers, comparisons, doubts, noises, throttled, too_noisy
+from attnbench.analysis.comparisons import (
+    Answer,
+    answers,
+    comparisons,
+    contention,
+    doubts,
+    noises,
+    throttled,
+    too_noisy,
+)
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
@@ -243,6 +252,8 @@ def troubles(results: Results) -> list[str]:
     if said and is_usual:  # else it is a doubt
         lines.append(said)
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
+    busy = contention(results)
+    lines += [busy] * (busy not in doubts(results)) if busy else []
     return [*doubts(results), *hosts.excluded(results), *([noisy] if noisy else []), *lines]
 
 

@@ -132,7 +132,7 @@ class State:
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
                     arms.setdefault(taken.arm, []).extend(taken.samples)
-                self.gauge.add(event.workload, event.samples(PROBE))
+                self.gauge.add(event.workload, event.samples(PROBE), event.probe)
             case events.WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event

@@ -28,6 +28,7 @@ from attnbench.checking.reference import Reference, reference_for_probe, require
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads
+from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
@@ -142,7 +143,7 @@ class Worker:
         self.helper = ThreadPoolExecutor(1)
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], agreement.RulesAt] = defaultdict(dict)  # by spec and seed
-        self.probes: dict[str, blocks.TimedCall] = {}
+        self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # the calls of a witness sample,
@@ -537,9 +538,10 @@ class Worker:
                 beat = partial(self.heartbeat.beat, arms.index(arm))
                 calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch, beat))
                 continue
-            if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
-                self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
-            calls.append(self.probes[name])
+            kind = request.workload.device, torch.get_num_threads()
+            if kind not in self.probes:
+                self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
+            calls.append(self.probes[kind])
         called_s = -sum(timed.called_s for timed in calls)
         states: list[DeviceState] = []
 
@@ -549,6 +551,7 @@ class Worker:
 
         conditions = blocks.Conditions(
             on_turn=on_turn,
+            read_waits=own_waits_s if here.is_host else lambda: None,
             flush=here.flush if request.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
