@@ -309,6 +309,18 @@ def doubts(results: Results) -> list[str]:
     return lines if is_usual else [*lines, said]
 
 
+def is_doubtful(results: Results, key: Key | None = None) -> bool:
+    """Whether the times of a cell, or of all without a key, are no ground for a verdict.
+
+    Two sides are measured in the same blocks, so that load alone does not make them doubtful.
+    """
+    if key is not None and key in results.doubts:
+        return True
+    if results.plan.sides is not None:
+        return results.num_discarded > MANY * results.num_blocks
+    return bool(doubts(results))
+
+
 def throttled(results: Results) -> tuple[str, bool]:
     """What throttled the device during comparisons, a sentence or ""; and whether that makes no verdict doubtful.
 

@@ -14,16 +14,14 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.hosts import shown
-from attnbench.analysis.judgements import is_finding, is_inconclusive, judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import LATENCY
 from attnbench.units import plain
 
 SHOWN = ("--json", "--quiet", "--verbose")
@@ -250,13 +248,15 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
 
 
 def write_reports(results: Results, folder: Path) -> bool:
-    """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed.
+    """Write the usual reports; one that fails is reported and costs the others nothing. Returns whether any failed.
 
     Raises:
         ValueError: the folder cannot be written.
     """
     failed = False
     for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
+        if not plug.is_usual:
+            continue
         try:
             plug.write(results, folder)
         except OSError as error:
@@ -268,25 +268,18 @@ def write_reports(results: Results, folder: Path) -> bool:
     return failed
 
 
-def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
-    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
-    has_findings = has_findings or any(record.is_finding for record in results.records)
-    if not has_findings and all(record.agreement is None for record in results.records):
-        typer.echo("nothing could be checked: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
-    if not has_findings and is_compared and not comparisons(results):
-        typer.echo("nothing could be compared: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
+def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
+    """Print the last sentence, and exit with the code of its ending; a report that failed is a finding, too."""
+    if not is_silent:
+        typer.echo(conclusion.sentence)
+    elif conclusion.ending is Ending.inconclusive:
+        typer.echo(conclusion.sentence, err=True)
+    raise typer.Exit(ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending])
 
 
-def conclude_check(results: Results, *, is_complete: bool) -> NoReturn:
-    """Exit as a check deserves: 1 for a wrong answer, 3 for too few answers or none from something that was named."""
-    judged = judgements(results)
-    if is_finding(judged):
-        raise typer.Exit(ExitCode.finding)
-    if not is_complete or is_inconclusive(judged):
-        typer.echo("not enough was judged: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    raise typer.Exit(ExitCode.passed)
+EXIT_CODE_OF = {
+    Ending.passed: ExitCode.passed,
+    Ending.finding: ExitCode.finding,
+    Ending.inconclusive: ExitCode.inconclusive,
+    Ending.invalid: ExitCode.invalid,
+}

@@ -6,21 +6,32 @@ Both say what was run and where, how far to trust it, what went wrong, and have 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import Answer, answers, comparisons, doubts, noises, throttled, too_noisy
+from attnbench.analysis.comparisons import comparisons, doubts, noises, throttled, too_noisy
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
-from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
+from attnbench.reports import (
+    Picture,
+    answers,
+    cells,
+    endings,
+    explorer,
+    grouped,
+    hosts,
+    lines,
+    recommended,
+    text_report,
+)
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import Environment, Status, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Status, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -30,8 +41,6 @@ from attnbench.units import (
     percent,
     plain,
     show,
-    significant,
-    span,
 )
 from attnbench.workloads.workload import Workload
 
@@ -39,10 +48,6 @@ TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
-FEW_NAMED = 3
-"""Of more implementations these are named."""
-LEAST_LENGTHS = 3
-"""Of fewer, the greatest says nothing of those between."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -58,59 +63,77 @@ def rendered(template: str, results: Results, **more: object) -> str:
         facts=facts(results),
         findings=findings(results),
         troubles=troubles(results),
-        notable=notable.findings(results),
         answer=answer(results),
-        means=means(results),
-        baseline=cells.base(results.plan),
-        legend=cells.legend(results),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
     )
 
 
+MOST_LINES = 200
+"""Of summary.md; what is beyond stands in report.html and records.csv."""
+IN_SUMMARY = (
+    "length",
+    "implementation",
+    "status",
+    "time per call",
+    "ratio",
+    "verdict",
+    "peak memory",
+    "error",
+    "notes",
+)
+"""The columns of its tables."""
+
+
 def summary(results: Results) -> str:
-    """The run as Markdown."""
-    columns = cells.columns(results)
+    """The run as Markdown, with as many tables of cells as fit."""
+    columns = [column for column in cells.columns(results) if column.heading in IN_SUMMARY]
+    found = hosts.over_all(results)
+    across = {} if found is None else hosts.verdicts(found)
+    shapes, base = answers.shapes(results), cells.base(results.plan)
+
+    def text(tables: dict[str, str], num_left_out: int) -> str:
+        return rendered(
+            "summary.md.jinja",
+            results,
+            table=markdown_table(answers.table(shapes, base)),
+            legend=cells.legend(columns),
+            tables=tables,
+            num_left_out=num_left_out,
+            kinds={} if found is None else hosts.kinds(found),
+            shown_host=hosts.shown(results),
+            across={title: markdown_table(rows) for title, rows in across.items()},
+        )
+
     tables = {
         title: markdown_table([{column.heading: column.text(row) for column in columns} for row in rows])
         for title, rows in cells.groups(results).items()
     }
-    found = hosts.over_all(results)
-    across = {} if found is None else hosts.verdicts(found)
-    return (
-        rendered(
-            "summary.md.jinja",
-            results,
-            tables=tables,
-            kinds={} if found is None else hosts.kinds(found),
-            shown_host=hosts.shown(results),
-            across={title: markdown_table(rows) for title, rows in across.items()},
-        ).rstrip("\n")
-        + "\n"
-    )
+    number = len(tables)
+    while tables and text(tables, number - len(tables)).count("\n") > MOST_LINES:
+        tables.popitem()
+    return text(tables, number - len(tables)).rstrip("\n") + "\n"
 
 
 def page(results: Results, others: Sequence[Results] = ()) -> str:
-    """The run as one page, complete in itself: the answer, what to explore, pictures, and then all about the run.
+    """The run as one page, complete in itself: the answer, one picture, what to explore, and then all about the run.
 
     `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
     script, which sets it as text.
     """
-    drawn = [
-        picture
-        for report in plugs("attnbench.reports", "REPORT").values()
-        if report.draw is not None
-        for picture in report.draw(results)
-    ]
-    found = hosts.over_all(results)
+    found, shapes = hosts.over_all(results), answers.shapes(results)
     return rendered(
         "page.html.jinja",
         results,
+        table=answers.table(shapes, cells.base(results.plan)),
         kinds={} if found is None else hosts.kinds(found),
         shown_host=hosts.shown(results),
         across={} if found is None else hosts.verdicts(found),
-        figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
+        figures=[inlined(picture, number) for number, picture in enumerate(lines.usual(results), start=1)],
+        legend=cells.legend(cells.columns(results)),
+        memory=answers.memory_line(shapes),
         asked=asked(results, others),
+        is_right=endings.of_run(results).sentence,
         machine=machine(results),
         undisturbed=undisturbed(results),
         beyond=beyond(results),
@@ -124,7 +147,7 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
     """What was asked, in a line: the title of the page."""
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
-    shapes = f"{len(plan.workloads)} workload{'s' * (len(plan.workloads) > 1)}"
+    shapes = f"{len(plan.workloads)} shape{'s' * (len(plan.workloads) > 1)}"
     what = f"{names} implementation{'s' * (names > 1)} on {shapes}"
     if plan.sides is not None:
         what = f"Two states of the code: {what}"
@@ -257,149 +280,58 @@ def findings(results: Results) -> list[str]:
     return lines
 
 
-MOST_NAMED = 4
-"""Of more implementations, so many are named with their times."""
-
-
 def of_model(results: Results) -> list[str]:
     """What the run says of the whole model: the time of the attention of all its layers, for each point and arm."""
-    lines = []
+    said = []
     for label, found in grouped(totals(results), lambda each: each.mix.label).items():
         timed = [each for each in found if each.seconds is not None]
         whole = f"{results.plan.model} {label}" if results.plan.model else label
         calls = f"{found[0].num_calls} {'layers' if results.plan.model else 'calls'} of attention"
-        named = [f"{each.arm} {show(each.seconds, 's')}{_beside_base(each)}" for each in timed[:MOST_NAMED]]
+        named = [f"{each.arm} {show(each.seconds, 's')}{_to_base(each)}" for each in timed[:MOST_NAMED]]
         rest = f", {len(timed) - MOST_NAMED} more are slower" if len(timed) > MOST_NAMED else ""
         missing = [str(each.arm) for each in found if each.seconds is None]
         none = f"; no time: {', '.join(missing)}" if missing else ""
         text = ", ".join(named) + rest if named else "none has a time for all of them"
-        lines.append(plain(f"{whole}, {calls}: {text}{none}."))
-    return lines
-
-
-def _beside_base(total: Total) -> str:
-    """As in: (2.3x as long as sdpa, 2.2 to 2.4)."""
-    if total.ratio is None or total.ratio == 1.0:
-        return ""
-    number, _, interval = span(total.ratio, total.low, total.high).partition(" ")
-    return f" (x{number}{', ' if interval else ''}{interval.strip('()')})"
-
-
-def answer(results: Results) -> list[str]:
-    """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
-
-    Before these what the run says of a whole model, where it was planned for one. Where hosts of several kinds, or
-    several hosts for each cell, have measured, only what they say together; else that comes first.
-    """
-    together = hosts.lines(results)
-    return together if hosts.speaks(results) else together + _answer(results)
-
-
-def _answer(results: Results) -> list[str]:
-    if results.plan.command != "run":
-        doubtful = "doubtful: " if doubts(results) else ""
-        return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
-    if results.plan.sides is not None or not comparisons(results):
-        return of_model(results)
-    titles = cells.titles(results)
-    arms = {each.implementation for each in comparisons(results)}
-    are_two = len(arms) == 1
-    words = _between_two(results) if are_two else [(each.workload, _of_shape(each)) for each in answers(results)]
-    parts: dict[str, dict[str, list[Workload]]] = {}
-    for workload, text in words:
-        parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
-    said = {title: "; ".join(f"{text} at {_lengths(at)}" for text, at in own.items()) for title, own in parts.items()}
-    for title, text in (_crossings(results, titles) if are_two else {}).items():
-        said[title] = f"{text}: {said[title]}"
-    head = "doubtful: " if doubts(results) else ""
-    found_of_model = [plain(f"{head}{line}") for line in of_model(results)]
-    lines = [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
-    return found_of_model + lines
-
-
-def _crossings(results: Results, titles: dict[str, str]) -> dict[str, str]:
-    """Of one implementation and the baseline: in each group of three lengths or more, from which one is the faster.
-
-    A group has no such text where nobody is faster at its greatest length.
-    """
-    found = {}
-    for title, members in grouped(comparisons(results), lambda each: titles[each.workload.id]).items():
-        members.sort(key=lambda each: (each.workload.kv_len, each.workload.seq_len))
-        names = {Verdict.faster: members[-1].implementation, Verdict.slower: cells.base(results.plan)}
-        last = names.get(members[-1].verdict)
-        if last is None or len(members) < LEAST_LENGTHS:
-            continue
-        others = [number for number, each in enumerate(members) if names.get(each.verdict) != last]
-        first = members[others[-1] + 1 if others else 0].workload
-        found[title] = (
-            f"{last} is faster from {_lengths([first])} on" if others else f"{last} is faster at every length"
-        )
-    return found
-
-
-def _lengths(workloads: list[Workload]) -> str:
-    return f"T={', '.join(cells.length(workload.axes()) for workload in workloads)}"
-
-
-def _between_two(results: Results) -> list[tuple[Workload, str]]:
-    """Of one implementation and the baseline: on each workload which is faster."""
-    said = []
-    for each in comparisons(results):
-        name, base = each.implementation, each.baseline
-        match each.verdict:
-            case Verdict.equivalent:
-                text = f"{name} and {base} are equal within {percent(each.margin)}"
-            case Verdict.undecided:
-                seen = span(each.ratio, each.low, each.high)
-                text = f"undecided: {name} takes {seen} times as long as {base} ({each.reason})"
-            case Verdict.slower:
-                text = _faster(base, name, each.ratio, each.low, each.high)
-            case Verdict.faster:
-                low, high = (None if end is None else 1 / end for end in (each.high, each.low))
-                text = _faster(name, base, 1 / each.ratio, low, high)
-        same = " (the same kernel ran)" if each.is_same_kernel else ""
-        said.append((each.workload, f"{text}{same}"))
+        said.append(plain(f"{whole}, {calls}: {text}{none}."))
     return said
 
 
-def _of_shape(found: Answer) -> str:
-    """What is faster than the baseline, equal, slower and undecided on one workload."""
-    base = found.baseline
-    parts = []
-    if found.faster:
-        named = [f"{each.implementation} {significant(1 / each.ratio, 3)}x" for each in found.faster[:FEW_NAMED]]
-        parts.append(f"faster than {base}: {_some(named, len(found.faster))}")
-    elif not found.undecided:
-        parts.append(f"nothing is faster than {base}")
-    if found.equal:
-        names = [f"{each.implementation}{' (same kernel)' * each.is_same_kernel}" for each in found.equal[:FEW_NAMED]]
-        parts.append(f"equal within {percent(found.equal[0].margin)}: {_some(names, len(found.equal))}")
-    if found.slower:
-        names = [f"{each.implementation} {significant(each.ratio, 3)}x" for each in found.slower[:1]]
-        parts.append(f"slower: {len(found.slower)}, the least {names[0]}")
-    if found.undecided:
-        names = [each.implementation for each in found.undecided[:FEW_NAMED]]
-        parts.append(f"undecided: {_some(names, len(found.undecided))}")
-    return "; ".join(parts)
+def kept_memory(results: Results, metrics: Collection[str] = (KEPT_MEMORY,)) -> list[str]:
+    """A line for each cell in which memory grows with each call; with other metrics also what first calls keep."""
+    lines = []
+    for record in results.records:
+        for metric in metrics:
+            found = record.measurement(metric)
+            value = found.samples[0].value if found is not None and found.samples else 0.0
+            if found is not None and value:
+                text = next(iter(found.warnings), f"keeps {show(value, 'bytes')} once")
+                lines.append(plain(f"{record.arm} {text} ({record.workload.direction})"))
+    return lines
 
 
-def _some(names: Sequence[str], number: int) -> str:
-    """The first of them, and how many more there are."""
-    return ", ".join(names) + (f" and {number - len(names)} more" if number > len(names) else "")
+MOST_NAMED = 4
+"""Implementations that a sentence names with their times."""
 
 
-def _faster(name: str, other: str, factor: float, low: float | None, high: float | None) -> str:
-    """As in: sdpa is 1.34x faster than fused (1.31 to 1.38)."""
-    number, _, interval = span(factor, low, high).partition(" ")
-    return f"{name} is {number}x faster than {other} {interval}".rstrip()
+def _to_base(total: Total) -> str:
+    """As in: (2.30x slower (2.20 to 2.40))."""
+    if total.ratio is None or total.ratio == 1.0:
+        return ""
+    return f" ({factor(total.ratio, total.low, total.high)})"
 
 
-def means(results: Results) -> list[str]:
-    """Each implementation over all of its workloads: the geometric mean of its ratios. It describes, and is no test."""
-    return [
-        plain(f"{name}: {significant(ratio, 3)} over {number} workloads")
-        for name, (ratio, number) in verdicts.means(results).items()
-    ]
+def answer(results: Results) -> list[str]:
+    """What to take, in a few sentences.
+
+    Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
+    """
+    together = hosts.lines(results)
+    if hosts.speaks(results):
+        return together
+    if results.plan.command != "run":
+        doubtful = "doubtful: " if doubts(results) else ""
+        return together + [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
+    return [*together, *of_model(results), *answers.advice(results)]
 
 
 def method(results: Results) -> str:
@@ -420,12 +352,18 @@ def decided(results: Results) -> str:
         return text
     if all(each.reason == Reason.few_processes for each in undecided):
         return f"{text}: too few processes, a verdict needs {FEWEST_PROCESSES}"
+    more = more_time(undecided)
+    return f"{text}; {more or 'no time that can be predicted would decide the others'}"
+
+
+def more_time(undecided: Sequence[Comparison]) -> str:
+    """How much more time would decide half of what is undecided, and all that can be predicted; "" for none."""
     within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not within_reach:
-        return f"{text}; no time that can be predicted would decide the others"
+        return ""
     half = within_reach[: (len(within_reach) + 1) // 2]
     more = "" if len(half) == len(within_reach) else f", {duration(max(within_reach))} for {len(within_reach)}"
-    return f"{text}; about {duration(max(half))} more would decide {len(half)} of the others{more}"
+    return f"about {duration(max(half))} more would decide {len(half)}{more}"
 
 
 def interference(results: Results, *, is_brief: bool = False) -> str:
