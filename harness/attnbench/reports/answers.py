@@ -18,8 +18,8 @@ from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
-LABELLED = ("dtype", "mask")
-"""Axes that every label names where they vary; other axes only where a shape is unlike most others."""
+LABELLED = ("mask",)
+"""Axes that every label names where they vary; others are named where a shape is unlike most others."""
 SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
 """Shorter words than those of titles: a line has 80 columns."""
 FEW_VALUES = 3
@@ -145,7 +145,8 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
     usual = usual_values(workloads)
     differing = [axis for axis in cells.WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
     differing += [axis for axis in GROUP_AXES if axis not in cells.WORDS and len({e[axis] for e in axes.values()}) > 1]
-    ordered = sorted(differing, key=lambda axis: LABELLED.index(axis) if axis in LABELLED else len(LABELLED))
+    first = ["dtype", *LABELLED]
+    ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
     return {
         name: " ".join(
             SHORT.get(axis, {}).get(each[axis]) or cells.word(axis, each)
@@ -160,6 +161,16 @@ def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
     """The most common value of each axis, lengths apart."""
     every = [each.axes() for each in workloads]
     return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
+
+
+def shared(found: Sequence[Shape]) -> str:
+    """What the shapes have in common, or most of them."""
+    workloads = [each.workload for each in found]
+    usual = usual_values(workloads)
+    varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
+    most = {**workloads[0].axes(), **usual}
+    said = cells.title(most, leave_out=varying & {*LABELLED})
+    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*LABELLED} else ''}:"
 
 
 def advice(results: Results) -> list[str]:

@@ -4,29 +4,23 @@ First what was run and whether all is right, then the machine and any doubt, a t
 what is left undecided, and where the page is. Shapes that do not fit are folded; `-v` has a table of every cell.
 """
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.comparisons import comparisons, doubts, num_processes, too_noisy
-from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks
+from attnbench.analysis.comparisons import comparisons, doubts
+from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, endings, grouped, story, text_lines
-from attnbench.reports.answers import LABELLED, Cell, Shape, memory, shapes, usual_values
+from attnbench.reports import cells, grouped, story, text_lines
+from attnbench.reports.answers import Cell, Shape, memory, shapes
 from attnbench.storage.records import Verdict
-from attnbench.units import MISSING, percent, plain, show
+from attnbench.units import MISSING, plain, show
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3
 """Of so few implementations each has a column of its own."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
 """Lines."""
-NAMES = ((3, 3), (3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 0))
-"""How many names a row gives of those that are faster, and of others, until the table fits."""
-SLOW = (Mark.slower,)
-TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
-"""What a processor is called besides its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,47 +34,16 @@ class Line:
 def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> list[Line]:
     """The closing screen of a run with one state of the code."""
     found = shapes(results)
-    head = [Line(text=line, style="bold") for line in textwrap.wrap(verdict(results), width)[:2]]
-    head += [Line(text=line) for text in machine(results) for line in textwrap.wrap(text, width)]
+    head = [Line(text=line, style="bold") for line in textwrap.wrap(story.verdict(results), width)[:2]]
+    head += [Line(text=line) for text in story.machine(results) for line in textwrap.wrap(text, width)]
     head += _troubles(results, width) + _findings(results, width)
-    tail = [Line(text=line, style="bold") for text in story.answer(results) for line in textwrap.wrap(text, width)]
+    tail = [Line(text=line, style="bold") for line in textwrap.wrap(" ".join(story.answer(results)), width)]
     tail = tail[: max(2, height // 4)]
     tail += _memory(found, width)
     tail += [Line(text=line) for line in left_over(results, width)]
     tail += [Line(text=line) for line in where(results)]
     body = table(found, cells.base(results.plan), width, height - len(head) - len(tail) - 2)
     return [*head, Line(text=""), *body, *([Line(text="")] if body else []), *tail]
-
-
-def verdict(results: Results) -> str:
-    """What was run, and whether all of it is right."""
-    worst = endings.marks(results, without=cells.absent(results))
-    checks = count_checks(results)
-    if not checks:
-        return f"{story.asked(results)}, nothing was checked"
-    against = f"({checks} check{'s' * (checks > 1)} against float64)"
-    bad = {name: each for name, each in worst.items() if each in {Mark.wrong, Mark.failed, Mark.imprecise}}
-    if not bad:
-        return f"{story.asked(results)}, all right {against}"
-    return f"{story.asked(results)}: {conclude(worst, Question.measurement).words} {against}"
-
-
-def machine(results: Results) -> list[str]:
-    """Where and how it was measured, and which differences matter."""
-    found = next(iter(results.environments.values()), None)
-    parts = []
-    if found is not None:
-        name = found.accelerator or " ".join(TRADE.sub(" ", found.cpu).split())
-        cores = found.num_threads or found.num_physical_cores
-        torch = found.versions.get("torch", MISSING).removesuffix("+cpu")
-        parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
-    parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
-    if not any(results.num_visits.values()):
-        return [plain(", ".join([*parts, "nothing was timed"]))]
-    number = num_processes(results)
-    parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
-    parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
-    return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
 
 
 def _troubles(results: Results, width: int) -> list[Line]:
@@ -138,7 +101,7 @@ def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Li
     timed = [each for each in found if any(cell.seconds is not None for cell in _every(each))]
     if not timed:
         return []
-    above = [Line(text=line, style="dim") for line in textwrap.wrap(_shared(timed), width)]
+    above = [Line(text=line, style="dim") for line in textwrap.wrap(shared(timed), width)]
     room = max(2, height - len(above) - 1)
     folds, note = folded(timed, room, base)
     lines = _rows(folds, base, width)
@@ -154,16 +117,6 @@ def _every(shape: Shape) -> Iterable[Cell]:
     return [*([shape.base] if shape.base else []), *shape.others]
 
 
-def _shared(found: Sequence[Shape]) -> str:
-    """What the shapes have in common, or most of them."""
-    workloads = [each.workload for each in found]
-    usual = usual_values(workloads)
-    varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
-    most = {**workloads[0].axes(), **usual}
-    said = cells.title({**most}, leave_out=varying & {*LABELLED})
-    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*LABELLED} else ''}:"
-
-
 def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
     """The shapes in at most so many rows, and a note on rows that are left out."""
     by_label = list(grouped(found, lambda each: each.label).values())
@@ -172,7 +125,7 @@ def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], st
     while sum(map(len, folds)) > room:
         longest = max(
             (place for place, level in enumerate(levels) if level + 1 < len(LEVELS)),
-            key=lambda place: len(folds[place]),
+            key=lambda place: (len(folds[place]) > FEW_ROWS, not _has_faster(by_label[place]), len(folds[place])),
             default=None,
         )
         if longest is None or len(folds[longest]) == 1:
@@ -185,6 +138,12 @@ def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], st
     return _dropped(every, room, base)
 
 
+def _has_faster(found: Sequence[Shape]) -> bool:
+    return any(each.faster for each in found)
+
+
+FEW_ROWS = 2
+"""Of a label: from here on those in which nothing is faster are folded first."""
 LEVELS: tuple[Callable[[Shape], object], ...] = (
     lambda shape: shape.workload.id,
     lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
@@ -231,14 +190,28 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     shown += [mark for mark in (Mark.undecided, Mark.doubtful) if mark in present]
     if not {Mark.faster, Mark.equal, Mark.doubtful} & {*shown}:
         shown += [mark for mark in (Mark.slower, Mark.right) if mark in present]
-    lines = []
-    for with_factor, others in NAMES:
-        sizes = {Mark.faster: with_factor, Mark.slower: with_factor, Mark.undecided: min(others, 1)}
-        texts = {str(mark): [_named(fold, mark, sizes.get(mark, others)) for fold in folds] for mark in shown}
-        lines = _lines(folds, base, texts)
-        if max(map(len, lines)) <= width:
-            break
-    return lines
+    room = width - len(_lines(folds, base, {})[1]) - 2 * len(shown)
+    texts = {mark: [_named(fold, mark, MOST_NAMES) for fold in folds] for mark in shown}
+    sizes = {mark: max(len(mark), *map(len, own)) for mark, own in texts.items()}
+    while sum(sizes.values()) > room and max(sizes.values()) > LEAST:
+        widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
+        sizes[widest] -= 1
+    columns = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
+    return _lines(folds, base, columns)
+
+
+MOST_NAMES, LEAST = 3, 10
+"""Names in a cell of the table, and the characters of its narrowest column."""
+WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
+"""How much wider than others a column may be."""
+
+
+def _fitting(fold: Fold, mark: Mark, size: int) -> str:
+    """As many names as a column has room for, or else their number."""
+    return next(
+        (text for most in range(MOST_NAMES, 0, -1) if len(text := _named(fold, mark, most)) <= size),
+        _named(fold, mark, 0),
+    )
 
 
 def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]]) -> list[str]:

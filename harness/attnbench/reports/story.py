@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import comparisons, doubts, noises, throttled, too_noisy
-from attnbench.analysis.conclusion import factor
+from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.reports import (
@@ -96,6 +96,7 @@ def summary(results: Results) -> str:
         return rendered(
             "summary.md.jinja",
             results,
+            shared=answers.shared(shapes) if shapes else "",
             table=markdown_table(answers.table(shapes, base)),
             legend=cells.legend(columns),
             tables=tables,
@@ -130,12 +131,11 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         shown_host=hosts.shown(results),
         across={} if found is None else hosts.verdicts(found),
         figures=[inlined(picture, number) for number, picture in enumerate(lines.usual(results), start=1)],
+        shared=answers.shared(shapes) if shapes else "",
         legend=cells.legend(cells.columns(results)),
         memory=answers.memory_line(shapes),
-        asked=asked(results, others),
-        is_right=endings.of_run(results).sentence,
+        verdict=verdict(results, others),
         machine=machine(results),
-        undisturbed=undisturbed(results),
         beyond=beyond(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
@@ -155,19 +155,41 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
     return plain(f"{what}{more}" if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}{more}")
 
 
-def machine(results: Results) -> str:
-    """On which machine, when, and by which version, in a line."""
+TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
+"""What a processor is called besides its name."""
+
+
+def verdict(results: Results, others: Sequence[Results] = ()) -> str:
+    """What was run, and whether all of it is right."""
+    if results.plan.sides is not None:
+        return f"{asked(results, others)}: {endings.of_sides(results).sentence}"
+    worst = endings.marks(results, without=cells.absent(results))
+    checks = count_checks(results)
+    if not checks:
+        return f"{asked(results, others)}, nothing was checked"
+    against = f"({checks} check{'s' * (checks > 1)} against float64)"
+    bad = {name: each for name, each in worst.items() if each in {Mark.wrong, Mark.failed, Mark.imprecise}}
+    if not bad:
+        return f"{asked(results, others)}, all right {against}"
+    return f"{asked(results, others)}: {conclude(worst, Question.measurement).words} {against}"
+
+
+def machine(results: Results) -> list[str]:
+    """Where and how it was measured, and which differences matter."""
     found = next(iter(results.environments.values()), None)
-    where = "" if found is None else f"{found.accelerator or found.cpu}, {found.num_threads} threads, "
-    versions = "" if found is None else f", torch {found.versions.get('torch', MISSING)}"
-    return plain(f"{where}{results.started.time}{versions}, run {results.run}")
-
-
-def undisturbed(results: Results) -> str:
-    """Said where nothing is to be said against a session: which differences show."""
+    parts = []
+    if found is not None:
+        name = found.accelerator or " ".join(TRADE.sub(" ", found.cpu).split())
+        cores = found.num_threads or found.num_physical_cores
+        torch = found.versions.get("torch", MISSING).removesuffix("+cpu")
+        parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
+    parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
     if not any(results.num_visits.values()):
-        return "Nothing was timed." if results.records else "Nothing was checked."
-    return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. {method(results)}")
+        return [plain(", ".join([*parts, "nothing was timed"]))]
+    number = verdicts.num_processes(results)
+    parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
+    parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
+    return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
 
 
 NOT_COUNTED = {Status.unsupported, Status.error}
