@@ -237,7 +237,10 @@ def _places(own: Sequence[Shape], others: Sequence[Shape]) -> list[tuple[str, Se
         part = [each for each in own if value_of(each, axis) in values]
         if part and len(values) <= FEW_VALUES:
             rest = [each for each in own if each not in part]
-            return [(condition(part, [*rest, *others]), part), (condition(rest, others) or f"on {_named(rest)}", rest)]
+            return [
+                (condition(part, [*rest, *others]), part),
+                (condition(rest, others) or f"on {_named(rest, 'other ')}", rest),
+            ]
     return [(f"on {_named(own)}", own)]
 
 
@@ -252,10 +255,10 @@ def _cells(found: Iterable[Shape], name: str) -> list[Cell]:
     return [cell for shape in found for cell in shape.faster if cell.name == name]
 
 
-def _named(found: Sequence[Shape]) -> str:
+def _named(found: Sequence[Shape], other: str = "") -> str:
     if len(found) <= FEW_VALUES:
         return ", ".join(each.name for each in found)
-    return f"{len(found)} shapes of {found[0].label}" if len({e.label for e in found}) == 1 else f"{len(found)} shapes"
+    return f"{len(found)} {other}shapes"
 
 
 def _open(rest: Sequence[Shape], settled: Sequence[Shape]) -> list[str]:

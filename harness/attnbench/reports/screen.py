@@ -12,7 +12,7 @@ from attnbench.analysis.comparisons import comparisons, doubts
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, story, text_lines
-from attnbench.reports.answers import Cell, Shape, memory, shapes
+from attnbench.reports.answers import Cell, Shape, memory, shapes, shared
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
 
