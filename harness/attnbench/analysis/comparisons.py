@@ -243,18 +243,6 @@ def answer(found: Iterable[Comparison]) -> Answer:
     )
 
 
-def means(results: Results) -> dict[str, tuple[float, int]]:
-    """The geometric mean of each implementation's ratios with the number of workloads, where there are several.
-
-    It describes; verdicts are on single workloads.
-    """
-    logs: dict[str, list[float]] = {}
-    for each in comparisons(results):
-        logs.setdefault(each.implementation, []).append(math.log(each.ratio))
-    found = {name: (math.exp(sum(own) / len(own)), len(own)) for name, own in logs.items() if len(own) > 1}
-    return dict(sorted(found.items(), key=lambda item: item[1][0]))
-
-
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]

@@ -18,7 +18,7 @@ MOST_NAMED = 3
 
 
 class Ending(enum.StrEnum):
-    """What a command comes to; each has an exit code."""
+    """The end of a command; each has an exit code."""
 
     passed = "pass"
     finding = "fail"
@@ -27,7 +27,7 @@ class Ending(enum.StrEnum):
 
 
 class Mark(enum.StrEnum):
-    """What is known of one implementation, or of one cell, in a word; the worst first."""
+    """The state of one implementation, or of one cell, in a word; the worst first."""
 
     wrong = "WRONG"
     failed = "failed"
@@ -44,10 +44,10 @@ class Mark(enum.StrEnum):
 
 
 class Question(enum.StrEnum):
-    """What a command asks."""
+    """The question of a command."""
 
     rightness = "is it right?"  # check
-    measurement = "how fast is what is right?"  # run, growth, model
+    measurement = "how fast is it?"  # run, growth, model
     choice = "which is the fastest?"  # fastest
     change = "did it get worse?"  # compare
 
@@ -78,7 +78,7 @@ TIMED = {*SPEEDS.values(), Mark.doubtful}
 def mark(
     correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
 ) -> Mark:
-    """The mark for an answer and its time: what is wrong or failed has no time, and a doubtful time no verdict."""
+    """Mark an answer and its time: a wrong or failed one has no time, and a doubtful time no verdict."""
     if correct is CheckVerdict.wrong:
         return Mark.wrong
     if has_failed:
@@ -127,7 +127,7 @@ def ending(marks: Sequence[Mark], question: Question) -> Ending:
 def conclude(
     marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
 ) -> Conclusion:
-    """The sentence and the ending of what was judged, by name.
+    """Derive the sentence and the ending from the marks by name.
 
     `details` say more about single names, such as by how much; `more` follows the counts.
     """

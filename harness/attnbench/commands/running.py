@@ -1,4 +1,4 @@
-"""What the commands that run something share: progress on standard error, interruption, resuming, reports, the end."""
+"""Shared parts of the commands that run something: progress, interruption, resuming, reports, the end."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -25,10 +25,10 @@ from attnbench.storage.journal import find_run
 from attnbench.units import plain
 
 SHOWN = ("--json", "--quiet", "--verbose")
-"""Options that say how much is shown, and change nothing of what is measured."""
+"""Options that change the output and nothing else."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
-"""Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
+"""The bar is drawn between two steps alone: a thread that draws would take a core from the timed code."""
 WIDE = 120
 """Columns of a terminal, from which on the bar is a long one."""
 STAGE_WORDS = {
@@ -122,8 +122,8 @@ def note(text: str) -> None:
 
 
 def kept(plan: Plan, folder: Path) -> str:
-    """What is left of a run that did not come to its end, and how to go on with it."""
-    return f"what was finished is kept; go on with: {plan.resume_command(str(folder))}"
+    """How to go on with a run that did not come to its end."""
+    return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a terminal shows on standard output."""
+"""Output on a terminal."""
 
 import re
 from collections import Counter
@@ -89,7 +89,7 @@ def _print_answer(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """What must be known before any verdict, in colour; what makes all of them doubtful first, in reverse."""
+    """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
@@ -163,7 +163,7 @@ def _print_lines(lines: Sequence[str]) -> None:
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
-    """The verdict on each implementation with its coverage, then what is wrong, and what else was observed.
+    """The verdict on each implementation with its coverage, then mistakes and other observations.
 
     `not_judged` holds the specs that could not be tried at all, and why.
     """
@@ -205,7 +205,7 @@ def _print_mistakes(records: Iterable[Record], style: str) -> None:
 
 
 def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
-    """Notes that decide nothing, what each function was given, what was left out, and how to repeat the check."""
+    """Notes that decide nothing, the arguments of each function, cells left out, and how to repeat the check."""
     notes = [f"  {each.implementation}, {rule}: {found}" for each in judged for rule, found in each.notes.items()]
     if notes:
         say("")
@@ -233,7 +233,7 @@ def verdicts(results: Results) -> dict[str, str]:
 
 
 def checked(results: Results) -> dict[str, object]:
-    """What a check found, for programs: for each implementation its verdict, coverage, conventions and notes."""
+    """The findings of a check, for programs: for each implementation its verdict, coverage and conventions."""
     return {
         each.implementation: {
             "verdict": str(each.verdict),
@@ -256,7 +256,7 @@ def _say_others(records: Sequence[Record]) -> None:
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
-    """What cells have in common in which one implementation is wrong in one way."""
+    """The key of cells in which one implementation is wrong in one way."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
     return record.implementation, record.status, *(mistakes or (message,))
@@ -333,7 +333,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense:
 
 
 def summary(found: Results) -> dict[str, object]:
-    """What a program wants to know of a run."""
+    """The cells of a run, for programs."""
     columns = [*SUMMARY_KEYS, *(metric.name for metric in metric_columns(found))]
     return {
         "run": found.run,
@@ -352,7 +352,7 @@ def summary(found: Results) -> dict[str, object]:
 
 
 def _of_hosts(found: Results) -> dict[str, object]:
-    """What hosts say together, where several have measured: a row for each comparison on each kind of host."""
+    """The verdicts of all hosts together: a row for each comparison on each kind of host."""
     together = hosts.over_all(found)
     if together is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a report is. Each module of this package that holds an upper-case REPORT is one, by its stem, or has several.
+"""The interface of reports. A module of this package that holds an upper-case REPORT is one, by its stem, or several.
 
 Idea of showing as a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
@@ -49,7 +49,7 @@ class Report:
     """One way to show results.
 
     `write` puts its files into an existing folder and returns their paths; `draw`, where there is one, gives the same
-    pictures without files. What is not usual is written only if `attnbench report --format` names it.
+    pictures without files. Reports that are not usual are written only if `attnbench report --format` names them.
     """
 
     summary: str

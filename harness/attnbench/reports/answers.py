@@ -1,4 +1,4 @@
-"""What a run says of each shape: the baseline's time, what is faster, equal, slower or undecided, and memory.
+"""The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
 
 The closing screen, the summary, the page and the API show these shapes and the advice that follows from them.
 """
@@ -164,7 +164,7 @@ def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
 
 
 def shared(found: Sequence[Shape]) -> str:
-    """What the shapes have in common, or most of them."""
+    """Describe the axes that all or most of the shapes share."""
     workloads = [each.workload for each in found]
     usual = usual_values(workloads)
     varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
@@ -174,7 +174,7 @@ def shared(found: Sequence[Shape]) -> str:
 
 
 def advice(results: Results) -> list[str]:
-    """What to take, in one or two sentences: derived from the marks of the shapes alone."""
+    """Recommend an implementation in one or two sentences, from the marks of the shapes alone."""
     return [plain(line) for line in advise(shapes(results), cells.base(results.plan))]
 
 
@@ -204,7 +204,7 @@ def _unbeaten(timed: Sequence[Shape], settled: Sequence[Shape], base: str) -> st
 
 
 def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[str]:
-    """Who beats the baseline, where and by how much."""
+    """Name the implementation that beats the baseline most often, the places and the factor."""
     names = Counter(cell.name for shape in beaten for cell in shape.faster)
     most = max(names.values())
     winners = {name for name, number in names.items() if number == most}
@@ -301,7 +301,7 @@ def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
 
 
 def memory_line(found: Sequence[Shape]) -> str:
-    """What the implementations need on the largest shape, in a line; "" where it was not measured."""
+    """List the memory of each implementation on the largest shape; "" if none was measured."""
     seen = memory(found)
     if seen is None:
         return ""

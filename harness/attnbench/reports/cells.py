@@ -247,9 +247,6 @@ def ratio(row: Row) -> str:
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
-VERDICTS = {verdict: str(verdict) for verdict in Verdict} | {Verdict.equivalent: "equal"}
-"""What each verdict is called in sentences."""
-
 
 def verdict(row: Row) -> str:
     """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""

@@ -31,7 +31,7 @@ def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Of a sweep: whether all of it is right, and whether anything could be checked and compared."""
+    """Conclude a sweep: all of it should be right, and something checked and compared."""
     found = conclude(marks(results), Question.measurement)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if found.ending is Ending.passed and is_compared and not comparisons(results):
@@ -40,7 +40,7 @@ def of_run(results: Results) -> Conclusion:
 
 
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
-    """Of a check; `not_judged` are specs that could not be tried at all."""
+    """Conclude a check; `not_judged` are specs that could not be tried at all."""
     found = {plain(each.implementation): kind for each in judged if (kind := mark_of_check(each)) is not None}
     return conclude(found | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
 
@@ -54,7 +54,7 @@ def mark_of_check(judged: Judgement) -> Mark | None:
 
 
 def of_sides(results: Results) -> Conclusion:
-    """Of two states of the code: what the candidate lost, what is slower, and all cells together.
+    """Conclude a comparison of two states: lost cells, slower cells, and all cells together.
 
     Single cells that are undecided do not count where all of them together are decided.
     """
@@ -87,7 +87,7 @@ def of_sides(results: Results) -> Conclusion:
 
 
 def of_choice(results: Results, found: Sequence[Recommendation]) -> Conclusion:
-    """Of recommendations: a choice is decided if nothing else may be faster and the session is not doubtful."""
+    """Conclude recommendations: a choice is decided if nothing else may be faster and the session is quiet."""
     asked = {each.id for each in results.plan.asked}
     bad = {
         plain(record.implementation): kind
@@ -115,7 +115,7 @@ def _settled(results: Results, found: Recommendation) -> Mark:
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
-    """Of attention inside a model."""
+    """Conclude a check of attention inside a model."""
     found = {}
     for name, each in judged.items():
         if each.differences:
@@ -130,6 +130,6 @@ def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
 
 
 def of_growth(results: Results, grown: Sequence[Growth]) -> Conclusion:
-    """Of the growth of memory: what is wrong or failed, and predictions that a call refuted."""
+    """Conclude the growth of memory: wrong answers, failures, and predictions that a call refuted."""
     refuted = {plain(f"{each.implementation} near its limit"): Mark.wrong for each in grown if each.is_wrong}
     return conclude(marks(results) | refuted, Question.measurement)

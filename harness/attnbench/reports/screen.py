@@ -1,7 +1,7 @@
 """The closing screen of a run: 25 lines of 80 columns at most, whatever was swept.
 
-First what was run and whether all is right, then the machine and any doubt, a table of shapes, what to take, memory,
-what is left undecided, and where the page is. Shapes that do not fit are folded; `-v` has a table of every cell.
+In order: the run and whether all is right, the machine and any warning, a table of shapes, the advice, memory, the
+undecided, and the files. Shapes that do not fit are folded; `-v` has a table of every cell.
 """
 
 import textwrap
@@ -18,7 +18,7 @@ from attnbench.units import MISSING, plain, show
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3
-"""Of so few implementations each has a column of its own."""
+"""Up to this many implementations have a column each."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
 """Lines."""
 
@@ -97,7 +97,7 @@ class Fold:
 
 
 def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Line]:
-    """The shapes with their times and marks, in so many lines and columns at most; none where nothing was timed."""
+    """Format the shapes with their times and marks; empty if nothing was timed."""
     timed = [each for each in found if any(cell.seconds is not None for cell in _every(each))]
     if not timed:
         return []
@@ -118,7 +118,7 @@ def _every(shape: Shape) -> Iterable[Cell]:
 
 
 def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
-    """The shapes in at most so many rows, and a note on rows that are left out."""
+    """Fold the shapes until they fit into the rows, with a note on rows that are left out."""
     by_label = list(grouped(found, lambda each: each.label).values())
     folds = [_folds(own, LEVELS[0]) for own in by_label]
     levels = [0] * len(folds)
@@ -143,7 +143,7 @@ def _has_faster(found: Sequence[Shape]) -> bool:
 
 
 FEW_ROWS = 2
-"""Of a label: from here on those in which nothing is faster are folded first."""
+"""Labels with more rows are folded first, and then those in which nothing is faster."""
 LEVELS: tuple[Callable[[Shape], object], ...] = (
     lambda shape: shape.workload.id,
     lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
@@ -154,7 +154,7 @@ LEVELS: tuple[Callable[[Shape], object], ...] = (
 
 
 def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], str]:
-    """As many rows as there is room for: rows in which nothing is faster go first."""
+    """Drop rows until the others fit, first those in which nothing is faster."""
     plain_ones = [each for each in folds if not any(shape.faster or shape.is_open for shape in each.members)]
     dropped = plain_ones[: max(0, len(folds) - room + 1)]
     kept = [each for each in folds if each not in dropped]
@@ -253,7 +253,7 @@ def _named(fold: Fold, mark: Mark, most: int) -> str:
 
 
 def _memory(found: Sequence[Shape], width: int) -> list[Line]:
-    """What the implementations need on the largest shape; of too many amounts those in the middle are left out."""
+    """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
     seen = memory(found)
     if seen is None:
         return []
@@ -268,7 +268,7 @@ def _memory(found: Sequence[Shape], width: int) -> list[Line]:
 
 
 def left_over(results: Results, width: int = WIDTH) -> list[str]:
-    """What is not known: comparisons without a verdict, and implementations that are not here."""
+    """Count the comparisons without a verdict, and the implementations that are not here."""
     parts = []
     judged = comparisons(results)
     if judged:

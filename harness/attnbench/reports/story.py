@@ -1,6 +1,6 @@
-"""The run as readable text, summary.md, and as a page with pictures, report.html.
+"""The run as readable text, summary.md, and as a page with a picture, report.html.
 
-Both say what was run and where, how far to trust it, what went wrong, and have a table for each group of workloads.
+Both begin with the answer, and end with the facts of the run and of the machine.
 """
 
 import math
@@ -47,7 +47,7 @@ from attnbench.workloads.workload import Workload
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
-"""A run that took more than so many times its budget says why."""
+"""A run that takes longer than its budget by this factor says why."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -70,7 +70,7 @@ def rendered(template: str, results: Results, **more: object) -> str:
 
 
 MOST_LINES = 200
-"""Of summary.md; what is beyond stands in report.html and records.csv."""
+"""The most lines of summary.md; other tables are in report.html and records.csv."""
 IN_SUMMARY = (
     "length",
     "implementation",
@@ -144,7 +144,7 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
 
 
 def asked(results: Results, others: Sequence[Results] = ()) -> str:
-    """What was asked, in a line: the title of the page."""
+    """The sweep with its numbers of implementations and shapes."""
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
     shapes = f"{len(plan.workloads)} shape{'s' * (len(plan.workloads) > 1)}"
@@ -156,11 +156,11 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
 
 
 TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
-"""What a processor is called besides its name."""
+"""Parts of a processor's name that say nothing."""
 
 
 def verdict(results: Results, others: Sequence[Results] = ()) -> str:
-    """What was run, and whether all of it is right."""
+    """The sweep, and whether all of it is right."""
     if results.plan.sides is not None:
         return f"{asked(results, others)}: {endings.of_sides(results).sentence}"
     worst = endings.marks(results, without=cells.absent(results))
@@ -175,7 +175,7 @@ def verdict(results: Results, others: Sequence[Results] = ()) -> str:
 
 
 def machine(results: Results) -> list[str]:
-    """Where and how it was measured, and which differences matter."""
+    """The machine, the method, and the margin."""
     found = next(iter(results.environments.values()), None)
     parts = []
     if found is not None:
@@ -197,7 +197,7 @@ NOT_COUNTED = {Status.unsupported, Status.error}
 
 
 def beyond(results: Results) -> list[str]:
-    """What was predicted to be out of reach, in memory or time: a line for each implementation and status."""
+    """Cells that were predicted to be out of reach: a line for each implementation and status."""
     out = [record for record in results.records if record.is_predicted and record.status not in NOT_COUNTED]
     titles = cells.titles(results)
     alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
@@ -216,7 +216,7 @@ def inlined(picture: Picture, number: int) -> Markup:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """What was asked and how it went, each under its name."""
+    """Facts of the run by name: its plan and its course."""
     plan, records, load = results.plan, results.records, results.system_load
     called_s = results.check_s + results.called_s
     counts = Counter(str(record.status) for record in records)
@@ -267,10 +267,10 @@ def described(environment: Environment) -> dict[str, str]:
 
 
 def troubles(results: Results) -> list[str]:
-    """What a reader must know before any result: the run was cut short, or the machine had other work to do."""
+    """Warnings that come before any result: the run was cut short, or the machine was busy."""
     lines = []
     if results.elapsed_s is None:
-        lines.append("This run did not come to its end: what is missing below was not measured.")
+        lines.append("This run did not come to its end: missing cells were not measured.")
     if results.num_left_out and results.plan.metrics:  # a check leaves out what is wrong already
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(results.plan.budget_s)
@@ -289,7 +289,7 @@ def troubles(results: Results) -> list[str]:
 
 
 def findings(results: Results) -> list[str]:
-    """What went wrong: one line for each implementation, group of workloads and reason, with the lengths."""
+    """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths."""
     titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
@@ -303,7 +303,7 @@ def findings(results: Results) -> list[str]:
 
 
 def of_model(results: Results) -> list[str]:
-    """What the run says of the whole model: the time of the attention of all its layers, for each point and arm."""
+    """The time of the attention of all layers of a model, for each point and arm."""
     said = []
     for label, found in grouped(totals(results), lambda each: each.mix.label).items():
         timed = [each for each in found if each.seconds is not None]
@@ -343,7 +343,7 @@ def _to_base(total: Total) -> str:
 
 
 def answer(results: Results) -> list[str]:
-    """What to take, in a few sentences.
+    """Recommend an implementation in a few sentences.
 
     Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
     """
@@ -379,7 +379,7 @@ def decided(results: Results) -> str:
 
 
 def more_time(undecided: Sequence[Comparison]) -> str:
-    """How much more time would decide half of what is undecided, and all that can be predicted; "" for none."""
+    """The time that would decide half of the undecided, and all within reach; "" if it is not known."""
     within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not within_reach:
         return ""
@@ -435,7 +435,7 @@ def _ceilings(results: Results) -> str:
 
 
 def _noise(results: Results) -> str:
-    """What the baseline against itself showed: a warning at most, since no verdict depends on it."""
+    """The difference between the baseline and itself; no verdict depends on it."""
     known = [each for each in noises(results).values() if each.largest is not None]
     if not known:
         return "too few processes to say how far two equal times lie apart"
