@@ -129,10 +129,8 @@ def bench(session: nox.Session) -> None:
     try:
         session.run("attnbench", "run", *(session.posargs or ["--sweep", "quick"]))
     finally:
-        for run in sorted(set(RESULTS.glob("runs/*")) - found):
-            session.log(f"{run} holds the tables and plots:")
-            for plot in sorted(run.rglob("*.png")):
-                session.log(f"  {plot}")
+        for page in sorted(set(RESULTS.glob("runs/*/report.html")) - {run / "report.html" for run in found}):
+            session.log(f"open {page}")
 
 
 @nox.session
