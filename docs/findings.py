@@ -47,9 +47,9 @@ AXES = {
 }
 
 
-BEGINNING = """{} things about attention in PyTorch that this tool found, each with a picture or a table, its cause and
-the command that shows it on your machine. Times are medians with 95 % intervals, and differ from machine to machine
-([why](different.md)). `python docs/findings.py` measures all again, and writes nothing that no longer holds."""
+BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows it
+on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). `python
+docs/findings.py` measures all of them again and writes only what still holds."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,7 +219,7 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
             rows = [{"": label, "what it says": " / ".join(words)} for label, words in found["answers"].items()]
             lines += [markdown_table(rows), ""]
         else:
-            lines += [f"![{title}](../results/gallery/findings/{name}.png)", ""]
+            lines += [f"![{name}](../results/gallery/findings/{name}.png)", ""]
         lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
         lines += [f"It took {found['took_s']} s with {found['made']}.", ""]
     return "\n".join(lines)
