@@ -48,7 +48,7 @@ def test_a_document_shows_what_its_commands_print(made, document):
 
 
 def test_the_readme_is_short(made):
-    assert len(made.README.read_text(encoding="utf-8").split()) <= 900
+    assert len(made.README.read_text(encoding="utf-8").split()) <= 700
 
 
 def test_each_command_can_be_typed(made):
