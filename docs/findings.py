@@ -47,8 +47,8 @@ AXES = {
 }
 
 
-BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows it
-on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). `python
+BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows
+it on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). `python
 docs/findings.py` measures all of them again and writes only what still holds."""
 
 

@@ -82,7 +82,5 @@ def test_the_page_has_what_the_last_whole_run_found():
         block[0],
         re.MULTILINE,
     )
-    expected = [
-        (each.planted + (f". {each.kept}" if each.kept else ""), each.test, each.gpu or "-") for each in FAULTS
-    ]
+    expected = [(each.planted + (f". {each.kept}" if each.kept else ""), each.test, each.gpu or "-") for each in FAULTS]
     assert found == expected

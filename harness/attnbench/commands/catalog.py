@@ -95,7 +95,7 @@ def entries(what: str) -> list[dict[str, str]]:
 
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """A row for each implementation, by name or path/to/file.py:Name: what it supports here, why not, and its source."""
+    """List, for each implementation by name or path/to/file.py:Name, what it supports here, why not, and its source."""
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
 
