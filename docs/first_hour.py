@@ -106,9 +106,6 @@ SHOWN_OF_MODELS = {
         "What does it mean for the model?",
         "attnbench model smollm2-135m.json --attention sdpa --attention eager --attention fused --layers 6",
     ),
-    "invariance": Question(
-        "Always the same bits?", "attnbench check sdpa fused --invariance --model smollm2-135m", exit_codes=(0, 1)
-    ),
 }
 """What docs/models.md shows."""
 DOCUMENTS = {"readme": (README, SHOWN), "models": (MODELS, SHOWN_OF_MODELS)}
