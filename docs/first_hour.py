@@ -28,8 +28,8 @@ MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 """Lines are broken where a terminal of that width would break them."""
-FIRST, LAST = 8, 8
-"""Of a long output so many lines are shown from its beginning and its end."""
+FIRST, LAST = 6, 6
+"""Lines of a long output that are shown from its beginning and its end."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ SHOWN_OF_MODELS = {
 DOCUMENTS = {"readme": (README, SHOWN), "models": (MODELS, SHOWN_OF_MODELS)}
 
 
-def answered(question: Question, folder: Path, *, with_time: bool = True) -> str:
-    """The command, what it printed, and how long it took, as a block of Markdown.
+def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
+    """Return the command and its output as a block of Markdown; if short, a part of the output, and the time it took.
 
     Raises:
         RuntimeError: it ended with another exit code than was expected.
@@ -126,13 +126,13 @@ def answered(question: Question, folder: Path, *, with_time: bool = True) -> str
         raise RuntimeError(f"{question.command} exits {done.returncode}:\n{done.stdout}\n{done.stderr}")
     printed = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip().splitlines()
     lines = [part for line in printed for part in textwrap.wrap(line, WIDTH, **AS_IT_IS) or [""]]
-    if len(lines) > FIRST + LAST + 1:
+    if is_short and len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = "\n".join(lines).replace(str(folder), ".")
     prepared = f"$ {question.before}\n" if question.before else ""
     exits = f", exit code {done.returncode}" if done.returncode else ""
     block = f"```console\n{prepared}$ {question.command}\n{shown}\n```"
-    return f"{block}\n\nIt took {took_s:.0f} s{exits}." if with_time else block
+    return f"{block}\n\nIt took {took_s:.0f} s{exits}." if is_short else block
 
 
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -172,7 +172,7 @@ def show_in(document: str) -> None:
         (Path(name) / MINE).write_text((EXAMPLES / MINE).read_text(encoding="utf-8"), encoding="utf-8")
         for file in (ROOT / "examples" / "models").glob("*.json"):
             (Path(name) / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-        found = {block: answered(question, Path(name), with_time=False) for block, question in questions.items()}
+        found = {block: answered(question, Path(name), is_short=False) for block, question in questions.items()}
     path.write_text(page(path.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
