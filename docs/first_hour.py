@@ -1,7 +1,7 @@
 """Regenerate docs/first-hour.md: run the command of each question here, and keep what it prints and how long it took.
 
 Command: `python docs/first_hour.py [NUMBER ...]`, all eight in about six minutes on two cores; or these alone. With
-`readme` or `models` as argument, what README.md or docs/models.md shows is printed again.
+`readme` as argument, what README.md shows is printed again.
 The page is a draft between `<!-- begin N -->` and `<!-- end N -->`; what stands outside of them is written by hand.
 """
 
@@ -88,7 +88,7 @@ QUESTIONS = (
 )
 
 
-README, MODELS = ROOT / "README.md", ROOT / "docs" / "models.md"
+README = ROOT / "README.md"
 SHOWN = {
     "run": Question(
         "Which is faster?", "attnbench run fused sdpa_math --set seq_len=128,512 --set mask=causal --budget 40"
@@ -96,19 +96,6 @@ SHOWN = {
     "check": Question("Is it right?", "attnbench check mine.py:mistaken", exit_codes=(1,)),
 }
 """What the README shows, by the names of its blocks."""
-SHOWN_OF_MODELS = {
-    "layers": Question(
-        "Which is faster in a model?",
-        "attnbench run fused --model gemma-3-1b --phase prefill --set seq_len=1024 --budget 40",
-        exit_codes=(0, 3),
-    ),
-    "model": Question(
-        "What does it mean for the model?",
-        "attnbench model smollm2-135m.json --attention sdpa --attention eager --attention fused --layers 6",
-    ),
-}
-"""What docs/models.md shows."""
-DOCUMENTS = {"readme": (README, SHOWN), "models": (MODELS, SHOWN_OF_MODELS)}
 
 
 def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
@@ -165,15 +152,12 @@ def machine() -> str:
     )
 
 
-def show_in(document: str) -> None:
-    """Print again what a document shows."""
-    path, questions = DOCUMENTS[document]
+def show_in_readme() -> None:
+    """Print again what the README shows."""
     with tempfile.TemporaryDirectory(prefix="attnbench-shown-") as name:
         (Path(name) / MINE).write_text((EXAMPLES / MINE).read_text(encoding="utf-8"), encoding="utf-8")
-        for file in (ROOT / "examples" / "models").glob("*.json"):
-            (Path(name) / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-        found = {block: answered(question, Path(name), is_short=False) for block, question in questions.items()}
-    path.write_text(page(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+        found = {block: answered(question, Path(name), is_short=False) for block, question in SHOWN.items()}
+    README.write_text(page(README.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 def main(numbers: list[int]) -> None:
@@ -190,7 +174,7 @@ def main(numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] and sys.argv[1] in DOCUMENTS:
-        show_in(sys.argv[1])
+    if sys.argv[1:] == ["readme"]:
+        show_in_readme()
     else:
         main([int(each) for each in sys.argv[1:]])
