@@ -28,7 +28,7 @@ MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 """Lines are broken where a terminal of that width would break them."""
-FIRST, LAST = 6, 6
+FIRST, LAST = 5, 5
 """Lines of a long output that are shown from its beginning and its end."""
 
 

@@ -157,12 +157,12 @@ def table(outcomes: dict[str, Outcome]) -> str:
     for fault in faults():
         if (outcome := outcomes.get(fault.test)) is None:
             continue
-        cases_of = f", in {outcome.num_failed} of {outcome.num_cases} cases" if outcome.num_cases > 1 else ""
-        by = (fault.error.partition(":")[0] or "an assertion") + cases_of
-        ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else f"by {by}"
+        cases_of = f" ({outcome.num_failed}/{outcome.num_cases})" if outcome.num_cases > 1 else ""
+        by = (fault.error.partition(":")[0] or "assertion") + cases_of
+        ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else by
         kept = f". {fault.kept}" if fault.kept else ""
         lines.append(f"| {fault.planted}{kept} | `{fault.test}` | {ending} | {fault.gpu or '-'} |")
-    head = "| the fault | its test | the test fails | only a GPU shows |\n| --- | --- | --- | --- |\n"
+    head = "| the fault | its test | fails by (cases) | only a GPU shows |\n| --- | --- | --- | --- |\n"
     return head + "".join(f"{line}\n" for line in lines)
 
 
