@@ -16,7 +16,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from attnbench.checking.agreement import References, ask_oracle, check
-from attnbench.checking.case import Inputs, bind, held, laid_out, reason_against, stored
+from attnbench.checking.case import Inputs, bind, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
 from attnbench.plugins import plugs
 from attnbench.workloads.masks import parse_mask
@@ -297,28 +297,6 @@ def test_a_sink_without_weight_changes_nothing_and_one_that_takes_all_leaves_not
     assert call().abs().max() < 1e-12
 
 
-CACHES = [{"page_size": 2}, {"page_size": 3}, {"cache_dtype": "float8_e4m3fn"}]
-CACHED = [
-    (name, cache)
-    for cache in CACHES
-    for name in HERE
-    if is_taken(name, workload({"direction": "inference", "num_kv_heads": 2} | cache))
-]
-
-
-@pytest.mark.parametrize(("name", "cache"), CACHED, ids=str)
-def test_a_cache_is_read_as_what_it_holds(name: str, cache: dict[str, object]) -> None:
-    point = Workload(**(USUAL | {"direction": "inference", "dtype": "float64", "num_kv_heads": 2} | cache))
-    drawn = reference.draw(point)
-    inputs = Inputs(tensors={key: tensor.detach() for key, tensor in drawn.tensors.items()}, weights=drawn.weights)
-    call = Called(name, drawn, torch.float64)
-    kept = stored(inputs, point).tensors
-    call.mask.inputs = {key: tensor for key, tensor in kept.items() if key not in drawn.tensors}
-    call.tensors = {key: kept[key] for key in drawn.tensors}
-    expected = reference.attention(**held(inputs, point).tensors, point=point, operands={})
-    torch.testing.assert_close(call(), expected, rtol=0, atol=1e-12)
-
-
 SETTINGS = [{"dropout": 0.1}, {"dropout": 0.6}, {"float32_matmul_precision": "medium"}, {"num_threads": 1}]
 CHECKED = [
     pytest.param(name, point, id=f"{name}-{point.id}")
@@ -375,7 +353,7 @@ def test_an_implementation_imports_torch_the_standard_library_and_the_contract_o
     text = Path(str(spec.origin)).read_text(encoding="utf-8")
     tree = ast.parse(text)
     at_import = imports(tree.body)
-    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.contract.dispatch"}
+    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.contract.dispatch", "attnbench.ranks"}
     assert "attnbench.contract" in at_import <= contract
     for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
         assert f'missing_package("{module.split(".")[0]}' in text
