@@ -18,6 +18,7 @@ from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
+from tests.pairwise import pairwise
 
 
 class Textbook(Attention):
@@ -172,10 +173,12 @@ class CentredValues(NanToNum):
         return out if mask.empty is None else out.masked_fill(mask.empty, 0.0)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["causal", "padding_to_nothing", "sliding_window(3)"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-@pytest.mark.parametrize("module", [NanToNum, SmoothedKeys, CentredValues])
+@pairwise(
+    dtype=["float64", "float32", "bfloat16", "float16"],
+    mask=["causal", "padding_to_nothing", "sliding_window(3)"],
+    scope=["attention", "module"],
+    module=[NanToNum, SmoothedKeys, CentredValues],
+)
 def test_usual_idioms_are_right(module, dtype, mask, scope):
     for seq_len in (3, 41):
         found = verdict(module, dtype=dtype, mask=mask, scope=scope, seq_len=seq_len)
@@ -191,9 +194,11 @@ def test_a_wrong_gradient_is_found_where_the_output_is_right(scope):
     assert verdict(WrongGradientOfQuery, scope=scope, direction="inference").agrees  # which has no gradients
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
+@pairwise(
+    dtype=["float64", "float32", "bfloat16", "float16"],
+    mask=["none", "causal", "padding"],
+    scope=["attention", "module"],
+)
 def test_the_textbook_form_is_right(dtype, mask, scope):
     found = verdict(Textbook, dtype=dtype, mask=mask, scope=scope)
     assert found.agrees, found.diagnosis

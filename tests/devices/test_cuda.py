@@ -18,6 +18,7 @@ from attnbench.storage.operator_kinds import busy_s, on_other_streams
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
+from tests.pairwise import pairwise
 
 pytestmark = [
     pytest.mark.cuda,
@@ -25,9 +26,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", plugins.stems(plugins.PACKAGE))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
+@pairwise(name=plugins.stems(plugins.PACKAGE), dtype=["float32", "bfloat16"], scope=["attention", "module"])
 def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     workload = Workload(
         seq_len=70, num_heads=2, mask="causal", device="cuda", dtype=dtype, scope=scope, direction="forward_backward"
