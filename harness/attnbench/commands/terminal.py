@@ -41,7 +41,7 @@ def print_results(results: Results) -> None:
     """The closing screen of a run; quiet is its answer alone, and verbose has a table of every cell before it."""
     if VERBOSITY.is_quiet:
         print_troubles(results)
-        say(screen.verdict(results))
+        say(story.verdict(results))
         _print_answer(results)
         return
     if VERBOSITY.is_verbose:

@@ -247,7 +247,6 @@ def ratio(row: Row) -> str:
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
-
 def verdict(row: Row) -> str:
     """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
     is_doubtful = row.get("is_doubtful") and row["verdict"] is not None

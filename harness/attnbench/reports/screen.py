@@ -158,11 +158,11 @@ def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], s
     plain_ones = [each for each in folds if not any(shape.faster or shape.is_open for shape in each.members)]
     dropped = plain_ones[: max(0, len(folds) - room + 1)]
     kept = [each for each in folds if each not in dropped]
-    note = f"Nothing is faster than {base} in {len(dropped)} more groups of shapes" if dropped else ""
+    note = f"Nothing is faster than {base} in {len(dropped)} more rows" if dropped else ""
     more = len(kept) - (room - 1)
     if more > 0:
-        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} more lines"]))
-    return kept, f"{note} (-v shows all)."
+        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} other rows"]))
+    return kept, f"{note} (-v)."
 
 
 def _folds(own: Sequence[Shape], key: Callable[[Shape], object]) -> list[Fold]:
