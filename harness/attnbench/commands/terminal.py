@@ -378,7 +378,7 @@ def print_sides(results: Results) -> None:
     print_troubles(results)
     for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
         say(title, "bold")
-        columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
+        columns = ("implementation", "length", "base", "candidate", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         say("")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -248,12 +249,9 @@ def ratio(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
-    is_doubtful = row.get("is_doubtful") and row["verdict"] is not None
-    return f"doubtful: {_verdict(row)}" if is_doubtful else _verdict(row)
-
-
-def _verdict(row: Row) -> str:
+    """The verdict with its factor, or the difference that would show; only "doubtful" if the session is."""
+    if row.get("is_doubtful") and row["verdict"] is not None:
+        return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
     match row["verdict"]:
@@ -264,8 +262,8 @@ def _verdict(row: Row) -> str:
         case Verdict.undecided:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
             return f"undecided ({seen or row['reason']}{more}){_same_kernel(row)}"
-        case found:
-            return f"{found}{_same_kernel(row)}"
+        case _:
+            return f"{factor(row['ratio'])}{_same_kernel(row)}"
 
 
 def _same_kernel(row: Row) -> str:

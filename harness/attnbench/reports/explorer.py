@@ -92,6 +92,8 @@ def _row(
     texts = [row["title"], *(column.text(row) for column in columns)]
     keys = [row["title"], *(_key(column, row) for column in columns)]
     verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
+    verdict = "undecided" if verdict and row["is_doubtful"] and not row["is_baseline"] else verdict
+    verdict = "equal" if verdict == "equivalent" else verdict
     is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
     return {
         "run": run,
