@@ -302,9 +302,14 @@ def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
     measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
     if not measured:
         return None
-    shape = max(measured, key=lambda each: (each.workload.kv_len, each.workload.batch_size, len(_peaks(each))))
+    shape = max(measured, key=_num_scores)
     peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
     return shape, grouped_names(peaks)
+
+
+def _num_scores(shape: Shape) -> tuple[int, int]:
+    workload = shape.workload
+    return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
 
 
 def memory_line(found: Sequence[Shape]) -> str:
