@@ -311,21 +311,9 @@ def _metric(found: MetricColumn) -> Column:
     return Column(heading=found.heading, text=text, explanation=explanation)
 
 
-def _rate(row: Row, column: str, unit: str, share: str) -> str:
-    text = show(row[column], unit)
-    return text if row[share] is None else f"{text} ({percent(row[share])})"
-
-
-def _executed(row: Row) -> str:
-    if row["latency_s"] is None:
-        return MISSING
-    if row["executed_flops"] is None or not row["useful_flops"]:
-        return "unknown"
-    return f"{significant(row['executed_flops'] / row['useful_flops'], 2)} x"
-
-
-def _intensity(row: Row) -> str:
-    return MISSING if row["latency_s"] is None else f"{significant(row['arithmetic_intensity'], 3)} FLOP/B"
+def _rate(row: Row) -> str:
+    text = show(row["flops_per_s"], "flops/s")
+    return text if row["matmul_share"] is None else f"{text} ({percent(row['matmul_share'])})"
 
 
 FIRST = (
@@ -354,31 +342,14 @@ FIRST = (
         text=lambda row: plain(row["ran"] or MISSING),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
     ),
-    Column(
-        heading="operators",
-        text=lambda row: MISSING if row["num_operators"] is None else f"{row['num_operators']:,.0f}",
-    ),
-    Column(
-        heading="allocated",
-        text=lambda row: show(row["allocated_bytes"], "bytes"),
-        explanation="all that one call asks for, freed or not",
-    ),
 )
 LAST = (
     Column(
         heading="FLOP/s",
-        text=lambda row: _rate(row, "flops_per_s", "flops/s", "matmul_share"),
+        text=_rate,
         explanation="useful FLOPs (of visible pairs) per second, in brackets as a share of the fastest matrix product "
         "of this run",
     ),
-    Column(
-        heading="bandwidth",
-        text=lambda row: _rate(row, "bytes_per_s", "bytes/s", "copy_share"),
-        explanation="compulsory bytes (inputs read once, results written once) per second, in brackets as a share of "
-        "the fastest copy of this run",
-    ),
-    Column(heading="intensity", text=_intensity, explanation="useful FLOPs for each compulsory byte"),
-    Column(heading="executed", text=_executed, explanation="how many FLOPs are computed for each useful one"),
     Column(
         heading="error",
         text=error,

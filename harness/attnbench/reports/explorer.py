@@ -29,12 +29,7 @@ METRICS = {
 SORTED_BY = {
     "time per call": "paired_latency_s",
     "ratio": "ratio",
-    "operators": "num_operators",
-    "allocated": "allocated_bytes",
     "FLOP/s": "flops_per_s",
-    "bandwidth": "bytes_per_s",
-    "intensity": "arithmetic_intensity",
-    "executed": "executed_flops",
     "error": "error_ratio",
     "peak memory": "peak_memory_bytes",
     "length": "kv_len",
