@@ -71,7 +71,7 @@ of honest implementations. Of several pictures of one kind the first is committe
 def redraw(folder: Path) -> None:
     """Write the tables, the picture and the closing screen of a run again, from its journal."""
     results = read(folder)
-    for stale in folder.glob("*_plot.png"):
+    for stale in (*folder.glob("*_plot.png"), *folder.glob("winner_map*.png")):
         stale.unlink()
     closing = "".join(f"{line.text}\n" for line in screen(results))
     (folder / SCREEN).write_text(closing.replace(str(folder), f"results/runs/{results.run}"), encoding="utf-8")

@@ -57,6 +57,8 @@ def test_who_stops_while_reports_are_written_hears_how_to_write_them(tmp_path, m
     journals.write(tmp_path / "run", journals.workloads(seq_len=(16,)), ("sdpa", "fused"), num_visits=1)
 
     class Slow:
+        is_usual = True
+
         def write(self, *_):
             raise KeyboardInterrupt
 

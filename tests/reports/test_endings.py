@@ -93,6 +93,7 @@ def test_every_ending_has_its_exit_code():
 )
 def test_a_factor_is_one_or_more(ratio, low, high, words):
     assert factor(ratio, low, high) == words
+    assert factor(1.1, than="sdpa") == "1.10x slower than sdpa"
 
 
 @pytest.mark.parametrize("names", [("sdpa", "fused"), ("sdpa", "fused", "liar"), ("sdpa",), ("sdpa", "torch_mha")])

@@ -172,17 +172,6 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert "A bar that leaves the picture goes on." in reported
 
 
-def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
-    def caption(name: str, **levels: float) -> str:
-        results = journals.write(tmp_path / name, POINTS[:2], ("sdpa", "fused"), levels=levels)
-        (picture,) = drawn("roofline_plot", results)
-        return picture.caption
-
-    highest = float(shown(journals.write(tmp_path / "one", POINTS[:2]))["flops_per_s"].max())
-    assert "bad moment" not in caption("high", matmul=2 * highest)
-    assert "bad moment" in caption("low", matmul=highest / 1.1)
-
-
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
     points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
     many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))

@@ -94,7 +94,7 @@ class Page(HTMLParser):
 
 def test_every_promised_report_is_there() -> None:
     usual = {"csv", "html", "markdown", "picture", "sides", "hosts"}
-    plots = {"latency_plot", "ratio_plot", "memory_plot", "breakdown_plot", "roofline_plot"}
+    plots = {"latency_plot", "ratio_plot", "memory_plot", "breakdown_plot"}
     assert {name for name, report in REPORTS.items() if report.is_usual} == usual
     assert set(REPORTS) == usual | plots
     assert all(report.summary for report in REPORTS.values())
@@ -257,7 +257,7 @@ class TestPage:
         assert all(load.startswith("#") for load in found.loads)
         assert not re.search(r"@import|url\((?!#)|javascript:|\son\w+=", page)
         links = set(re.findall(r"https?://[^\s\"'<>)]+", page)) - {"http://c.example"}  # text of a name, not a link
-        assert links == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+        assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
     def test_time_against_length_is_its_one_picture(self, page: str, tmp_path: Path) -> None:
         assert page.count("<svg ") == 0  # two lengths

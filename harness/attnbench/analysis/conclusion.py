@@ -153,16 +153,13 @@ def _counted(number: int, total: int, kind: Mark) -> str:
     return f"{number} of {total} {kind}"
 
 
-def factor(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """A ratio of times in words, 1 or more: 0.5 is "2.00x faster", 1.1 with its interval "1.10x slower (1.05 to 1.15)".
-
-    A ratio is that of the time to the baseline's.
-    """
+def factor(ratio: float, low: float | None = None, high: float | None = None, than: str = "") -> str:
+    """A ratio of times as a factor of 1 or more: 0.5 is "2.00x faster", 1.1 "1.10x slower than sdpa (1.05 to 1.15)"."""
     word = "faster" if ratio < 1.0 else "slower"
     if ratio < 1.0:
         ratio, low, high = 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
     number, _, interval = span(ratio, low, high).partition(" ")
-    return f"{number}x {word} {interval}".rstrip()
+    return " ".join(filter(None, [f"{number}x {word}", f"than {than}" if than else "", interval]))
 
 
 def count_checks(results: Results) -> int:

@@ -109,7 +109,7 @@ def _answer(outcome: "Outcome") -> list[str]:
         return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
     base, *others = outcome.timed
     lines = [
-        f"A step with {each.attention} is {factor(each.ratio, each.low, each.high)} than with {base.attention}: "
+        f"A step with {each.attention} is {factor(each.ratio, each.low, each.high, f'with {base.attention}')}: "
         f"{each.verdict}."
         for each in others
         if each.ratio is not None

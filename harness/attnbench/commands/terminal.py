@@ -40,7 +40,7 @@ def print_results(results: Results) -> None:
     """The closing screen of a run; quiet is its answer alone, and verbose has a table of every cell before it."""
     if VERBOSITY.is_quiet:
         print_troubles(results)
-        say(screen.verdict(results))
+        say(story.verdict(results))
         _print_answer(results)
         return
     if VERBOSITY.is_verbose:
@@ -374,7 +374,7 @@ def print_sides(results: Results) -> None:
     print_troubles(results)
     for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
         say(title, "bold")
-        columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
+        columns = ("implementation", "length", "base", "candidate", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         say("")

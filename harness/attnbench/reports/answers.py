@@ -36,6 +36,7 @@ class Cell:
     seconds: float | None  # of a call, as far from the baseline's as the ratio says
     ratio: float | None
     peak_bytes: float | None
+    may_be_faster: bool = False  # by more than the margin, and it is not known
 
     @property
     def speedup(self) -> float:
@@ -79,7 +80,7 @@ class Shape:
     @property
     def is_open(self) -> bool:
         """Whether a cell may be faster than the baseline, and it is not known."""
-        return any(each.mark in {Mark.undecided, Mark.doubtful} for each in self.others)
+        return any(each.may_be_faster for each in self.others)
 
     @property
     def length(self) -> str:
@@ -136,7 +137,13 @@ def _cell(row: Row, mark: Mark | None) -> Cell:
         seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
         ratio=row["ratio"],
         peak_bytes=row.get("peak_memory_bytes"),
+        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),
     )
+
+
+def _reaches_below(row: Row) -> bool:
+    """Whether the interval of a ratio has values that are faster by more than the margin."""
+    return row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + row["margin"])
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
@@ -295,9 +302,14 @@ def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
     measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
     if not measured:
         return None
-    shape = max(measured, key=lambda each: (each.workload.kv_len, each.workload.batch_size, len(_peaks(each))))
+    shape = max(measured, key=_num_scores)
     peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
     return shape, grouped_names(peaks)
+
+
+def _num_scores(shape: Shape) -> tuple[int, int]:
+    workload = shape.workload
+    return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
 
 
 def memory_line(found: Sequence[Shape]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -245,14 +246,10 @@ def ratio(row: Row) -> str:
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
-
 def verdict(row: Row) -> str:
-    """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
-    is_doubtful = row.get("is_doubtful") and row["verdict"] is not None
-    return f"doubtful: {_verdict(row)}" if is_doubtful else _verdict(row)
-
-
-def _verdict(row: Row) -> str:
+    """The verdict with its factor, or the difference that would show; only "doubtful" if the session is."""
+    if row.get("is_doubtful") and row["verdict"] is not None:
+        return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
     match row["verdict"]:
@@ -263,8 +260,8 @@ def _verdict(row: Row) -> str:
         case Verdict.undecided:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
             return f"undecided ({seen or row['reason']}{more}){_same_kernel(row)}"
-        case found:
-            return f"{found}{_same_kernel(row)}"
+        case _:
+            return f"{factor(row['ratio'])}{_same_kernel(row)}"
 
 
 def _same_kernel(row: Row) -> str:
@@ -312,21 +309,9 @@ def _metric(found: MetricColumn) -> Column:
     return Column(heading=found.heading, text=text, explanation=explanation)
 
 
-def _rate(row: Row, column: str, unit: str, share: str) -> str:
-    text = show(row[column], unit)
-    return text if row[share] is None else f"{text} ({percent(row[share])})"
-
-
-def _executed(row: Row) -> str:
-    if row["latency_s"] is None:
-        return MISSING
-    if row["executed_flops"] is None or not row["useful_flops"]:
-        return "unknown"
-    return f"{significant(row['executed_flops'] / row['useful_flops'], 2)} x"
-
-
-def _intensity(row: Row) -> str:
-    return MISSING if row["latency_s"] is None else f"{significant(row['arithmetic_intensity'], 3)} FLOP/B"
+def _rate(row: Row) -> str:
+    text = show(row["flops_per_s"], "flops/s")
+    return text if row["matmul_share"] is None else f"{text} ({percent(row['matmul_share'])})"
 
 
 FIRST = (
@@ -355,31 +340,14 @@ FIRST = (
         text=lambda row: plain(row["ran"] or MISSING),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
     ),
-    Column(
-        heading="operators",
-        text=lambda row: MISSING if row["num_operators"] is None else f"{row['num_operators']:,.0f}",
-    ),
-    Column(
-        heading="allocated",
-        text=lambda row: show(row["allocated_bytes"], "bytes"),
-        explanation="all that one call asks for, freed or not",
-    ),
 )
 LAST = (
     Column(
         heading="FLOP/s",
-        text=lambda row: _rate(row, "flops_per_s", "flops/s", "matmul_share"),
+        text=_rate,
         explanation="useful FLOPs (of visible pairs) per second, in brackets as a share of the fastest matrix product "
         "of this run",
     ),
-    Column(
-        heading="bandwidth",
-        text=lambda row: _rate(row, "bytes_per_s", "bytes/s", "copy_share"),
-        explanation="compulsory bytes (inputs read once, results written once) per second, in brackets as a share of "
-        "the fastest copy of this run",
-    ),
-    Column(heading="intensity", text=_intensity, explanation="useful FLOPs for each compulsory byte"),
-    Column(heading="executed", text=_executed, explanation="how many FLOPs are computed for each useful one"),
     Column(
         heading="error",
         text=error,

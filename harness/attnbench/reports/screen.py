@@ -158,11 +158,11 @@ def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], s
     plain_ones = [each for each in folds if not any(shape.faster or shape.is_open for shape in each.members)]
     dropped = plain_ones[: max(0, len(folds) - room + 1)]
     kept = [each for each in folds if each not in dropped]
-    note = f"Nothing is faster than {base} in {len(dropped)} more groups of shapes" if dropped else ""
+    note = f"Nothing is faster than {base} in {len(dropped)} more rows" if dropped else ""
     more = len(kept) - (room - 1)
     if more > 0:
-        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} more lines"]))
-    return kept, f"{note} (-v shows all)."
+        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} other rows"]))
+    return kept, f"{note} (-v)."
 
 
 def _folds(own: Sequence[Shape], key: Callable[[Shape], object]) -> list[Fold]:
@@ -200,8 +200,8 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     return _lines(folds, base, columns)
 
 
-MOST_NAMES, LEAST = 3, 10
-"""Names in a cell of the table, and the characters of its narrowest column."""
+MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
+"""Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
 WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
 """How much wider than others a column may be."""
 
@@ -233,7 +233,7 @@ def _own(fold: Fold, name: str) -> str:
 def _named(fold: Fold, mark: Mark, most: int) -> str:
     """The names with a mark, as many as there is room for, with their factors: "bmm 1.68x +3"."""
     found = fold.having(mark)
-    if not found or not most:
+    if not found or not most or (mark in {Mark.undecided, Mark.doubtful} and len(found) > FEW_OPEN):
         return str(len(found)) if found else MISSING
     texts = []
     for name, places in list(found.items())[:most]:
@@ -285,6 +285,5 @@ def left_over(results: Results, width: int = WIDTH) -> list[str]:
 
 def where(results: Results) -> list[str]:
     """The files of the run."""
-    page = f"Report: {results.folder / 'report.html'}"
-    hint = f"{page}   (attnbench report --open)"
-    return [hint if len(hint) <= WIDTH else page, "Next to it: picture.png, records.csv, summary.md."]
+    also = "Open: attnbench report --open   Also there: picture.png, records.csv, summary.md"
+    return [f"Report: {results.folder / 'report.html'}", also]

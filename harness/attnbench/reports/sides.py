@@ -64,7 +64,6 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
                 "length": cells.length(row),
                 "base": "new" if other is None else _time(other),
                 "candidate": _time(row),
-                "ratio": cells.ratio(row),
                 "verdict": cells.verdict(row),
             }
             for metric in metrics:
