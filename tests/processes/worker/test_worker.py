@@ -69,7 +69,8 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
-    monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
+    begin = torch.autograd.profiler.profile._start_trace
+    monkeypatch.setattr("torch.autograd.profiler.profile._start_trace", noting(begin, profiles))
     worker = Worker(Heartbeat())
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
     arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
