@@ -185,7 +185,7 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
         if max(map(len, lines)) <= width:
             return lines
     present = [mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)]
-    shown = [mark for mark in present if mark in {Mark.wrong, Mark.failed}]
+    shown: list[Mark] = [mark for mark in present if mark in {Mark.wrong, Mark.failed}]
     shown += [mark for mark in (Mark.faster, Mark.equal) if mark in present]
     shown += [mark for mark in (Mark.undecided, Mark.doubtful) if mark in present]
     if not {Mark.faster, Mark.equal, Mark.doubtful} & {*shown}:

@@ -130,6 +130,11 @@ class Worker:
         """Where outputs are handed in."""
         return Exchange()
 
+    @cached_property
+    def guard(self) -> state.Guard:
+        """What must not change during a request."""
+        return state.Guard()
+
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Keep nothing yet. `consult` asks the process that holds a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
@@ -151,7 +156,7 @@ class Worker:
         self.drawn: tuple[Workload, Inputs] | None = None  # a judge's, with the cells that it has screened
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
-        self.turn, self.guard = PROBE, state.Guard()  # whose fault a failure is, and what must not change meanwhile
+        self.turn = PROBE  # whose fault a failure is
         self.built: set[str] = set()  # specs
         self.is_alone = False  # one implementation has the process for itself
         self.is_pending = False  # what the guard remembers is from before an earlier request
@@ -179,7 +184,6 @@ class Worker:
             request, messages.Prepare | messages.Consulted
         )
         torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
-        self.guard.expect(state.THREADS)
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         self.notes, self.is_altered = [], False
@@ -188,6 +192,7 @@ class Worker:
         is_quick = self.is_quick(request) and not is_first_build
         if not self.is_pending and not is_quick:
             self.guard = state.Guard(self.guard)
+        self.guard.expect(state.THREADS)
         self.is_pending, is_accounted = is_quick, is_quick
         try:
             reply = self._reply(request)

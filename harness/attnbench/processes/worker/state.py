@@ -272,21 +272,24 @@ def _look(read: Read) -> object:
         return f"unreadable ({type(error).__name__})"
 
 
-def _owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _of_tensors() -> Mapping[str, Any]:
+    return {**vars(torch._C.TensorBase), **vars(torch.Tensor)}
+
+
+def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     """What holds functions that nobody may replace, by name."""
     for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time):
-        yield place.__name__, vars(place)
+        yield place.__name__, partial(vars, place)
     for name in DEVICE_TYPES:
-        yield f"torch.{name}", vars(getattr(torch, name))
-    for base in (torch._C.TensorBase, torch.Tensor):
-        yield "torch.Tensor", vars(base)
-    yield "torch.nn.Module", vars(torch.nn.Module)
+        yield f"torch.{name}", partial(vars, getattr(torch, name))
+    yield "torch.Tensor", _of_tensors
+    yield "torch.nn.Module", partial(vars, torch.nn.Module)
     for name, place in list(sys.modules.items()):
         if name.startswith("attnbench.") and isinstance(place, ModuleType):
-            yield name, vars(place)
+            yield name, partial(vars, place)
             for made in list(vars(place).values()):
                 if isinstance(made, type) and made.__module__ == name:
-                    yield f"{name}.{made.__qualname__}", vars(made)
+                    yield f"{name}.{made.__qualname__}", partial(vars, made)
 
 
 class Functions:
@@ -296,7 +299,7 @@ class Functions:
         """Copy what holds them, which is faster than looking at each."""
         self._num_modules = len(sys.modules)
         self._ours = {name: place for name, place in sys.modules.items() if name.startswith("attnbench.")}
-        self._held = [(owner, held, dict(held)) for owner, held in _owners()]
+        self._held = [(owner, read, dict(read())) for owner, read in _owners()]
         self._wrapped = {name: getattr(torch, name) for name in WRAPPED_BY_LIBRARIES}
         self._codes = [
             (f"{owner}.{name}", value, value.__code__)
@@ -321,7 +324,8 @@ class Functions:
         """The names of those that are others now. Functions that were added are none: torch imports much late."""
         found = [name for name, value, code in self._codes if value.__code__ is not code]
         found += [name for name, place in self._ours.items() if sys.modules.get(name) is not place]
-        for owner, held, before in self._held:
+        for owner, read, before in self._held:
+            held = read()
             has_same_names = len(before) == len(held) and all(map(is_, before, held))
             if has_same_names and all(map(is_, before.values(), held.values())):
                 continue
