@@ -129,6 +129,7 @@ def _compared_in_processes(candidate: Given, baseline: Given, **asked: Any) -> "
 
 def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan") -> "Iterator[Event]":
     """Check both, and compare them: what a run would write down."""
+    import msgspec
     import torch
 
     from attnbench.devices import device
@@ -162,10 +163,8 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
                 raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
     finally:
         torch.set_num_threads(before)
-    for number in range(compared.num_visits):
-        arms = [(arm, tuple(s for s in own if s.visit == number)) for arm, own in compared.samples.items()]
-        taken = tuple(events.ArmSamples(arm=arm, samples=own) for arm, own in arms)
-        yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken, probe="here")
+    for visit in compared.visits:
+        yield msgspec.structs.replace(visit, workload=workload.id)
 
 
 def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Results":

@@ -26,7 +26,7 @@ from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
-from attnbench.timing.schedule import Race, State, load_libraries, visit_seed
+from attnbench.timing.schedule import State, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
@@ -54,9 +54,6 @@ SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
-DECIDED = "every comparison is decided"
-NOTHING = "there is nothing to compare"
-SPENT = "the budget is spent"
 UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
@@ -460,50 +457,34 @@ def trace_cells(session: Session, folder: Path) -> None:
 
 
 class TimingStage:
-    """Visits workloads until every comparison is decided, or the budget is spent."""
+    """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
         """Every cell that has passed so far takes part."""
         self.session = session
         self.state, self.plan = session.state, session.plan
-        alive = (w for w in self.plan.asked if self.state.live(w.id, session.specs))
-        self.workloads = {workload.id: workload for workload in alive}
-        self.places = {workload: number for number, workload in enumerate(self.workloads)}
+        self.workloads = {workload.id: workload for workload in self.plan.workloads}
+        alive = [each.id for each in self.plan.asked if self.state.live(each.id, session.specs)]
+        self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified: float = math.inf
         if self.plan.sides is not None or is_ours:
             self.num_verified = 1
-        self._began_s = self._shortest_s = 0.0  # of a pass
 
-    def run(self) -> str:
-        """Pass by pass, visit what is open; return why timing ended."""
-        load_libraries()
-        race = Race(self.plan)
-        while (step := race.next(self.state, self._live())) is not None:
-            if step.is_fresh and not self._begin_pass(race):
-                return SPENT
-            if not race.is_first(self.state, step.workload) and self.session.elapsed_s > self.plan.budget_s:
-                return SPENT
-            self._show_progress(f"{step.words}, {race.num_open} open")
-            self.visit(self.workloads[step.workload], step.arms)
-        return DECIDED if race.judged else NOTHING if self.workloads else ""
+    def run(self, strategy: Strategy, stage: str = "time") -> str:
+        """Visit what the strategy says; return why it came to its end."""
 
-    def _begin_pass(self, race: Race) -> bool:
-        """Start a fresh process, unless no pass that the budget still allows for can decide anything."""
-        now_s = self.session.elapsed_s
-        if self._began_s:
-            spent_s = now_s - self._began_s
-            self._shortest_s = min(self._shortest_s or spent_s, spent_s)
-        left_s = self.plan.budget_s - now_s
-        if not race.reaches_a_look(self.state, left_s / self._shortest_s if self._shortest_s else math.inf):
-            return False
-        self._began_s = now_s
-        self.session.start_worker()
-        return True
+        def step(taken: Step) -> None:
+            if taken.is_fresh:
+                self.session.start_worker()
+            self._show_progress(stage, taken.words)
+            self.visit(self.workloads[taken.workload], taken.arms)
+
+        return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)
 
     def _live(self) -> dict[str, list[Arm]]:
         """The live arms of each workload; of two sides those that are live on both."""
-        live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
+        live = {workload: self.state.live(workload, self.session.specs) for workload in self.places}
         if self.plan.sides is not None:
             live = {workload: self._on_both_sides(arms) for workload, arms in live.items()}
         return live
@@ -513,13 +494,12 @@ class TimingStage:
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
 
-    def _show_progress(self, cell: str) -> None:
-        visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
-        share = min(
-            visits / (self.plan.num_rounds * len(self.workloads)),
-            self.session.elapsed_s / max(self.plan.budget_s, 1e-9),
-        )
-        self.session.show_progress("time", cell, share, 1.0)
+    def _show_progress(self, stage: str, cell: str) -> None:
+        share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
+        if stage == "time":
+            visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
+            share = min(visits / (self.plan.num_rounds * len(self.places)), share)
+        self.session.show_progress(stage, cell, share, 1.0)
 
     def _num_blocks(self, workload: Workload) -> int:
         """How many blocks the next visit has: more where they are short next to what a fresh process costs.
@@ -530,7 +510,7 @@ class TimingStage:
         if not taken:
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
-        fixed_s = FRESH_S / max(1, len(self.workloads))
+        fixed_s = FRESH_S / max(1, len(self.places))
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         else:
