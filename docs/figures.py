@@ -20,6 +20,7 @@ from PIL import Image
 from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.reports import ratio_plot
+from attnbench.reports.screen import screen
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.units import percent, significant
 from attnbench.workloads.policy import Policy
@@ -37,8 +38,7 @@ RUNS = {
 OTHERS = {
     "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
     "verdicts/verdicts.md": "which verdicts of these runs the present method changed, and why",
-    "acceptance/acceptance.md": "what the earlier method was asked to show, next to its rivals, misses included",
-    "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
+    "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
@@ -55,23 +55,30 @@ OTHERS = {
     "tensorboard": "the views of TensorBoard, without a network",
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
+SCREEN = "screen.txt"
+"""The closing screen of a run."""
 NUM_FIRST, ROW = 5, 0.175
 """The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
-REGENERATED = re.compile(r".*\.(svg|html)|benchmark\.json|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
+REGENERATED = re.compile(r".*\.(svg|html)|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
 """Files that are not committed: `attnbench report` makes them from a journal at any time, `nox -s detection` the trials
 of honest implementations. Of several pictures of one kind the first is committed."""
 
 
 def redraw(folder: Path) -> None:
-    """Write the tables and pictures of a run again, from its journal."""
+    """Write the tables, the picture and the closing screen of a run again, from its journal."""
     results = read(folder)
+    for stale in folder.glob("*_plot.png"):
+        stale.unlink()
+    closing = "".join(f"{line.text}\n" for line in screen(results))
+    (folder / SCREEN).write_text(closing.replace(str(folder), f"results/runs/{results.run}"), encoding="utf-8")
     with tempfile.TemporaryDirectory() as place:
         for report in plugins.plugs("attnbench.reports", "REPORT").values():
-            report.write(results, Path(place))
+            if report.is_usual:
+                report.write(results, Path(place))
         for path in Path(place).iterdir():
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
@@ -157,7 +164,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """The gallery's page: every run with its notable findings, next to its pictures."""
+    """The gallery's page: every run with its closing screen, next to its pictures."""
     lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
     for name, about in RUNS.items():
         summary = GALLERY / name / "summary.md"
@@ -169,14 +176,13 @@ def page() -> str:
 
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
-    """A run: its main facts, notable findings and pictures."""
-    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` draws all"
-    yield f"of its pictures; [tables]({name}/summary.md)."
+    """A run: its main facts, its closing screen and pictures."""
+    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` writes its"
+    yield f"page; [tables]({name}/summary.md)."
     yield ""
     yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
-    if "## Notable findings" in summary:
-        told = summary[summary.index("## Notable findings") + 2 :]
-        yield from ("", "Notable findings:", "", *told[: told.index("")])
+    if (GALLERY / name / SCREEN).exists():
+        yield from ("", "```text", (GALLERY / name / SCREEN).read_text(encoding="utf-8").rstrip(), "```")
     for picture in sorted((GALLERY / name).glob("*.png")):
         yield ""
         yield f"![{picture.stem.replace('_', ' ')} of {name}]({name}/{picture.name})"

@@ -113,13 +113,12 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from attnbench.reports.lines import REPORT
+    from attnbench.reports.ratio_plot import write_picture
 
     found = figures()
-    REPORT["latency_plot"].write(read(found.QUICK), tmp_path)
-    again = tmp_path / "latency_plot.png"
+    (again,) = write_picture(read(found.QUICK), tmp_path)
     found.shrink(again)
-    kept = pixels(found.QUICK / "latency_plot.png")
+    kept = pixels(found.QUICK / "picture.png")
     redrawn = pixels(again)
     assert redrawn.shape == kept.shape, "run: python docs/figures.py quick"
     assert np.abs(redrawn - kept).mean() < 5, "run: python docs/figures.py quick"
@@ -143,7 +142,7 @@ def test_the_gallery_is_small_and_reduced_already(tmp_path):
 
 def test_what_is_reduced_keeps_its_tables_journals_and_small_pictures(tmp_path):
     found = figures()
-    for name in ("summary.md", "records.csv", "latency_plot.svg", "report.html", "benchmark.json"):
+    for name in ("summary.md", "records.csv", "latency_plot.svg", "report.html"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     (tmp_path / "journal.jsonl").write_bytes(b"{}\n")
     for name, width in (("latency_plot.png", 2000), ("latency_plot_2.png", 10), ("growth.png", 700)):

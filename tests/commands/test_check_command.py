@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+import attnbench
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
 from attnbench.processes.messages import Check, Reply, Work
+from attnbench.processes.planning import Selection, plan, rejected
+from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
@@ -50,6 +53,22 @@ misfit = adapt(
     lambda sizes: nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True), packed("qkv", out="proj")
 )
 """
+ODD = """
+from attnbench.contract.adapters import adapt
+
+
+def linear(query, key, value):
+    query, key = query.softmax(-1), key.softmax(-2)
+    return query @ (key.mT @ value)
+
+
+near = adapt(linear, approximate=True)
+
+
+def filled(query, key, value, *, mask=None):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if mask is None else scores.masked_fill(~mask, -1e30)).softmax(-1) @ value
+"""
 FEW = ["--set", "seq_len=16,19", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
 FEW += ["--set", "direction=inference", "--set", "mask=none", "--set", "batch_size=1", "--sweep", "small.toml"]
 SWEEP = 'summary = "a few"\nmetrics = []\nbudget_s = 0.0\n[[grid]]\nscope = ["attention", "module"]\n'
@@ -59,6 +78,7 @@ SWEEP = 'summary = "a few"\nmetrics = []\nbudget_s = 0.0\n[[grid]]\nscope = ["at
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("check")
     (made / "mine.py").write_text(MINE)
+    (made / "odd.py").write_text(ODD)
     (made / "small.toml").write_text(SWEEP)
     (made / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
     (made / "unreadable.py").write_text("def g(:\n")
@@ -94,6 +114,50 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "not Python that can be read" in reasons["unreadable.py:g"]
     assert "did you mean right?" in reasons["mine.py:rihgt"]
     assert "did you mean fused?" in reasons["fusde"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]
+)
+def test_what_is_only_noted_is_a_finding_where_that_is_asked_and_resume_keeps_it(
+    folder: Path, option: str, value: str, says: str
+) -> None:
+    few = ["--set", "mask=padding_to_nothing", *(f"--set={axis}" for axis in ("seq_len=19", "batch_size=2"))]
+    few += [f"--set={axis}" for axis in ("num_heads=2", "head_dim=8", "direction=inference", "scope=attention")]
+    lenient = command("check", "odd.py:filled", *few, cwd=folder)
+    assert lenient.returncode == 0, lenient.stdout
+    strict = command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, "--json", cwd=folder)
+    assert strict.returncode == 1, strict.stdout
+    assert json.loads(strict.stdout)["judgements"]["filled"]["verdict"] == "WRONG"
+    assert says in command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, cwd=folder).stdout
+    given = {"empty_rows": "any", "hidden_nan": "note"} | {option: value}
+    planned = plan(Selection(sweep="check", implementations=["sdpa"], metrics=(), rejects=rejected(**given)))
+    again = msgspec.json.decode(msgspec.json.encode(planned), type=Plan)
+    assert again.rejects == planned.rejects != ()
+
+
+def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder: Path) -> None:
+    found = command("check", "odd.py:near", "mine.py:right", *FEW, cwd=folder)
+    assert found.returncode == 0, found.stdout
+    (line,) = (line for line in found.stdout.splitlines() if line.startswith("near: "))
+    assert line.startswith("near: approximate, neither judged nor timed: off by ")
+    assert "WRONG" not in found.stdout
+    judged = json.loads(command("check", "odd.py:near", *FEW, "--json", cwd=folder).stdout)["judgements"]["near"]
+    assert judged["verdict"] == "approximate"
+
+
+def test_an_approximation_has_no_time(folder: Path) -> None:
+    few = [f"--set={axis}" for axis in ("seq_len=16", "direction=inference", "scope=attention", "num_heads=2")]
+    done = command("run", "-i", "odd.py:near", "-i", "fused", *few, "--budget", "0", "--json", cwd=folder)
+    (cell,) = (each for each in json.loads(done.stdout)["cells"] if each["implementation"] == "near")
+    assert (cell["status"], cell["latency_s"]) == ("approximate", None)
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is one of any, zero"):
+        rejected(empty_rows="nan", hidden_nan="note")
+    with pytest.raises(ValueError, match="it is one of note, reject"):
+        attnbench.check("sdpa", hidden_nan="rejects")
 
 
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:

@@ -53,50 +53,6 @@ def test_the_cells_of_the_check_hold_every_pair_of_each_grid():
         assert pairs(map(texts, chosen), axes) == pairs(map(texts, possible), axes)
 
 
-CHECK = sweep.workloads(sweep.load("check"), {}, ("cpu",))
-HALVES = {"float16", "bfloat16"}
-
-
-NEEDED = {
-    "late rows in bfloat16": lambda w: (
-        w.dtype in HALVES and w.mask == "causal" and w.seq_len > 512 and w.direction == "forward_backward"
-    ),
-    "late rows in float16": lambda w: (
-        w.dtype == "float16" and w.mask == "causal" and w.seq_len > 256 and w.direction == "forward_backward"
-    ),
-    "width 64": lambda w: w.head_dim == 64 and w.direction == "forward_backward" and w.mask == "causal",
-    "width 128": lambda w: w.head_dim == 128 and w.direction == "forward_backward",
-    "decoding under a window": lambda w: w.seq_len == 1 and "sliding_window" in w.mask,
-    "decoding under padding": lambda w: w.seq_len == 1 and w.mask == "padding",
-    "causal module in inference": lambda w: w.scope == "module" and w.direction == "inference" and w.mask == "causal",
-    "module without keys in inference": lambda w: (
-        w.scope == "module" and w.direction == "inference" and w.mask == "padding_to_nothing"
-    ),
-    "grouped module without biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "none"
-    ),
-    "grouped module with all biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "all"
-    ),
-    "grouped module with input biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "qkv" and w.mask == "causal"
-    ),
-    "mixed layout beyond a tile": lambda w: w.layout == "mixed" and w.seq_len > 128,
-    "more queries than keys": lambda w: w.seq_len > w.kv_len,
-    "wider values": lambda w: w.value_dim > w.head_dim,
-    "float64": lambda w: w.dtype == "float64",
-}
-
-
-@pytest.mark.parametrize("cell", NEEDED)
-def test_the_check_has_such_a_cell(cell):
-    assert any(map(NEEDED[cell], CHECK))
-
-
-def test_the_check_is_short():
-    assert len(CHECK) <= 90
-
-
 def test_a_grid_may_only_be_covered_by_pairs(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(

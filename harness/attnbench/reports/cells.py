@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.comparisons import is_doubtful
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -65,8 +65,6 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
     "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
     "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
-    "page_size": lambda size: f"pages of {size}" if size else "in one piece",
-    "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",
     "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
@@ -100,9 +98,9 @@ def columns(results: Results) -> list[Column]:
     return [*FIRST, *metrics, *LAST]
 
 
-def legend(results: Results) -> str:
-    """What the columns mean, each in a sentence."""
-    explained = [column for column in columns(results) if column.explanation]
+def legend(shown_columns: Iterable[Column]) -> str:
+    """What columns mean, each in a sentence."""
+    explained = [column for column in shown_columns if column.explanation]
     return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in explained)
 
 
@@ -132,7 +130,7 @@ def shown(results: Results) -> "pd.DataFrame":
     kept = kept.assign(
         title=kept["workload"].map(titles(results)),
         group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
-        is_doubtful=bool(doubts(results)),
+        is_doubtful=is_doubtful(results),
     )
     assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
     return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
@@ -144,13 +142,14 @@ def groups(results: Results) -> dict[str, list[Row]]:
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
 
 
-def title(axes: Axes, varying: Collection[str] = ()) -> str:
+def title(axes: Axes, varying: Collection[str] = (), leave_out: Collection[str] = ()) -> str:
     """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Left out are axes that follow from others or hold their default. One without words of its own is also shown where
-    it is among `varying`.
+    Left out are axes that follow from others or hold their default, and those of `leave_out`. One without words of its
+    own is also shown where it is among `varying`.
     """
-    return _joined((axis for axis in (*WORDS, *OTHERS) if _is_shown(axis, axes, varying)), axes)
+    shown_axes = (axis for axis in (*WORDS, *OTHERS) if axis not in leave_out and _is_shown(axis, axes, varying))
+    return _joined(shown_axes, axes)
 
 
 @lru_cache(maxsize=1)
@@ -177,7 +176,7 @@ def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
     """What sets one panel apart from others that differ in those axes: "causal · H=8"; usual values are not said."""
     first = rows(cells.iloc[:1])[0]
     return DOT.join(
-        _word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
+        word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
     )
 
 
@@ -193,7 +192,8 @@ def base(plan: Plan) -> str:
     return plain(plan.baseline) if plan.sides is None else "the base"
 
 
-def _word(axis: str, axes: Axes) -> str:
+def word(axis: str, axes: Axes) -> str:
+    """The value of one axis in words."""
     value = axes[axis]
     if axis in WORDS:
         return WORDS[axis](value)
@@ -209,7 +209,7 @@ def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
 def _joined(names: Iterable[str], axes: Axes) -> str:
     """The words of some axes, with nothing but a space between sizes."""
     return ", ".join(
-        (" " if are_sizes else ", ").join(_word(axis, axes) for axis in group)
+        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
         for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
     )
 
@@ -244,9 +244,6 @@ def ratio(row: Row) -> str:
         return MISSING if row["ratio"] is None else "1"
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
-
-VERDICTS = {verdict: str(verdict) for verdict in Verdict} | {Verdict.equivalent: "equal"}
-"""What each verdict is called in sentences."""
 
 
 def verdict(row: Row) -> str:

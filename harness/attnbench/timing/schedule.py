@@ -81,8 +81,8 @@ def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """The verdicts on the effects of a run, judged together."""
-    return judge(known, plan.smallest_effect, plan.false_share)
+    """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
+    return judge(known, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class State:
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
                     arms.setdefault(taken.arm, []).extend(taken.samples)
-                self.gauge.add(event.workload, event.samples(PROBE))
+                self.gauge.add(event.workload, event.samples(PROBE), event.probe)
             case events.WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event

@@ -1,5 +1,8 @@
 """The worker sets what a workload asks of the process, for check and timing alike, and puts it back."""
 
+import itertools
+from typing import get_args
+
 import msgspec
 import pytest
 import torch
@@ -14,6 +17,7 @@ from attnbench.processes.messages import (
     Profile,
     SampleBlocks,
     Trace,
+    Work,
 )
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
@@ -91,6 +95,11 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     assert isinstance(taken, VisitFinished)
     assert len(profiles) == num_profiles
     assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
+
+
+def test_no_request_is_of_another_s_kind() -> None:
+    kinds = get_args(Work)
+    assert [(one, other) for one, other in itertools.permutations(kinds, 2) if issubclass(one, other)] == []
 
 
 def test_what_is_unsupported_is_so_and_not_predicted():
