@@ -25,6 +25,7 @@ GALLERY = {
 }
 """The runs that are kept, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
+QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
 """The exit code of a run whose machine was too busy for verdicts: its report is there all the same, and says so."""
@@ -33,7 +34,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a secon
 
 def install(session: nox.Session, *groups: str) -> None:
     """Install the project in place, so that its code can be changed without another install, and dependency groups."""
-    session.install("-c", "constraints.txt", "-e", ".", *nox.project.dependency_groups(GROUPS, *groups))
+    session.install(*QUICKLY, "-e", ".", *nox.project.dependency_groups(GROUPS, *groups))
 
 
 def borrow(session: nox.Session, *groups: str) -> None:
@@ -48,7 +49,7 @@ def borrow(session: nox.Session, *groups: str) -> None:
         if own.exists():  # both have the same Python
             (own / "tests.pth").write_text(f"{packages.resolve()}\n{SOURCE.resolve()}\n", encoding="utf-8")
             requirements = [*GROUPS["project"]["dependencies"], *nox.project.dependency_groups(GROUPS, *groups)]
-            session.install("-c", "constraints.txt", *requirements)
+            session.install(*QUICKLY, *requirements)
             return
     install(session, *groups)
 

@@ -21,6 +21,8 @@ from studies.simulated import virtual
 from studies.simulated.worlds import World
 from tests.test_cli import command
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 MINE = """
 from torch import nn
 from attnbench.contract.adapters import adapt, packed
