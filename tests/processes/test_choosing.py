@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import Limits, changes_along, points, recommend
+from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
 from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
@@ -64,7 +64,8 @@ def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) 
     results, _ = run(chosen(), tmp_path)
     (found,) = recommend(results)
     assert list(found.excluded) == ["sdpa_math"]
-    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"]
+    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"].detail
+    assert found.excluded["sdpa_math"].kind == SLOWER
     record = next(each for each in results.records if each.implementation == "sdpa_math")
     assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
 
@@ -120,10 +121,10 @@ def test_limits_exclude_with_the_reason_and_the_next_one_is_chosen(tmp_path: Pat
     results, _ = run(chosen(), tmp_path)
     (found,) = recommend(results, Limits(without={"fused": "not batch-invariant: padding"}))
     assert found.choice == "bmm"
-    assert found.excluded["fused"] == "not batch-invariant: padding"
+    assert str(found.excluded["fused"]) == "not batch-invariant: padding"
     (none,) = recommend(results, Limits(memory_bytes=1000))
     assert none.choice == ""
-    assert none.excluded["fused"] == "needs 1.00 MiB, more than the 1000 B allowed"
+    assert none.excluded["fused"].detail == "1.00 MiB, more than the 1000 B allowed"
     (enough,) = recommend(results, Limits(memory_bytes=2**20))
     assert enough.choice == "fused"
 

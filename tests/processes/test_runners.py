@@ -469,9 +469,8 @@ def test_foul_code_costs_nobody_but_itself(mixed):
     for name in ("sdpa", "einsum", "honest"):
         assert [record.status for record in of(mixed, name)] == [Status.ok] * 2, name
     (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as quick
-    if long.key not in mixed.doubts:  # on a busy machine its time is doubtful, and no finding
-        assert long.status is Status.invalid
-        assert "times as long as in its samples" in long.message
+    is_refused = long.status is Status.invalid and "times as long as in its samples" in long.message
+    assert is_refused or long.key in mixed.doubts  # doubtful where load explains some of it; never a time to trust
     tired = [record for record in of(mixed, "tires") if record.status is Status.disagrees]  # a long one has few calls
     assert tired
     assert all("while it was timed" in record.message for record in tired)

@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import panels as panels_of
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, breakdown_plot, lines, ratio_plot, style, winner_map
+from attnbench.reports import Picture, Report, breakdown_plot, lines, ratio_plot, style
 from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import Arm
@@ -67,6 +67,19 @@ def test_ratios_have_a_row_for_each_arm_and_words_where_there_is_no_dot(tmp_path
     assert ratio_plot.draw(journals.write(tmp_path / "empty", (), ())) == []
 
 
+def test_the_picture_of_a_run_is_time_against_length_where_there_are_five(tmp_path: Path) -> None:
+    few = journals.write(tmp_path / "few", journals.workloads(seq_len=(128, 512, 2048)), ("sdpa", "fused"))
+    many = journals.write(tmp_path / "many", journals.workloads(seq_len=(64, 128, 256, 512, 1024)), ("sdpa", "fused"))
+    assert lines.usual(few) == []
+    (picture,) = lines.usual(many)
+    assert "against length" in picture.title
+    for found in (few, many):
+        (path,) = ratio_plot.write_picture(found, tmp_path)
+        assert path.name == "picture.png"
+        assert path.read_bytes().startswith(b"\x89PNG")
+        path.unlink()
+
+
 def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     for places in ([0.5] * 6, [0.0, 0.01, 0.98, 1.0], [0.2, 0.21, 0.6, 0.61, 0.62], [-0.1, 1.2], [0.3]):
         moved = lines.apart(places, 0.07)
@@ -83,13 +96,6 @@ def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them(tmp_path: 
     named = lines.chosen(points, journals.BASELINE)
     assert len(named) == len(set(named)) == lines.MOST_LINES < points["arm"].nunique()
     assert str(named[0]) == journals.BASELINE
-
-
-def test_the_map_has_a_cell_for_each_workload(tmp_path: Path) -> None:
-    (picture,) = winner_map.draw(journals.write(tmp_path, journals.USUAL))
-    assert "undecided" in picture.caption
-    one = journals.write(tmp_path / "one", journals.workloads(seq_len=(128,)))
-    assert winner_map.draw(one) == []
 
 
 def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:
@@ -164,17 +170,6 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
     reported = lines.notes(lines.LATENCIES, (), points(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in reported
-
-
-def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
-    def caption(name: str, **levels: float) -> str:
-        results = journals.write(tmp_path / name, POINTS[:2], ("sdpa", "fused"), levels=levels)
-        (picture,) = drawn("roofline_plot", results)
-        return picture.caption
-
-    highest = float(shown(journals.write(tmp_path / "one", POINTS[:2]))["flops_per_s"].max())
-    assert "bad moment" not in caption("high", matmul=2 * highest)
-    assert "bad moment" in caption("low", matmul=highest / 1.1)
 
 
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
@@ -258,9 +253,9 @@ def test_a_title_and_the_legend_next_to_it_fit_a_picture_of_few_panels(
 def test_texts_in_the_colour_of_an_implementation_can_be_read(tmp_path: Path, figures: list[Figure]) -> None:
     names = ("sdpa", "chunked", "bmm", "fused", "einsum")
     found = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), names, num_epochs=1)
-    for name in ("latency_plot", "ratio_plot", "agreement_plot"):
+    for name in ("latency_plot", "ratio_plot"):
         drawn(name, found)
-    assert len(figures) == 3
+    assert len(figures) == 2
     for figure in figures:
         for text in figure.findobj(Text):
             ink = to_hex(text.get_color())

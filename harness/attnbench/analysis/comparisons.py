@@ -251,18 +251,6 @@ def answer(found: Iterable[Comparison]) -> Answer:
     )
 
 
-def means(results: Results) -> dict[str, tuple[float, int]]:
-    """The geometric mean of each implementation's ratios with the number of workloads, where there are several.
-
-    It describes; verdicts are on single workloads.
-    """
-    logs: dict[str, list[float]] = {}
-    for each in comparisons(results):
-        logs.setdefault(each.implementation, []).append(math.log(each.ratio))
-    found = {name: (math.exp(sum(own) / len(own)), len(own)) for name, own in logs.items() if len(own) > 1}
-    return dict(sorted(found.items(), key=lambda item: item[1][0]))
-
-
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]
@@ -343,6 +331,18 @@ def doubts(results: Results) -> list[str]:
             lines.append(f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}.")
     said, is_usual = throttled(results)
     return lines if is_usual else [*lines, said]
+
+
+def is_doubtful(results: Results, key: Key | None = None) -> bool:
+    """Whether the times of a cell, or of all without a key, are no ground for a verdict.
+
+    Two sides are measured in the same blocks, so that load alone does not make them doubtful.
+    """
+    if key is not None and key in results.doubts:
+        return True
+    if results.plan.sides is not None:
+        return results.num_discarded > MANY * results.num_blocks
+    return bool(doubts(results))
 
 
 def throttled(results: Results) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ from attnbench.statistics.choice import Standing
 from attnbench.statistics.crossover import Place, Point, located
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import doubted
-from attnbench.storage.events import RELATIVE, Ladder
+from attnbench.storage.events import Ladder
 from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
 from attnbench.timing.strategies import point_of, standing_of
 from attnbench.units import show
@@ -24,14 +24,15 @@ from attnbench.workloads.workload import Workload
 PEAK_MEMORY = "peak_memory"
 EXCLUDED = {
     Status.disagrees: "wrong",
+    Status.approximate: "approximate",
     Status.unsupported: "not supported",
     Status.fallback: "not what it says",
     Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
 """Why an implementation is no candidate, in a word or two; other statuses are their own word."""
-OVER = "needs"
-"""How the reason begins where a limit of memory excludes one."""
+OVER = "needs more memory than is allowed"
+NOT_TIMED = "not timed before the run ended"
 SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
 """Likewise where nothing timed out, but a prediction left it out: next to others, or over the limit of a call."""
 
@@ -42,7 +43,19 @@ class Limits:
 
     memory_bytes: int = 0  # the most that a call may need beyond its inputs; 0: any
     is_deterministic: bool = False  # the same input gives the same answer
-    without: Mapping[str, str] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+    without: Mapping[str, "Exclusion"] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Why an implementation is no candidate: in a word or two that others may share, and what is its own."""
+
+    kind: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Both, as JSON has them."""
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +94,7 @@ class Recommendation:
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, where they were measured
     changes: tuple[Change, ...]
     looked: tuple[int, int] | None  # the shortest and the longest length at which a change was looked for
-    excluded: dict[str, str]  # by implementation, why it is no candidate
+    excluded: dict[str, Exclusion]  # by implementation
 
     @property
     def equals(self) -> list[str]:
@@ -139,7 +152,7 @@ class Recommendation:
             },
             "changes": [each.facts() for each in self.changes],
             "looked_for_changes": self.looked,
-            "excluded": self.excluded,
+            "excluded": {name: str(why) for name, why in self.excluded.items()},
         }
 
 
@@ -152,8 +165,8 @@ def recommend(results: Results, limits: Limits | None = None) -> list[Recommenda
 def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
     plan = results.plan
     own = {record.implementation: record for record in results.records if record.workload == workload}
-    excluded = {name: reason for name, record in own.items() if (reason := _reason(record, limits))}
-    fit = {name: record for name, record in own.items() if name not in excluded and record.samples(LATENCY)}
+    excluded = {name: why for name, record in own.items() if (why := _exclusion(record, limits))}
+    fit = {name: record for name, record in own.items() if name not in excluded}
     stands = _standing(results, workload.id, set(fit))
     seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
     order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
@@ -176,22 +189,24 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     )
 
 
-def _reason(record: Record, limits: Limits) -> str:
-    """Why an implementation is no candidate; "" where it is one."""
+def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
+    """Why an implementation is no candidate; None where it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
-            head = SLOWER if RELATIVE in record.message else TOO_LONG
-        return f"{head}: {record.message}" if record.message else head
+            head = SLOWER if record.is_outpaced else TOO_LONG
+        return Exclusion(head, record.message)
     if record.implementation in limits.without:
         return limits.without[record.implementation]
     peaks = record.samples(PEAK_MEMORY)
     if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
-        return f"{OVER} {show(peaks[0].value, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed"
+        needed, allowed = show(peaks[0].value, "bytes"), show(limits.memory_bytes, "bytes")
+        return Exclusion(OVER, f"{needed}, more than the {allowed} allowed")
     if limits.is_deterministic and record.agreement is not None:
         broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
-        return f"not deterministic: {broken[0]}" if broken else ""
-    return ""
+        if broken:
+            return Exclusion("not deterministic", broken[0])
+    return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
 
 
 def _standing(results: Results, workload: str, candidates: Collection[str] | None = None) -> Standing | None:

@@ -7,7 +7,7 @@ forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -37,7 +37,9 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import (
+    EMPTY_ROWS,
     FLOAT32,
+    HIDDEN_NAN,
     REPEATABLE,
     UNALIGNED,
     Agreement,
@@ -46,7 +48,6 @@ from attnbench.storage.records import (
     RuleResult,
     TensorError,
 )
-from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 GAP = 3
@@ -59,8 +60,8 @@ OUTPUTS_APART, SUM_BACKWARD = "outputs apart", "gradient of a sum"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 
 
-RulesAt = dict[str, tuple[RuleResult, ...]]
-"""What the rules gave for one implementation, by the kind of workloads at which they were tried."""
+RulesAt = dict[tuple[object, ...], tuple[RuleResult, ...]]
+"""What the rules gave for one implementation, by the kind of workloads at which they were tried: values of axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +108,23 @@ class RuleReferences(NamedTuple):
 
 
 def ask_oracle(
-    workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None, *, is_brief: bool = False
+    workload: Workload,
+    seed: int,
+    on_step: Callable[[], object] = lambda: None,
+    *,
+    is_brief: bool = False,
+    left_out: Collection[str] = (),
 ) -> References:
     """Compute the references of every probe, or of BRIEF alone and none for rules; `on_step` is called before each.
+
+    Probes may be left out.
 
     Raises:
         ValueError: no probe has anything to say here: a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
     plain = msgspec.structs.replace(workload, dropout=0.0)
-    for probe in BRIEF if is_brief else PROBES:
+    for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
         on_step()
         try:
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
@@ -131,9 +139,7 @@ def ask_oracle(
 def _for_rules(workload: Workload) -> Workload:
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
-    return msgspec.structs.replace(
-        workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
-    )
+    return msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
 
 
 def check(references: References, implementation: Implementation, earlier: Sequence[Agreement] = ()) -> Agreement:
@@ -142,7 +148,7 @@ def check(references: References, implementation: Implementation, earlier: Seque
     `earlier` are diagnoses of the same implementation at other workloads, which make another one quick.
     """
     compared = compare(references, implementation)
-    is_wrong = compared.agreement.grade is Grade.wrong
+    is_wrong = compared.agreement.grade is Grade.wrong and not implementation.is_approximate
     return diagnose(references, implementation, compared, earlier) if is_wrong else compared.agreement
 
 
@@ -173,16 +179,16 @@ def compare(
     implementation: Implementation,
     known: RulesAt | None = None,
     *,
-    is_strict: bool = False,
+    rejects: Collection[str] = (),
 ) -> Compared:
     """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
 
     Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
-    workloads, which may share their short length; what they give here is added. Where `is_strict`, a query that sees no
-    key must get 0.
+    workloads, which may share their short length; what they give here is added. `rejects` are those of REJECTABLE that
+    are findings here, and no notes or conventions.
     """
     results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
-    has_backward, convention = True, "" if is_strict else None
+    has_backward, convention = True, "" if EMPTY_ROWS in rejects else None
     try:
         for probe, reference in references.by_probe.items():
             references.on_step()
@@ -207,9 +213,11 @@ def compare(
         broken = RuleResult(rule="outputs apart", holds=False, found=again)
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     rule_results: tuple[RuleResult, ...] = ()
-    if not references.is_brief:
+    if not (references.is_brief or implementation.is_approximate):
         rule_results = _rule_results(references, implementation, {} if known is None else known)
-    rule_results += tuple(_storage_notes(references))
+        rule_results = tuple(
+            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in rule_results
+        )
     if not has_backward:
         rule_results += (
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
@@ -234,28 +242,23 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
     if (rows == rows[0]).all():
         return
     for before, earlier_output in earlier:
-        has_same_answer = error("output", before.expected["output"], reference).agrees
-        if torch.equal(output, earlier_output) and not has_same_answer:
+        is_again = torch.equal(output, earlier_output)
+        if is_again and not error("output", before.expected["output"], reference).agrees:  # else both are right
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
-
-
-def _storage_notes(references: References) -> Iterator[RuleResult]:
-    """What a cache of fewer bits costs in accuracy, whoever reads it: a note on every implementation."""
-    workload = references.workload
-    if (reference := references.by_probe.get("normal")) is not None and workload.cache_dtype != "same":
-        found = f"outputs are off by up to {percent(reference.storage_error)} of the largest"
-        rule = f"cache in {workload.cache_dtype}"
-        yield RuleResult(rule=rule, holds=False, found=f"{found}, against a cache in {workload.dtype}", is_noted=True)
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own.
 
-    They are tried once for workloads of a kind, which differ in sizes; those that are only noted whatever the dtype.
+    They are tried where a workload has a value that none before it had; once a rule is broken, at every other kind.
+    Those that are only noted are tried whatever the dtype, and how the mask changes scores.
     """
     short, seed, on_step = references.short, references.seed, references.on_step
-    noted = f"{short.scope} {short.direction} {short.mask_rule.hides}"
-    kind = f"{noted} {short.dtype} {short.mask} {short.bias} {short.layout} {short.sinks} {short.scale}"
+    noted = (short.scope, short.direction, short.mask_rule.hides)
+    changes = tuple(type(part).__name__ for part in short.mask_rule.changes)
+    kind = (*noted, changes, short.dtype, short.bias, short.layout, short.sinks, short.scale)
+    if kind not in known and _are_tried(kind, known):
+        return known.get(noted, ())
     for workload in dict.fromkeys((short, _for_rules(references.workload))):
         if kind in known:
             break
@@ -270,6 +273,14 @@ def _rule_results(references: References, implementation: Implementation, known:
         if noted not in known:
             known[noted] = try_rules(candidate, NOTED, on_step)
     return known.get(kind, ()) + known.get(noted, ())
+
+
+def _are_tried(kind: tuple[object, ...], known: RulesAt) -> bool:
+    """Whether the rules held at other kinds of the same scope that together have all values of this one."""
+    if any(not each.holds and not each.is_noted for results in known.values() for each in results):
+        return False
+    others = [other for other in known if len(other) == len(kind) and other[0] == kind[0]]
+    return all(any(other[axis] == value for other in others) for axis, value in enumerate(kind))
 
 
 def try_unaligned(references: References, implementation: Implementation) -> RuleResult:
@@ -645,7 +656,7 @@ MAY_REFUSE = {"layouts", "expanded", SUM_BACKWARD}
 """An error about a layout is no wrong answer: it is noted."""
 NOTED: dict[str, Rule] = {
     "visible NaN": visible_nan,
-    "hidden NaN": hidden_nan,
+    HIDDEN_NAN: hidden_nan,
     REPEATABLE: repeatable,
     conduct.DRAWS: draws_nothing,
 }

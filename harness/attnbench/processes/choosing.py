@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from attnbench.processes import messages
 from attnbench.processes.stages import Session, check_cell
 from attnbench.storage import events
-from attnbench.storage.events import RELATIVE
 from attnbench.storage.records import Arm, Status
 from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
@@ -35,9 +34,9 @@ def shortlist(session: Session) -> None:
         seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
         out = _too_slow(session, seconds)
         for arm, reply in failed.items():
-            _leave_out(session, workload, arm, reply.status, reply.message)
+            _leave_out(session, workload, arm, reply.status, reply.message, is_outpaced=False)
         for arm, why in out.items():
-            _leave_out(session, workload, arm, Status.timeout, why)
+            _leave_out(session, workload, arm, Status.timeout, why, is_outpaced=True)
 
 
 def _predictions(
@@ -75,12 +74,14 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
         factor = seconds[arm] / seconds[first] if seconds[first] else 1.0
         is_slow = seconds[arm] and (factor > TOO_SLOW or place >= session.plan.shortlist)
         if is_slow and not session.plan.is_reference(arm):
-            times = f"{significant(factor, 2)} {RELATIVE} {first}"
+            times = f"{significant(factor, 2)} times as long as {first}"
             out[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
     return out
 
 
-def _leave_out(session: Session, workload: Workload, arm: Arm, status: Status, why: str) -> None:
+def _leave_out(  # noqa: PLR0913 - what is recorded of it
+    session: Session, workload: Workload, arm: Arm, status: Status, why: str, *, is_outpaced: bool
+) -> None:
     session.record(
         events.CellChecked(
             workload=workload.id,
@@ -89,6 +90,7 @@ def _leave_out(session: Session, workload: Workload, arm: Arm, status: Status, w
             status=status,
             message=why,
             is_predicted=True,
+            is_outpaced=is_outpaced,
         )
     )
 

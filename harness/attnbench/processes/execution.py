@@ -52,6 +52,8 @@ A plan may have others: "shortlist", "choose" and "search" look for the fastest,
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
 a call, and then sleep, so that they take none of the other's cores."""
+SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
+"""Implementations of ours whose package takes seconds to import: fresh processes find it imported."""
 PREDICTING_S = 60.0
 """What a dry run may take."""
 
@@ -146,6 +148,8 @@ def refuse_interpreted(plan: Plan) -> None:
 def client_for(plan: Plan, folder: Path) -> WorkerClient:
     """The worker of a run, which prints into its folder; several where not all arms share a process."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
+    slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
+    settings = settings | {messages.PRELOADED: ",".join(sorted(slow))} if slow and LATENCY in plan.metrics else {}
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings)
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}

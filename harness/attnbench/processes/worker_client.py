@@ -360,10 +360,12 @@ def check(
     judge: Callable[[messages.Work | messages.Answer], messages.Reply],
 ) -> messages.Reply:
     """The judge's answer about a cell: each call of the implementation that it asks for is made by the runner."""
-    prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
-    if not isinstance(prepared, messages.Prepared):
-        return prepared
-    reply = consulted(msgspec.structs.replace(request, prepared=prepared), runner, judge)
+    if request.prepared is None:
+        prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
+        if not isinstance(prepared, messages.Prepared):
+            return prepared
+        request = msgspec.structs.replace(request, prepared=prepared)
+    reply = consulted(request, runner, judge)
     account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
     changed = runner(account) if isinstance(reply, CellChecked) else None
     return changed if isinstance(changed, messages.Failed) else reply

@@ -5,13 +5,17 @@ process is the unit: each comparison has one number from each process, a log rat
 
 A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with
 the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
-share the error level by Holm's procedure, which ends at one level; at that level every interval of a session is made,
-so that an interval excludes a ratio of 1 exactly where the procedure rejects "the same time".
+share the error level by a procedure that ends at one level; at that level every interval of a session is made, so that
+an interval excludes a ratio of 1 exactly where the procedure rejects "the same time". Which procedure depends on the
+question. A gate, which expects no difference, must not cry wolf: Holm's bounds the probability of any false alarm. A
+table of many implementations has many true differences: Benjamini and Yekutieli's bounds the share of false ones among
+the differences that it names, whatever depends on what, and finds far more of them.
 
 One margin, the one that the user asked for, decides what matters. Slower: the interval lies beyond 1, and the ratio
 beyond the margin. Equal: the interval lies inside the margin. Noise can only make a verdict undecided.
 
-Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; equal spending over looks, O. J. Dunn, 1961,
+Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; Y. Benjamini and D. Yekutieli, 2001,
+https://doi.org/10.1214/aos/1013699998, theorem 1.3; equal spending over looks, O. J. Dunn, 1961,
 https://doi.org/10.1080/01621459.1961.10482090; the process as the unit, Kalibera and Jones, 2013,
 https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
 """
@@ -212,6 +216,19 @@ def holm_level(values: ArrayLike, allowed: float) -> Array:
     return level
 
 
+def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
+    """The level at which Benjamini and Yekutieli's procedure ends (...), for p-values (..., m), as `holm_level`.
+
+    Among the rejected at most the `allowed` share is false in expectation, whatever depends on what.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    ranks = np.arange(1, ordered.shape[-1] + 1)
+    step = allowed / (len(ranks) * np.sum(1 / ranks))
+    num_rejected = np.where(ordered <= step * ranks, ranks, 0).max(axis=-1)
+    level: Array = step * np.maximum(num_rejected, 1)
+    return level
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """An effect with its verdict, and the interval that decided."""
@@ -306,17 +323,23 @@ def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
 
 
 def judge(
-    effects: Mapping[Name, Effect], margin: float | Mapping[Name, float] = SMALLEST_EFFECT, error: float = FALSE_SHARE
+    effects: Mapping[Name, Effect],
+    margin: float | Mapping[Name, float] = SMALLEST_EFFECT,
+    error: float = FALSE_SHARE,
+    *,
+    expects_differences: bool = False,
 ) -> dict[Name, Judgement]:
     """Judge the comparisons of a session together.
 
     With probability 1 - `error` every interval of a session without any true difference contains 1, at every look.
-    A margin may differ from comparison to comparison where rules say so; it has no part in the error.
+    Where the session `expects_differences`, as a table of implementations does, at most that share of those that it
+    names are false. A margin may differ from comparison to comparison where rules say so; it has no part in the error.
     """
     if not effects:
         return {}
     # Comparisons with other numbers of looks never meet in one session, but a share of the error is safe in any case.
     shared = error / max(each.num_looks for each in effects.values())
-    level = float(holm_level([each.p_value for each in effects.values()], shared))
+    level_of = yekutieli_level if expects_differences else holm_level
+    level = float(level_of([each.p_value for each in effects.values()], shared))
     margins = margin if isinstance(margin, Mapping) else dict.fromkeys(effects, margin)
     return {name: Judgement(effect=each, margin=margins[name], level=level) for name, each in effects.items()}

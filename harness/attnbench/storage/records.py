@@ -91,6 +91,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     rms: float | None = 0.0
     allowed_rms: float = 0.0
     rows: tuple[int, int] = (0, 0)
+    largest: float = 0.0  # of the right answer's numbers, in size; 0 in journals written before 2026-12
     is_rounding: bool = False  # beyond its limits, but no more than honest roundings that add up
 
     @property
@@ -110,6 +111,13 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
         """Error / tolerance, of the largest or the RMS error, whichever is larger; None where one is not finite."""
         peak = _share(self.error, self.allowed)
         return None if peak is None or self.rms_ratio is None else max(peak, self.rms_ratio)
+
+    @property
+    def decisive(self) -> tuple[float | None, float]:
+        """The largest error and its limit; where only the RMS error is beyond its own, that and its limit."""
+        peak, rms = _share(self.error, self.allowed), self.rms_ratio
+        is_rms = peak is not None and rms is not None and peak <= 1 < rms
+        return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
     @property
     def rms_ratio(self) -> float | None:
@@ -144,6 +152,11 @@ REPEATABLE = "repeatable"
 """The rule that the same input twice gives the same answer."""
 UNALIGNED = "unaligned inputs"
 """The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
+
+
+EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
+REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
+"""What a check may be asked to reject: other answers than 0 for queries without keys; NaN from hidden places."""
 
 
 FLOAT32 = "float32"
@@ -201,6 +214,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
 
     @property
+    def error_share(self) -> float | None:
+        """The largest error of the output on normal inputs, as a share of the largest value; None: not finite."""
+        normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
+        return _share(normal[0].error, normal[0].largest) if normal else None
+
+    @property
     def error_ratio(self) -> float | None:
         """The largest error / tolerance of all tensors; None where nothing was compared or an error is not finite."""
         ratios = [tensor.ratio for _, tensor in self.tensors()]
@@ -249,6 +268,7 @@ class Status(enum.StrEnum):
 
     ok = "ok"
     disagrees = "disagrees"
+    approximate = "approximate"  # it means to be close to attention: compared, and neither judged nor timed
     unsupported = "unsupported"
     fallback = "fallback"
     out_of_memory = "out_of_memory"
@@ -489,6 +509,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status was foreseen and the cell not tried
+    is_outpaced: bool = False  # left out of the shortlist, since others are predicted to be much faster
     agreement: Agreement | None = None
     operators: Operators | None = None
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
@@ -515,8 +536,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell went wrong: neither ok, nor unsupported, nor predicted to be out of reach."""
-        return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
+        """Whether the cell went wrong: neither ok, unsupported or approximate, nor predicted to be out of reach."""
+        accepted = {Status.ok, Status.unsupported, Status.approximate}
+        return self.status not in accepted and not self.is_predicted
 
     @property
     def is_imprecise(self) -> bool:

@@ -88,8 +88,8 @@ def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """The verdicts on the effects of a run, judged together."""
-    return judge(known, plan.smallest_effect, plan.false_share)
+    """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
+    return judge(known, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
 
 
 @dataclass
