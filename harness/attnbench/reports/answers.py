@@ -297,37 +297,23 @@ def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
     return ""
 
 
-def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
-    """The largest shape whose memory was measured, and by amount the names that need it, the least first."""
+def memory_line(found: Sequence[Shape], most: int = 100) -> str:
+    """List the memory of each implementation on the largest shape, `most` amounts at most; "" if none was measured."""
     measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
     if not measured:
-        return None
+        return ""
     shape = max(measured, key=_num_scores)
     peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
-    return shape, grouped_names(peaks)
+    amounts = grouped(peaks, lambda item: show(item[1], "bytes", digits=2))
+    parts = [f"{', '.join(name for name, _ in own)} {amount}" for amount, own in amounts.items()]
+    if len(parts) > most:
+        parts = [*parts[: most // 2], "...", *parts[len(parts) - (most - most // 2) :]]
+    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
 
 
 def _num_scores(shape: Shape) -> tuple[int, int]:
     workload = shape.workload
     return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
-
-
-def memory_line(found: Sequence[Shape]) -> str:
-    """List the memory of each implementation on the largest shape; "" if none was measured."""
-    seen = memory(found)
-    if seen is None:
-        return ""
-    shape, needs = seen
-    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
-    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
-
-
-def grouped_names(peaks: Iterable[tuple[str, float]]) -> dict[str, list[str]]:
-    """Names by what they need, in words."""
-    return {
-        text: [name for name, _ in own]
-        for text, own in grouped(peaks, lambda item: show(item[1], "bytes", digits=2)).items()
-    }
 
 
 def _peaks(shape: Shape) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ from attnbench.analysis.comparisons import comparisons, is_doubtful, judgements,
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
-from attnbench.analysis.recommendation import Recommendation
+from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.reports import answers, cells, recommended
 from attnbench.storage.records import LATENCY, Arm, Verdict
@@ -112,6 +112,15 @@ def _settled(results: Results, found: Recommendation) -> Mark:
     leader = found.standing.leader if found.standing is not None else ""
     others = [name for name in found.equals if name != leader]
     return Mark.decided if all(found.verdict(name) is Verdict.equivalent for name in others) else Mark.undecided
+
+
+def of_search(results: Results) -> Conclusion:
+    """Conclude a search for the sizes at which two implementations change places."""
+    found = {name: each for name, each in marks(results).items() if each is Mark.wrong}
+    for ladder, both, _ in recommended.crossings(results):
+        known = points(results, ladder, *both)
+        found[" and ".join(both)] = Mark.decided if known else Mark.not_judged
+    return conclude(found, Question.measurement)
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:

@@ -12,7 +12,7 @@ from attnbench.analysis.comparisons import comparisons, doubts
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, story, text_lines
-from attnbench.reports.answers import Cell, Shape, memory, shapes, shared
+from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
 
@@ -254,17 +254,11 @@ def _named(fold: Fold, mark: Mark, most: int) -> str:
 
 def _memory(found: Sequence[Shape], width: int) -> list[Line]:
     """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
-    seen = memory(found)
-    if seen is None:
-        return []
-    shape, needs = seen
-    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
-    while True:
-        lines = textwrap.wrap(plain(f"Memory at {shape.name}: {'; '.join(parts)}."), width)
-        if len(lines) <= MOST_MEMORY or len(parts) <= MOST_MEMORY:
-            return [Line(text=line) for line in lines[:MOST_MEMORY]]
-        middle = len(parts) // 2
-        parts = [*parts[: middle - 1], "...", *parts[middle + 1 :]]
+    lines = textwrap.wrap(memory_line(found), width)
+    for most in range(10, 1, -1):
+        if len(lines) > MOST_MEMORY:
+            lines = textwrap.wrap(memory_line(found, most), width)
+    return [Line(text=line) for line in lines[:MOST_MEMORY]]
 
 
 def left_over(results: Results, width: int = WIDTH) -> list[str]:
