@@ -156,7 +156,7 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
     ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
     return {
         name: " ".join(
-            SHORT.get(axis, {}).get(each[axis]) or cells.word(axis, each)
+            SHORT.get(axis, {}).get(str(each[axis])) or cells.word(axis, each)
             for axis in ordered
             if axis in LABELLED or each[axis] != usual[axis]
         )
