@@ -10,7 +10,7 @@ from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import answers, cells, recommended
+from attnbench.reports import cells, recommended
 from attnbench.storage.records import LATENCY, Arm, Verdict
 from attnbench.units import percent, plain
 
@@ -58,13 +58,12 @@ def of_sides(results: Results) -> Conclusion:
 
     Single cells that are undecided do not count where all of them together are decided.
     """
-    judged, labels = judgements(results), answers.labels(results.plan.workloads)
+    judged, names = judgements(results), cells.names(results)
     lost = {line.partition(":")[2].strip().partition(":")[0]: Mark.failed for line in losses(results)}
     found: dict[str, Mark] = dict(lost)
     details: dict[str, str] = {}
     for each in comparisons(results):
-        length = cells.length(each.workload.axes())
-        name = plain(f"{each.implementation} {labels[each.workload.id]} T={length}".replace("  ", " "))
+        name = plain(f"{each.implementation} {names[each.workload.id]}")
         key = each.workload.id, Arm(implementation=each.implementation, side=each.side)
         found[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=is_doubtful(results, key))
         details[name] = factor(each.ratio, each.low, each.high)
@@ -94,10 +93,10 @@ def of_choice(results: Results, found: Sequence[Recommendation]) -> Conclusion:
         for record in results.records
         if (kind := mark_of(record)) in {Mark.wrong, Mark.failed} and (record.is_wrong or record.workload.id in asked)
     }
-    labels = answers.labels([each.workload for each in found])
-    names = {id(each): f"{labels[each.workload.id]} T={cells.length(each.workload.axes())}".strip() for each in found}
-    chosen = {names[id(each)]: _settled(results, each) for each in found}
-    end = conclude(bad | chosen, Question.choice, details={names[id(e)]: e.choice or "none" for e in found})
+    names = cells.names(results)
+    chosen = {names[each.workload.id]: _settled(results, each) for each in found}
+    details = {names[each.workload.id]: each.choice for each in found}
+    end = conclude(bad | chosen, Question.choice, details=details)
     if len(found) == 1 and not bad:
         answer = recommended.answer(found[0]).rstrip(".")
         return replace(end, words=f"{answer[:1].lower()}{answer[1:]}")
