@@ -65,12 +65,8 @@ def of_sides(results: Results) -> Conclusion:
         found[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=is_doubtful(results, key))
         details[name] = _by(each.ratio, each.low, each.high) if len(compared) == 1 else _by(each.ratio)
     found |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
-    together, lead, more = (
-        whole(results),
-        "",
-        [f"differences below {percent(results.plan.smallest_effect)} count as equal"],
-    )
-    marks_found = dict(found)
+    more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
+    together, lead, counted = whole(results), "", dict(found)
     if together is not None:
         kind = mark(CheckVerdict.right, together.verdict, is_doubtful=is_doubtful(results))
         if together.detectable is not None:
