@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import comparisons, is_doubtful, losses, untried, whole
+from attnbench.analysis.comparisons import comparisons, failed, is_doubtful, untried, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
@@ -57,7 +57,10 @@ def of_sides(results: Results) -> Conclusion:
     Single cells that are undecided do not count if all of them together are decided.
     """
     names, compared = cells.names(results), comparisons(results)
-    found = {line.partition(": ")[2].partition(":")[0]: Mark.failed for line in losses(results)}
+    assert results.plan.sides is not None
+    found = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
+    for record, _ in failed(results):
+        found[plain(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
     details: dict[str, str] = {}
     for each in compared:
         name = plain(f"{each.implementation} {names[each.workload.id]}")
