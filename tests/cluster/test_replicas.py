@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.gate.decision import judge, moved_cells
-from attnbench.analysis.hosts import of_run, shown
+from attnbench.analysis.hosts import of_run
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load, of_all_hosts, samples, table
 from attnbench.cli import app
@@ -246,7 +246,7 @@ def test_the_gate_takes_two_hosts_for_two_machines_and_each_host_can_be_judged_a
     drive(monkeypatch, tmp_path / "before", machines[:1], 1, PLAN)
     drive(monkeypatch, tmp_path / "after", machines[1:], 1, PLAN)
     drive(monkeypatch, tmp_path / "both", machines, 2, PLAN)
-    base, other, both = (shown(read(tmp_path / name)) for name in ("before", "after", "both"))
+    base, other, both = (read(tmp_path / name) for name in ("before", "after", "both"))
     number = len(POINTS) * len(NAMES)
     assert moved_cells(base, other) == [("a", "b")] * number
     assert any("were measured on other hosts than before (a and b)" in note for note in judge(base, other).notes)

@@ -36,9 +36,7 @@ ThresholdsFile = Annotated[
 ]
 GateFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--to", metavar="DIR", help="Write gate.md, gate.xml, gate.json and benchmarks.json here, of stored runs."
-    ),
+    typer.Option("--to", metavar="DIR", help="Write gate.md, gate.xml and gate.json here, of stored runs."),
 ]
 
 
