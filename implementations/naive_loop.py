@@ -59,7 +59,7 @@ def attend_token(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to
 ) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,), sink () -> (V,)."""
     if hidden.all():
-        return torch.zeros_like(values[0])  # a query that sees no key gets 0
+        return values[:0].sum(dim=0)  # a query that sees no key gets 0
     scores = scores_of(keys @ query)  # (S,K) @ (K,) -> (S,)
     weights = softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sink)  # over the keys
     weights = F.dropout(weights, dropout)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Given = str | Callable[..., Any]
 """As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
+CANDIDATE = " (candidate)"
+"""Follows the candidate's name where the baseline has the same."""
 GIVEN_FILE = "given.py"
 BY_VALUE = '''"""What was given from Python, by value."""
 
@@ -65,9 +67,9 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Outcome:
     """One run: who is right, who is faster and by how much, and everything that was measured."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
-        """Keep what was read of the run, and the verdict on each implementation by name."""
-        self.results, self.verdicts = results, dict(verdicts)
+    def __init__(self, results: Results, verdicts: Mapping[str, str], hint: str = "") -> None:
+        """Keep what was read of the run, the verdict on each implementation by name, and how to decide more."""
+        self.results, self.verdicts, self.hint = results, dict(verdicts), hint
 
     @property
     def folder(self) -> Path:
@@ -129,7 +131,7 @@ class Outcome:
     def answer(self) -> list[str]:
         """What came out, in sentences; warnings first."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
-        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
+        return [*story.troubles(self.results), *wrong, *story.answer(self.results), *[self.hint][: bool(self.hint)]]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -145,7 +147,7 @@ class Outcome:
     def plot(self, kind: str = "ratio") -> Picture | None:
         """A picture, which a notebook shows, or None where there is nothing to draw.
 
-        Kinds are ratio, latency, memory, breakdown, roofline and agreement.
+        Kinds are ratio, latency, memory and breakdown.
 
         Raises:
             ValueError: there is no such kind.
@@ -232,6 +234,8 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
         given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")
     folder = execution.new_folder(Path(results), "compare")
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
+    if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
+        specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
     selection = _selection(
         "quick",
         specs,
@@ -357,15 +361,15 @@ def table(*paths: str | Path) -> "pd.DataFrame":
     return cells_of(*paths)
 
 
-def outcome(results: Results) -> Outcome:
-    """With a verdict for each implementation apart from the baseline."""
+def outcome(results: Results, hint: str = "") -> Outcome:
+    """With a verdict for each implementation apart from the baseline; the hint says how to decide more."""
     found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
         found.setdefault(each.implementation, set()).add(each.verdict)
     worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
+    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names}, hint)
 
 
 def _selection(

@@ -19,6 +19,7 @@ from attnbench.statistics.verdict import LOOKS, half_widths, holm_level, p_value
 from attnbench.storage.records import FALSE_SHARE
 from attnbench.units import markdown_table
 from attnbench.workloads.sweep import SMALLEST_EFFECT
+from studies.acceptance.outcome import upper_limit
 
 Floats = NDArray[np.float32]
 TO = Path("results/gallery/acceptance/method.md")
@@ -149,16 +150,6 @@ def simulate(world: World, num_runs: int, seed: int = 39) -> Tally:
     while tally.num_runs < num_runs:
         watch(world, numbers(world, min(CHUNK, num_runs - tally.num_runs), pool, draws), tally)
     return tally
-
-
-def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
-    """The highest share that is compatible with so many hits.
-
-    Source: Clopper and Pearson, 1934, https://doi.org/10.1093/biomet/26.4.404.
-    """
-    from scipy.special import betaincinv  # as in statistics/verdict.py
-
-    return 1.0 if hits >= number else float(betaincinv(hits + 1, number - hits, confidence))
 
 
 Row = dict[str, str]

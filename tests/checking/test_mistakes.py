@@ -60,7 +60,7 @@ WORKLOADS = (
 )
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 NAMES = {planted.name for _, planted in MADE}
-PER_NAME = 3
+PER_NAME = 2
 """Workloads at which each name is tried: at each another of its forms."""
 
 

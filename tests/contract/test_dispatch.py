@@ -17,6 +17,7 @@ from attnbench.models.in_model import REFERENCE, Candidate, build, expect, judge
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
+from tests.pairwise import pairwise
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 HERE = environment.collect().machine_fingerprint
@@ -91,11 +92,13 @@ def _nothing_is_bound():
     dispatch.read.cache_clear()
 
 
-@pytest.mark.parametrize("use", ["fused", "bmm", "chunked", "naive_loop"])
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("keys", [6, 9, 3])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pairwise(
+    use=["fused", "bmm", "chunked", "naive_loop"],
+    groups=[4, 2, 1],
+    keys=[6, 9, 3],
+    is_causal=[False, True],
+    scale=[None, 0.3],
+)
 def test_output_and_gradients_are_those_of_sdpa(use, groups, keys, is_causal, scale):
     chosen = policy(always(use))
     for grad in (False, True):

@@ -7,7 +7,7 @@ were compared and names the features that no compared cell had. Without torch: i
 import enum
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -182,14 +182,3 @@ def judgements(results: Results) -> list[Judgement]:
     return [
         Judgement(implementation=name, records=tuple(records), planned=planned) for name, records in by_name.items()
     ]
-
-
-def is_finding(judged: Iterable[Judgement]) -> bool:
-    """Whether any verdict is WRONG."""
-    return any(each.verdict is CheckVerdict.wrong for each in judged)
-
-
-def is_inconclusive(judged: Sequence[Judgement]) -> bool:
-    """Whether some verdict rests on too little, or nothing was judged. Those that are not installed do not count."""
-    tried = [each for each in judged if not each.is_unsupported]
-    return not tried or any(not each.is_enough for each in tried)

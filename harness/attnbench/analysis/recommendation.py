@@ -6,13 +6,15 @@ the one that needs less memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Place, Point, located, point
 from attnbench.statistics.intervals import by_process, median_estimate
+from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
 from attnbench.timing.schedule import numbers
@@ -171,6 +173,8 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
     choice = _preferred(stands, plan.baseline if plan.baseline in fit else "", peaks)
     ladder = next((each for each in plan.ladders if each.base == workload.id), None)
+    if doubts(results):  # nothing is known of any length
+        ladder = None
     changes, looked = (changes_along(results, ladder), _looked(results, ladder)) if ladder else ((), None)
     return Recommendation(
         workload=workload,
@@ -209,7 +213,7 @@ def _standing(results: Results, workload: Workload, own: Mapping[str, Record], c
     baseline = own.get(results.plan.baseline)
     if baseline is None or not candidates:
         return None
-    return standing(
+    stands = standing(
         {name: record.samples(LATENCY) for name, record in own.items()},
         results.plan.baseline,
         control=baseline.samples(CONTROL_LATENCY),
@@ -218,6 +222,7 @@ def _standing(results: Results, workload: Workload, own: Mapping[str, Record], c
         error=results.plan.false_share,
         candidates=candidates,
     )
+    return replace(stands, others=doubted(stands.others)) if stands is not None and doubts(results) else stands
 
 
 def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
@@ -264,7 +269,10 @@ def _is_around(place: Place, other: Place) -> bool:
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """What is known of two implementations at each value of a ladder where both were sampled."""
+    """What is known of two implementations at each value of a ladder where both were sampled.
+
+    Nothing is decided where other work may have changed the times.
+    """
     records, found = _by_cell(results), {}
     for value, workload in ladder.by_value.items():
         arms = [Arm(implementation=name) for name in (one, other)]
@@ -273,7 +281,8 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
         taken |= {record.arm.as_control(): record.samples(CONTROL_LATENCY) for record in known if record is not None}
         own = by_process(numbers(taken, arms[0], arms[1], results.discarded.get(workload, frozenset())))
         if own:
-            found[value] = point([*own.values()], results.plan.num_searches)
+            seen = point([*own.values()], results.plan.num_searches)
+            found[value] = replace(seen, sign=0) if doubts(results) else seen
     return found
 
 

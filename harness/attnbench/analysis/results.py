@@ -210,7 +210,7 @@ class Timed:
             self.states[visit.workload].append(visit.states)
         for taken in visit.arms:
             if taken.arm.role is Role.probe:
-                self.gauges[self.host].add(visit.workload, taken.samples)
+                self.gauges[self.host].add(visit.workload, taken.samples, visit.probe)
                 continue
             place = visit.workload, taken.arm
             if taken.arm.role is Role.measured:

@@ -210,8 +210,7 @@ def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """The candidate's answers; at a short length, where they are soon recognised, if it is wrong there too."""
     workload = next(iter(references.values())).workload
-    num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-    for short in shorter(workload) if num_scores > MOST_SCORES else ():
+    for short in shorter(workload) if workload.num_scores > MOST_SCORES else ():
         try:
             at_short = _gathered(implementation, (reference_for_probe(short, probe, seed) for probe in references))
         except Exception:  # noqa: BLE001, S112 - the candidate may not support these sizes

@@ -219,8 +219,7 @@ class Reference:
         It decides nothing: it shows which rows the oracle must be asked about.
         """
         workload = self.workload
-        num_pairs = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-        if not self.is_screened or num_pairs > oracle.MOST_PAIRS:
+        if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
         dtype = torch.promote_types(TORCH_DTYPES[workload.dtype], torch.float32)
         inputs = self.drawn.map(lambda tensor: tensor.to(device(workload.device).torch_device, dtype))

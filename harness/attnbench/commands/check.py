@@ -63,10 +63,12 @@ def check(
     import tempfile
 
     from attnbench import plugins
+    from attnbench.analysis.judgements import judgements
     from attnbench.analysis.results import read
     from attnbench.commands import invariance, running, terminal
     from attnbench.processes.declared import declared
     from attnbench.processes.planning import plan, rejected
+    from attnbench.reports import endings
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     declarations = declared(plugins.labelled(specs))
@@ -104,7 +106,7 @@ def check(
         number = planned.num_cells
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
-    running.conclude_check(checked, is_complete=not not_judged)
+    running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:

@@ -9,7 +9,7 @@ import typer
 from attnbench.commands import VERBOSITY, ExitCode
 from attnbench.invariance import certification
 from attnbench.invariance.events import Asked, Certificate, LawTried, Priced
-from attnbench.units import plain, show, span
+from attnbench.units import plain, show
 
 if TYPE_CHECKING:
     from attnbench.storage.events import Plan
@@ -82,10 +82,12 @@ def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
 
 
 def _price(price: Priced) -> str:
+    from attnbench.analysis.conclusion import factor
+
+    took = f"{price.phase}: {show(price.seconds, 's')}"
     if price.ratio is None:
-        return f"{price.phase}: {show(price.seconds, 's')}"
-    ratio = span(price.ratio, price.low, price.high)
-    return f"{price.phase}: {show(price.seconds, 's')}, {ratio} times as long as {BASELINE}: {price.verdict}"
+        return took
+    return f"{took}, {factor(price.ratio, price.low, price.high, BASELINE)}: {price.verdict}"
 
 
 def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation, points, recommend
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY, ExitCode, running
+from attnbench.commands import VERBOSITY, running
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.invariance import certification
 from attnbench.invariance.events import Asked
@@ -114,22 +112,6 @@ def print_recommendations(
 
 def _shape(results: Results, found: Recommendation) -> str:
     return f"{cells.titles(results)[found.workload.id]}, T={cells.length(found.workload.axes())}"
-
-
-def conclude(results: Results, found: Sequence[Recommendation]) -> NoReturn:
-    """Exit as the answer deserves: one that is not clear, or doubtful, is inconclusive; a failed cell is a finding."""
-    asked = {each.id for each in results.plan.asked}
-    if any(record.is_wrong or (record.is_finding and record.workload.id in asked) for record in results.records):
-        raise typer.Exit(ExitCode.finding)
-    is_settled = all(
-        each.choice and all(each.verdict(name) is Verdict.equivalent for name in _others(each)) for each in found
-    )
-    raise typer.Exit(ExitCode.passed if is_settled and not doubts(results) else ExitCode.inconclusive)
-
-
-def _others(found: Recommendation) -> list[str]:
-    leader = found.standing.leader if found.standing is not None else ""
-    return [name for name in found.equals if name != leader]
 
 
 def print_crossings(results: Results) -> None:

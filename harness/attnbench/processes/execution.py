@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import Choosing, Searching, shortlist
+from attnbench.processes.choosing import SessionDesk, shortlist
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
@@ -39,7 +39,8 @@ from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
-from attnbench.timing.schedule import State
+from attnbench.timing.schedule import Race, State, Strategy
+from attnbench.timing.strategies import Choice, Search
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -117,11 +118,15 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             measure_ceilings(session)
         if "trace" in stages:
             trace_cells(session, folder)
-        ended = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
-        if "choose" in stages:
-            ended = Choosing(session).run()
-        if "search" in stages:
-            ended = Searching(session).run()
+        strategies: dict[str, Strategy] = {
+            "time": Race(plan=plan),
+            "choose": Choice(plan=plan),
+            "search": Search(plan=plan, desk=SessionDesk(session)),
+        }
+        ended = ""
+        for stage, strategy in strategies.items():
+            if stage in stages and LATENCY in plan.metrics:
+                ended = TimingStage(session).run(strategy, stage)
         reason = "; ".join(filter(None, [ended, left_out]))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)

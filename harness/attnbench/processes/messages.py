@@ -73,20 +73,37 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     peak_bytes: float | None = None  # likewise; None where it is far from any limit, or the workload so short
 
 
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the oracle is asked: about a workload, without the probes that are left out; with `is_brief` about one."""
+
+    workload: Workload
+    seed: int
+    is_brief: bool = False
+    left_out: tuple[str, ...] = ()
+
+
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
     looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
     `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
-    in full at a workload of the same kind.
+    in full at a workload of the same kind. While the implementation is called, the oracle is asked what the next check
+    needs: `following`.
     """
 
     seed: int
     is_brief: bool = False
+    left_out: tuple[str, ...] = ()  # probes
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
     tries_unaligned: bool = False
+    following: Question | None = None
+
+    @property
+    def question(self) -> Question:
+        """What the oracle is asked."""
+        return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,6 +293,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
             arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
             called_s=called_s,
             states=tuple(states),
+            probe=f"{self.workload.device}, {self.workload.num_threads} threads",
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.analysis.comparisons import doubts, num_processes
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import (
     OVER,
     SLOWER,
@@ -117,7 +118,7 @@ def changed(change: Change) -> str:
 
 
 def figures(found: Recommendation) -> list[tuple[str, ...]]:
-    """A row for each candidate: name, time of a call, how many times as long as the choice, peak memory.
+    """A row for each candidate: name, time of a call, how much slower than the choice, peak memory.
 
     A time is the choice's median, times the ratio: medians of visits that were made at other moments are no ratio.
     """
@@ -125,7 +126,8 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
     for name, own in found.seconds.items():
         lead = found.lead(name)
         seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.ratio
-        to_choice = "choice" if name == found.choice else MISSING if lead is None else _factor(lead)
+        to_choice = MISSING if lead is None else factor(lead.ratio, lead.low, lead.high)
+        to_choice = "choice" if name == found.choice else to_choice
         mark = " (PyTorch's own)" if name == found.reference else ""
         rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
     return rows

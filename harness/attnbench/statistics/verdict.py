@@ -23,7 +23,7 @@ https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -54,10 +54,11 @@ class Reason(enum.StrEnum):
     """Why a comparison is undecided."""
 
     few_processes = "too few processes"
-    one_process = "one process cannot decide less than the spread between processes"
+    one_process = "one process decides nothing below 3 %, by which processes differ"
     imprecise = "interval too wide"
     threshold = "threshold below what would show"
     machine_state = "the machine was in another state"
+    doubtful = "other work disturbed the machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +238,8 @@ class Judgement:
     """Relative. A smaller difference does not matter."""
     level: float
     """The two-sided error of the interval; with all looks and comparisons of the session it comes to 5 %."""
+    is_doubtful: bool = False
+    """Whether other work may have changed the times, so that no verdict is given."""
 
     @property
     def ratio(self) -> float:
@@ -262,7 +265,7 @@ class Judgement:
     def verdict(self) -> Verdict:
         """What the interval and the margin say."""
         half, log, beyond = self.half_width, self.effect.log, math.log1p(self.margin)
-        if half is None:
+        if half is None or self.is_doubtful:
             return Verdict.undecided
         if abs(log) > max(half, beyond):
             return Verdict.faster if log < 0 else Verdict.slower
@@ -273,6 +276,8 @@ class Judgement:
         """Why it is undecided; None where it is decided."""
         if self.verdict is not Verdict.undecided:
             return None
+        if self.is_doubtful:
+            return Reason.doubtful
         if self.effect.error is None:
             return Reason.few_processes
         return Reason.one_process if self.effect.bias else Reason.imprecise
@@ -299,6 +304,8 @@ class Judgement:
         """Processes in all after which it would be decided if nothing else changes; None: not even after all looks."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
+        if self.is_doubtful:
+            return None
         error, number = self.effect.error, self.effect.num_processes
         if error is None:
             return FEWEST_PROCESSES
@@ -308,6 +315,11 @@ class Judgement:
             if look > number and (log > max(half, beyond) or log + half <= beyond):
                 return look
         return None
+
+
+def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
+    """The same without verdicts: other work may have changed the times."""
+    return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
 def judge(

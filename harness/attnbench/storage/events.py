@@ -345,6 +345,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     elapsed_s: float = 0.0  # what the run had taken when it ended
     states: tuple[DeviceState, ...] = ()  # of the device, before its blocks and after each; none: not known
     doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: why its times so far may be wrong
+    probe: str = ""  # which interference probe it had: those of one device and number of threads are alike
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:
         """Those of one arm; empty where it took no part."""

@@ -295,12 +295,14 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """What makes a sample from a device with queues suspicious."""
+    """What makes a sample suspicious: the first four on a device with queues, the others on the processor."""
 
     host_bound = 1  # its device time is less than a few times what the host needs to issue it
     not_hidden = 2  # the device had to wait for the host while it was timed
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # when the current stream was done, the device was busy elsewhere
+    waits_read = 16  # the system says how long threads wait for a processor
+    waited = 32  # and they waited for a good part of the sample
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -324,8 +326,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
-    machine's one-minute load average when it began. On a device with queues, `host_s` is what the host needed to issue
-    a call, and `flags` are of `Flag`; elsewhere both are 0. Before the `num_calls` timed calls came `num_untimed`
+    machine's one-minute load average when it began. `flags` are of `Flag`. On a device with queues, `host_s` is what
+    the host needed to issue a call; elsewhere it is 0. Before the `num_calls` timed calls came `num_untimed`
     others, which took `untimed_s` together; both are 0 in journals that do not record it. The calls that warm up a
     process, of all arms in turn, count before its first sample.
     """

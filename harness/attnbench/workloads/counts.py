@@ -13,7 +13,7 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 def score_matrix_bytes(workload: Workload) -> int:
     """What the textbook form needs for one score matrix: B * H * T * S numbers of the workload's dtype."""
-    return workload.num_heads * every_pair(workload) * DTYPE_BYTES[workload.dtype]
+    return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
 def every_pair(workload: Workload) -> int:

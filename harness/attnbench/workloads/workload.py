@@ -70,6 +70,8 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
+FEW_SCORES = 2**18
+"""Up to this many scores, a second thread takes longer to wake than it saves."""
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
@@ -231,6 +233,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def longest(self) -> int:
         """The longer of the query and key lengths."""
         return max(self.seq_len, self.kv_len)
+
+    @property
+    def num_scores(self) -> int:
+        """B * H * T * S."""
+        return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
         """The workload with `length` as its longer length, the other one in proportion, and its mask made to fit."""

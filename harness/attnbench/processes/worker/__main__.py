@@ -20,6 +20,7 @@ from queue import SimpleQueue
 
 import msgspec
 import psutil
+import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradient torch imports it, for half a second
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
