@@ -51,10 +51,14 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepare(CellRequest, frozen=True, kw_only=True, tag="prepare"):
-    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
+    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed.
+
+    With `is_rough` nothing more is measured once a call is certainly within them.
+    """
 
     call_limit_s: float
     memory_limit_bytes: int
+    is_rough: bool = False
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):

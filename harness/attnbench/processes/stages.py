@@ -172,8 +172,9 @@ class Session:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What a request says of the limits of a call."""
-        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+        """What a request to check a cell says of the limits of a call."""
+        limit_bytes = self.plan.memory_limit_bytes
+        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
         """What a request about one cell says of it."""
