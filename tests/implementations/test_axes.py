@@ -31,13 +31,14 @@ AXES: dict[str, list[object]] = {
     "num_kv_heads": [1],
     "scale": [0.2],
     "sinks": ["learned"],
+    "bias": ["qkv", "out", "none"],
 }
 POINTS = [
     Workload(**(USUAL | {"scope": scope, axis: value}))
     for axis, values in AXES.items()
     for value in values
     for scope in ("attention", "module")
-    if (axis, scope) != ("layout", "module")  # it makes its own
+    if (axis, scope) not in {("layout", "module"), ("bias", "attention")}  # a module makes its own layout
 ]
 PAIRS = [
     pytest.param(name, point, id=f"{name}-{point.id}")
