@@ -71,7 +71,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the oracle is asked: about a workload, without the probes that are left out; with `is_brief` about one."""
+    """A question to the oracle: a workload, and the probes that are left out; `is_brief` asks about one probe alone."""
 
     workload: Workload
     seed: int
@@ -98,7 +98,7 @@ class Check(Prepare, frozen=True, kw_only=True, tag="check"):
 
     @property
     def question(self) -> Question:
-        """What the oracle is asked."""
+        """The question to the oracle that this check needs answered."""
         return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 

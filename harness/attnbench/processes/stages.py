@@ -48,7 +48,7 @@ MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 MOST_AHEAD = 2**20
 """Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
 PLACE = ("device", "float32_matmul_precision")
-"""Axes that the whole process has."""
+"""Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may leave out at a workload, and how many of them."""
 FEWEST_KEYS = 16
@@ -172,7 +172,7 @@ class Session:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What a request to check a cell says of the limits of a call."""
+        """The limits of a call, as a request to check a cell has them."""
         limit_bytes = self.plan.memory_limit_bytes
         return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
@@ -263,7 +263,7 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
 
 
 class Ahead:
-    """What a check knows of the cells that follow: whether they are supported, and what the oracle is asked there."""
+    """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
 
     def __init__(self, session: Session) -> None:
         """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
@@ -274,15 +274,15 @@ class Ahead:
         self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
 
     def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
-        """What the request to check a cell says besides, where those cells follow."""
+        """The fields of a request to check a cell that depend on the cells which follow."""
         question = self._following(cell[0], following)
         known = {"prepared": self.prepared.pop(cell)} if cell in self.prepared else {}
         return {"left_out": self.left_out[cell[0].id], "following": question, **known}
 
     def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
-        """What the oracle is asked next, if that is a small workload in the same place: the judge does so meanwhile.
+        """The next question to the oracle, if that is about a small workload in the same place.
 
-        The cells up to there are prepared.
+        The judge asks it while a candidate computes. The cells up to there are prepared.
         """
         session = self.session
         for workload, arm in cells:
@@ -311,8 +311,8 @@ def check_cell(
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `more` is said in the request, in place of what the plan says, and `prepared` what preparing the cell gave, where it
-    is known. What cannot be loaded is tried once, however many cells it has.
+    `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
+    implementation that cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
         names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
