@@ -275,28 +275,37 @@ class Ahead:
 
     def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
         """The fields of a request to check a cell that depend on the cells which follow."""
-        question = self._following(cell[0], following)
-        known = {"prepared": self.prepared.pop(cell)} if cell in self.prepared else {}
-        return {"left_out": self.left_out[cell[0].id], "following": question, **known}
+        if self.session.specs[cell[1]] in self.session.unloadable:
+            return {}
+        prepared, question = self._prepare(*cell), None
+        if not (isinstance(prepared, messages.Failed) and prepared.is_unloadable):
+            question = self._following(cell[0], following)
+        return {"left_out": self.left_out[cell[0].id], "following": question, "prepared": self.prepared.pop(cell)}
+
+    def _prepare(self, workload: Workload, arm: Arm) -> messages.Prepared | messages.Failed:
+        """Prepare a cell, once."""
+        if (workload, arm) not in self.prepared:
+            reply = self.session.ask(messages.Prepare(**self.session.request_of(workload, arm), **self.session.limits))
+            assert isinstance(reply, messages.Prepared | messages.Failed)
+            self.prepared[workload, arm] = reply
+        return self.prepared[workload, arm]
 
     def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
         """The next question to the oracle, if that is about a small workload in the same place.
 
         The judge asks it while a candidate computes. The cells up to there are prepared.
         """
-        session = self.session
         for workload, arm in cells:
             is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
-            if workload.num_scores > MOST_AHEAD or not is_alike or session.specs[arm] in session.unloadable:
+            if workload.num_scores > MOST_AHEAD or not is_alike or self.session.specs[arm] in self.session.unloadable:
                 return None
-            if (workload, arm) not in self.prepared:
-                request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
-                reply = session.ask(request)
-                assert isinstance(reply, messages.Prepared | messages.Failed)
-                self.prepared[workload, arm] = reply
-            if workload != current and isinstance(self.prepared[workload, arm], messages.Prepared):
+            prepared = self._prepare(workload, arm)
+            if isinstance(prepared, messages.Failed):
+                if prepared.is_unloadable:
+                    return None
+            elif workload != current:
                 left_out = self.left_out[workload.id]
-                return messages.Question(workload=workload, seed=session.plan.seed, left_out=left_out)
+                return messages.Question(workload=workload, seed=self.session.plan.seed, left_out=left_out)
         return None
 
 
