@@ -60,7 +60,7 @@ KEPT = "a second call gives the answer to the inputs of an earlier call"
 
 
 RulesAt = dict[tuple[object, ...], tuple[RuleResult, ...]]
-"""What the rules gave for one implementation, by the kind of workloads at which they were tried: values of axes."""
+"""Results of the rules for one implementation, by the kind of workload: its values of the axes that matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
