@@ -37,6 +37,7 @@ class Mark(enum.StrEnum):
     in_part = "judged in part"
     undecided = "undecided"
     imprecise = "imprecise"
+    approximate = "approximate"
     equal = "equal"
     faster = "faster"
     decided = "decided"
@@ -71,6 +72,11 @@ SPEEDS = {
     Verdict.slower: Mark.slower,
     Verdict.undecided: Mark.undecided,
 }
+RIGHTNESS = {
+    CheckVerdict.right: Mark.right,
+    CheckVerdict.imprecise: Mark.imprecise,
+    CheckVerdict.approximate: Mark.approximate,
+}
 TIMED = {*SPEEDS.values(), Mark.doubtful}
 """Marks of a time."""
 
@@ -87,7 +93,7 @@ def mark(
         return Mark.not_judged
     if speed is not None:
         return Mark.doubtful if is_doubtful else SPEEDS[speed]
-    return Mark.imprecise if correct is CheckVerdict.imprecise else Mark.right
+    return RIGHTNESS[correct]
 
 
 def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool = False) -> Mark | None:

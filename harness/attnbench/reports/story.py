@@ -12,7 +12,15 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import comparisons, contention, doubts, noises, throttled, too_noisy
+from attnbench.analysis.comparisons import (
+    comparisons,
+    contention,
+    doubts,
+    noises,
+    session_doubts,
+    throttled,
+    too_noisy,
+)
 from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
@@ -188,7 +196,7 @@ def machine(results: Results) -> list[str]:
         return [plain(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
-    parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
+    parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
     return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
 
 
@@ -351,7 +359,7 @@ def answer(results: Results) -> list[str]:
     if hosts.speaks(results):
         return together
     if results.plan.command != "run":
-        doubtful = "doubtful: " if doubts(results) else ""
+        doubtful = "doubtful: " if session_doubts(results) else ""
         return together + [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
     return [*together, *of_model(results), *answers.advice(results)]
 
