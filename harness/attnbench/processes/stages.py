@@ -477,9 +477,7 @@ class TimingStage:
         alive = [each.id for each in self.plan.asked if self.state.live(each.id, session.specs)]
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
-        self.num_verified: float = math.inf
-        if self.plan.sides is not None or is_ours:
-            self.num_verified = 1
+        self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
 
     def run(self, strategy: Strategy, stage: str = "time") -> str:
         """Visit what the strategy says; return why it came to its end."""
