@@ -118,7 +118,7 @@ def _settled(results: Results, found: Recommendation) -> Mark:
 
 def of_search(results: Results) -> Conclusion:
     """Conclude a search for the sizes at which two implementations change places."""
-    found = {name: each for name, each in marks(results).items() if each is Mark.wrong}
+    found: dict[str, Mark] = {name: each for name, each in marks(results).items() if each is Mark.wrong}
     for ladder, both, _ in recommended.crossings(results):
         known = points(results, ladder, *both)
         found[" and ".join(both)] = Mark.decided if known else Mark.not_judged
