@@ -80,7 +80,7 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
     assert set(found.excluded) == set(NAMES)
 
 
-def test_a_prediction_is_not_called_a_timeout_and_no_reason_is_shared_that_differs(results: Results) -> None:
+def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     why = {
         "einsum": (Status.timeout, True, "predicted 5 ms for one call, 1.3 times as long as sdpa: not tried"),
         "chunked": (Status.timeout, True, "predicted 9 ms for one call, 2.4 times as long as sdpa: not tried"),
@@ -99,12 +99,10 @@ def test_a_prediction_is_not_called_a_timeout_and_no_reason_is_shared_that_diffe
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
         "not tried, predicted to be slower: einsum, chunked",
-        "not tried, predicted to take too long: fused (predicted 9 s for one call, over the limit of 2 s)",
-        "excluded, timed out: sdpa_flash (no answer within 60 s)",
+        "not tried, predicted to take too long: fused",
+        "excluded, timed out: sdpa_flash",
     }
-    assert recommended.keeps_reasons_back(found)
-    alone = dataclasses.replace(found, excluded={"einsum": found.excluded["einsum"]})
-    assert not recommended.keeps_reasons_back(alone)
+    assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
 
 
 def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:

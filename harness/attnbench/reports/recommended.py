@@ -8,8 +8,6 @@ from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import (
     OVER,
-    SLOWER,
-    TOO_LONG,
     Change,
     Lead,
     Recommendation,
@@ -19,7 +17,7 @@ from attnbench.analysis.recommendation import (
 )
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
-from attnbench.storage.events import RELATIVE, Ladder
+from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
 
@@ -133,35 +131,14 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
 
 
 def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]:
-    """What is no candidate, a line for each kind of reason, or with `is_verbose` for each implementation.
-
-    Where all of a kind share one reason, that is said, too.
-    """
+    """The implementations that are no candidates, a line for each kind of reason, or for each with `is_verbose`."""
     if is_verbose:
         return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
-    lines = []
-    for kind, members in _by_kind(found).items():
-        why = _shared(members)
-        head = kind if kind in {SLOWER, TOO_LONG} else f"excluded, {kind}"
-        lines.append(plain(f"{head}: {', '.join(name for name, _ in members)}{f' ({why})' if why else ''}"))
-    return lines
-
-
-def keeps_reasons_back(found: Recommendation) -> bool:
-    """Whether `of_excluded` leaves out why somebody is no candidate."""
-    kinds = _by_kind(found).values()
-    return any(not _shared(members) and ": " in reason for members in kinds for _, reason in members)
-
-
-def _by_kind(found: Recommendation) -> dict[str, list[tuple[str, str]]]:
-    return grouped(found.excluded.items(), lambda item: item[1].partition(":")[0])
-
-
-def _shared(members: Sequence[tuple[str, str]]) -> str:
-    """The reason that all of a kind share, but for its numbers; "" where there is none, or numbers are all of it."""
-    reasons = [reason.partition(": ")[2] for _, reason in members]
-    is_one = len({*map(_kind, reasons)}) == 1 and (len(reasons) == 1 or RELATIVE not in reasons[0])
-    return reasons[0] if is_one else ""
+    by_kind = grouped(found.excluded, lambda name: found.excluded[name].partition(":")[0])
+    return [
+        plain(f"{'' if kind.startswith('not ') else 'excluded, '}{kind}: {', '.join(names)}")
+        for kind, names in by_kind.items()
+    ]
 
 
 def measured(results: Results) -> dict[str, Any]:
