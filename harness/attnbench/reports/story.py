@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import comparisons, doubts, noises, throttled, too_noisy
-from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks, factor
+from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.reports import (
@@ -151,9 +151,9 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 def verdict(results: Results, others: Sequence[Results] = ()) -> str:
     """The sweep, and whether all of it is right."""
     if results.plan.sides is not None:
-        return f"{asked(results, others)}: {endings.of_sides(results).sentence}"
+        return asked(results, others)
     worst = endings.marks(results, without=cells.absent(results))
-    checks = count_checks(results)
+    checks = sum(record.agreement is not None for record in results.records)
     if not checks:
         return f"{asked(results, others)}, nothing was checked"
     against = f"({checks} check{'s' * (checks > 1)} against float64)"
@@ -334,6 +334,8 @@ def answer(results: Results) -> list[str]:
 
     Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
     """
+    if results.plan.sides is not None:
+        return [endings.of_sides(results).sentence]
     together = hosts.lines(results)
     if hosts.speaks(results):
         return together
