@@ -31,7 +31,7 @@ from attnbench.reports import (
 )
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Status, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -125,7 +125,6 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         memory=answers.memory_line(shapes),
         verdict=verdict(results, others),
         machine=machine(results),
-        beyond=beyond(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
@@ -179,21 +178,6 @@ def machine(results: Results) -> list[str]:
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
     return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
-
-
-NOT_COUNTED = {Status.unsupported, Status.error}
-"""Cells that were left out for these reasons are within reach."""
-
-
-def beyond(results: Results) -> list[str]:
-    """Cells that were predicted to be out of reach: a line for each implementation and status."""
-    out = [record for record in results.records if record.is_predicted and record.status not in NOT_COUNTED]
-    titles = cells.titles(results)
-    alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
-    return [
-        plain(f"{arm}: {status} at length {', '.join(cells.length(each.workload.axes()) for each in own)} ({title})")
-        for (arm, status, title), own in alike.items()
-    ]
 
 
 def inlined(picture: Picture, number: int) -> Markup:
