@@ -30,7 +30,6 @@ from attnbench.checking.reference import (
     errors,
     gradients,
     lacks_backward,
-    observe,
     output_error,
     reference_for_probe,
     require_form,
@@ -459,7 +458,7 @@ def outputs_apart(candidate: Candidate) -> str:
     rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
     if error("output", rows, candidate.normal).agrees:
         return KEPT
-    anew = observe(candidate.implementation, candidate.other)["output"]
+    anew = ask(candidate.implementation, candidate.other).compared["output"]
     if not error("output", anew, candidate.other).agrees:
         return ""
     return "a second call on other values in the same tensors is wrong: something is kept from the first"
@@ -477,7 +476,7 @@ def backwards_apart(candidate: Candidate) -> str:
         outputs = [case.output() for case in cases]
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
         wrong = _wrong(gradients(case, output, reference), reference)
-        if wrong and not _wrong(observe(candidate.implementation, reference), reference):
+        if wrong and not _wrong(ask(candidate.implementation, reference).compared, reference):
             return (
                 f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}: "
                 "it reads what belongs to the other call"
@@ -490,24 +489,9 @@ def _wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
     return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
 
-def inputs_kept(candidate: Candidate) -> str:
-    """A call leaves its inputs as they are."""
-    return candidate.first.faults.get(conduct.INPUTS, "")
-
-
-def mask_kept(candidate: Candidate) -> str:
-    """A call leaves the mask as it is, which other implementations may share."""
-    return candidate.first.faults.get(conduct.MASK, "")
-
-
-def seed_kept(candidate: Candidate) -> str:
-    """A call does not set the seed of torch's generators, from which others draw."""
-    return candidate.first.faults.get(conduct.SEED, "")
-
-
-def draws_nothing(candidate: Candidate) -> str:
-    """A call without dropout draws no random numbers."""
-    return candidate.first.notes.get(conduct.DRAWS, "")
+def conducted(candidate: Candidate, rule: str) -> str:
+    """A rule about conduct: a call leaves its inputs, the mask and the seeds alone, and draws no random numbers."""
+    return (candidate.first.faults | candidate.first.notes).get(rule, "")
 
 
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
@@ -640,9 +624,7 @@ Rule = Callable[[Candidate], str]
 DECIDING: dict[str, Rule] = {
     "right when short": right_when_short,
     "without gradients": without_gradients,
-    conduct.INPUTS: inputs_kept,
-    conduct.MASK: mask_kept,
-    conduct.SEED: seed_kept,
+    **{rule: partial(conducted, rule=rule) for rule in (conduct.INPUTS, conduct.MASK, conduct.SEED)},
     OUTPUTS_APART: outputs_apart,
     "backward passes apart": backwards_apart,
     SUM_BACKWARD: sum_backward,
@@ -658,7 +640,7 @@ NOTED: dict[str, Rule] = {
     "visible NaN": visible_nan,
     HIDDEN_NAN: hidden_nan,
     REPEATABLE: repeatable,
-    conduct.DRAWS: draws_nothing,
+    conduct.DRAWS: partial(conducted, rule=conduct.DRAWS),
 }
 
 

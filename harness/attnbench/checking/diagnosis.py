@@ -27,7 +27,6 @@ from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.mistakes.wrong_masks import showing
 from attnbench.checking.reference import (
     Reference,
-    answers,
     ask,
     differences,
     largest,
@@ -106,11 +105,6 @@ AXES = {
 }
 
 
-def tolerance(reference: Reference, name: str) -> float:
-    """The largest error that a tensor may have."""
-    return reference.tolerance(name)
-
-
 @dataclass(frozen=True)
 class Finding:
     """An explanation: whole sentences, the names of mistakes, the first step that differs."""
@@ -145,10 +139,6 @@ class Evidence:
         """Whether that tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
-    def wrong(self, name: str) -> Tensor:
-        """Which elements of a tensor are wrong."""
-        return self.beyond[name]
-
     @property
     def has_all_rows(self) -> bool:
         """Whether every query row is compared."""
@@ -164,7 +154,8 @@ class Evidence:
         """The right steps at these rows."""
         if dtype not in self._books:
             inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
-            self._books[dtype] = Textbook(self.reference.workload, inputs, self.rows)
+            self._books[dtype] = book = Textbook(self.reference.workload, inputs, self.rows)
+            _ = book.right  # every mistake begins with some of it
         return self._books[dtype]
 
     @torch.no_grad()
@@ -281,7 +272,7 @@ def _stale(evidence: list[Evidence]) -> Finding | None:
     """Whether an answer is that to other inputs, or to some operands of other inputs."""
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn
-        allowed, right = tolerance(each.reference, "output"), each.expected["output"]
+        allowed, right = each.reference.tolerance("output"), each.expected["output"]
         for names in (tuple(mine.tensors), *KEPT_OPERANDS) if each.is_wrong("output") else ():
             if not set(names) <= set(mine.tensors):
                 continue
@@ -303,7 +294,7 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
         drawn = each.reference.drawn
         narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
         for name in each.names:
-            if not largest(each.observed[name], each.expected[name]) <= tolerance(narrow, name):
+            if not largest(each.observed[name], each.expected[name]) <= narrow.tolerance(name):
                 return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
 
@@ -338,7 +329,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
-    is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
+    is_wrong = torch.stack([each.beyond[name] for each in these]).any(dim=0)
     region = [
         is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
     ]
@@ -351,7 +342,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
             observed, expected = (tensor - base for tensor in (each.observed[name], each.expected[name]))
             for dim, places in enumerate(region):
                 observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
-            allowed = tolerance(each.reference, name) or SMALLEST
+            allowed = each.reference.tolerance(name) or SMALLEST
             pairs.append((observed / allowed, expected / allowed))
         observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
         factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
@@ -434,7 +425,7 @@ def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
     """Which rows of the output are wrong on some probe, (B, H, R) or (B, R), if only some of them are."""
     if not evidence[0].observed["output"].isfinite().all():
         return None
-    rows = torch.stack([each.wrong("output").any(dim=-1) for each in evidence]).any(dim=0)
+    rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)
     return rows if rows.any() and not rows.all() else None
 
 
@@ -521,13 +512,11 @@ class Trial:
         self.is_idle &= largest(exact, expected) <= 1
         limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
         apart = min(_apart(observed, exact), _apart(observed, own))
-        apart = min(_apart(observed, exact), _apart(observed, own))
         self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
 
     def compare_gradients(self, each: Evidence) -> None:
         """Compare every gradient."""
-        exact = _answers(self.mistake, each.reference, each.dtype)
-        own = _answers(self.mistake, each.reference, each.own_dtype)
+        exact, own = (each.reference.answers_of(self.mistake, dtype) for dtype in (each.dtype, each.own_dtype))
         for name in each.names:
             if name != "output":
                 tensors = each.observed[name], each.expected[name], exact[name], own[name]
@@ -549,14 +538,6 @@ def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step
         rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
         trial.compare(each, "output", (observed, expected, answer, rounded), limits)
     return [trial for _, trial, _ in near if trial.worst <= MATCH]
-
-
-def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the mistake answers in that dtype, in float64."""
-    inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    ask = mistake.answer(reference.workload, reference.rows)
-    result = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
-    return {name: tensor.double() for name, tensor in result.items()}
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
@@ -637,7 +618,7 @@ def _interval(each: Evidence) -> Mistake | None:
         apart = (answer - each.observed["output"][:1, ..., place : place + 1, :]).abs()
         by_pair = apart.transpose(-2, 0).flatten(1).amax(dim=1)
         best = int(by_pair.argmin())
-        if not float(by_pair[best]) <= MATCH * tolerance(each.reference, "output"):
+        if not float(by_pair[best]) <= MATCH * each.reference.tolerance("output"):
             return None
         ends.append((int(rows[place]), int(first[best]), int(past[best]) - 1))
     left = {query - start for query, start, _ in ends if start > 0} or {length}
