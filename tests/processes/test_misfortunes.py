@@ -39,7 +39,7 @@ def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason)
 
 
 def test_where_every_block_is_discarded_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
-    def add(self, workload, probes):
+    def add(self, workload, probes, _kind):
         for sample in probes:
             self.num_blocks += 1
             self.discarded.setdefault(workload, set()).add(place_of(sample))
