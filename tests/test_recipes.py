@@ -54,21 +54,21 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(arguments: list[str], folder: Path) -> str:
+def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "80", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode in allowed, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def terminal(copy: Path) -> str:
-    arguments = ["run", "--verbose", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
-    return command([forks.python(), "-m", "attnbench", *arguments], copy)
+    arguments = ["run", "-v", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
+    return command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine has no verdict
 
 
 @pytest.fixture(scope="module")

@@ -79,13 +79,13 @@ def rendered(template: str, results: Results, **more: object) -> str:
 
 MOST_LINES = 200
 """The most lines of summary.md; other tables are in report.html and records.csv."""
-NOT_IN_SUMMARY = {"why slower", "ran", "FLOP/s"}
-"""Columns that its tables leave out."""
+ON_PAGE_ALONE = ("why slower", "ran", "FLOP/s")
+"""Columns that its tables leave out; every metric that was measured has one."""
 
 
 def summary(results: Results) -> str:
     """The run as Markdown, with as many tables of cells as fit."""
-    columns = [column for column in cells.columns(results) if column.heading not in NOT_IN_SUMMARY]
+    columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     found = hosts.over_all(results)
     across = {} if found is None else hosts.verdicts(found)
     shapes, base = answers.shapes(results), cells.base(results.plan)
