@@ -414,8 +414,10 @@ def lacks_backward(error: Exception) -> bool:
     return type(error).__name__ == NoBackwardError.__name__
 
 
-def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None) -> dict[str, Tensor]:
-    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name.
+def gradients(
+    case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, keeps_graph: bool = False
+) -> dict[str, Tensor]:
+    """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
 
     The candidate gets `grad_output`, or a copy of the reference's, which others will be given after it.
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
@@ -426,17 +428,20 @@ def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Ten
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     assert reference.grad_output is not None
-    leaves, given = case.leaves, reference.grad_output.clone() if grad_output is None else grad_output
+    leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
+    given = reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         made = [
             torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(leaves.values(), pull_back(output, list(leaves.values()), given), strict=True)
+            for leaf, gradient in zip(
+                leaves.values(), pull_back(output, list(leaves.values()), given, keeps_graph=keeps_graph), strict=True
+            )
         ]
     seen.require_faultless()
     for name, gradient in zip(leaves, made, strict=True):
         require_plain(f"gradient of {name}", gradient)
     named = dict(zip(leaves, made, strict=True))
-    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors}
+    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors if name in named}
     packed = {name.removeprefix("parameter "): gradient for name, gradient in named.items()}
     if packed and hasattr(case.module, "pack") and hasattr(case.module, "pack_out"):
         found |= canonical_gradients(case.module, reference.inputs.weights, packed)
