@@ -138,7 +138,7 @@ def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
 @pytest.mark.parametrize(
     ("module", "rule"),
     [
-        (ZeroForExpandedGradients, "gradient of a sum"),
+        (ZeroForExpandedGradients, "incoming gradients"),
         (WrongWithoutGradients, "without gradients"),
         (UsesTheStridesOfTheQuery, "layouts"),
     ],

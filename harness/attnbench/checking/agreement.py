@@ -27,6 +27,7 @@ from attnbench.checking.reference import (
 from attnbench.checking.rules import (
     BY_ORACLE,
     KEPT,
+    LARGE_VALUES,
     OUTPUTS_APART,
     Candidate,
     RuleReferences,
@@ -40,6 +41,7 @@ from attnbench.checking.rules import (
 from attnbench.contract import Implementation
 from attnbench.storage.records import (
     FLOAT32,
+    RANGE,
     UNALIGNED,
     Agreement,
     Grade,
@@ -181,9 +183,9 @@ def compare(
         rule_results += (
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
         )
-    agreement = Agreement(
-        oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=(convention,) if convention else ()
-    )
+    overflows = any(rule.rule == LARGE_VALUES and rule.is_noted and not rule.holds for rule in rule_results)
+    conventions = ((convention,) if convention else ()) + (RANGE,) * overflows
+    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=conventions)
     if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)

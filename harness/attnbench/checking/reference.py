@@ -46,6 +46,8 @@ LENIENCY_OF_LARGE = 4.0
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
+PER_ROOT_IN_HALF = 1 / 3
+"""Roundings of the value's gradient for each root of T: of the sums of T terms that autograd makes of a loop."""
 SUMMED = "gradient of value"
 """Whose terms are known without another backward pass: see `group_sum`."""
 
@@ -318,7 +320,8 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     block at a time (docs/adr/0044).
     """
     if torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32:  # noqa: PLR2004 - float32's
-        return 1.0 if name in BY_QUERY else SUMS_IN_HALF
+        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
+        return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
     return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -42,9 +42,10 @@ OUTPUTS_APART = "outputs apart"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER = 2
 """Of so many keys less, a later call has."""
-SIZES = {"float16": (10, 12, 10)}
+SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided: float16 has few."""
+LARGE_VALUES = "large values"
 NEARLY_EQUAL = 2.0**-3
 """Queries so much smaller have scores of like size."""
 EXPANDED = (
@@ -353,36 +354,45 @@ def tied(candidate: Candidate) -> str | None:
 
 
 def sizes(candidate: Candidate) -> str | None:
-    """Answers follow the size of what they are linear in; a query that is smaller and a key that is larger change none.
+    """Small incoming gradients give small gradients; a smaller query with a larger key changes no score.
 
-    Factors are powers of 2, which change no digit: what differs has run out of its dtype's range, or cuts off what is
-    small. Values are of one sign, and scores of like size, so that sums of exponentials times values are large.
+    Factors are powers of 2, which change no digit: what differs has left its dtype's range, or lost small numbers.
     """
-    of_key, of_value, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
+    of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     usual = candidate.normal.grad_output
 
-    def scaled(tensors: Mapping[str, Tensor], grad: Tensor | None, factors: Mapping[str, float]) -> Answer:
-        answer = candidate.ask(tensors, grad)
-        names = {name: name.removeprefix("gradient of ") for name in answer}
-        return {name: factors.get(of, factors.get("others", 1.0)) * answer[name] for name, of in names.items()}
+    def for_small() -> Answer:
+        answer = candidate.ask(grad=None if usual is None else usual / of_grad)
+        return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
 
     def trials() -> Iterator[Trial]:
         if usual is not None:
-            factors = {"output": 1.0, "others": of_grad}
-            words = f"an incoming gradient {of_grad:g} times smaller gives"
-            yield words, partial(scaled, {}, usual / of_grad, factors), candidate.answer
-        if candidate.workload.scope != "attention":
-            return
-        query, key, value = (candidate.tokens[name] for name in ("query", "key", "value"))
-        moved, factors = {"query": query / of_key, "key": key * of_key}, {"query": 1 / of_key, "key": of_key}
-        words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
-        yield words, partial(scaled, moved, None, factors), candidate.answer
-        alike = {"query": query * NEARLY_EQUAL, "value": value.abs()}
-        many, usual_output = alike | {"value": alike["value"] * of_value}, {"output": candidate.call(alike)}
-        words = f"values {of_value:g} times larger give"
-        yield words, lambda: {"output": candidate.call(many) / of_value}, usual_output
+            yield f"an incoming gradient {of_grad:g} times smaller gives", for_small, candidate.answer
+        if candidate.workload.scope == "attention":
+            moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
+            words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
+            yield words, lambda: {"output": candidate.call(moved)}, {"output": candidate.output}
 
     return first_apart(candidate, trials())
+
+
+def large_values(candidate: Candidate) -> str | None:
+    """Values that are many times larger in one column give an output that is so much larger there.
+
+    They are of one sign, and scores of like size, so that sums of exponentials times values are large. In float16 it is
+    a convention: the sums of much code overflow.
+    """
+    if candidate.workload.scope != "attention":
+        return None
+    value = candidate.tokens["value"].clone()
+    value[..., 0] = value[..., 0].abs()
+    factor = torch.ones_like(value[0, 0, 0])
+    factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
+    alike = {"query": candidate.tokens["query"] * NEARLY_EQUAL, "value": value}
+    usual = {"output": candidate.call(alike)}
+    words = f"values {float(factor[0]):g} times larger give"
+    large = alike | {"value": value * factor}
+    return first_apart(candidate, [(words, lambda: {"output": candidate.call(large) / factor}, usual)])
 
 
 def no_scale(candidate: Candidate) -> str | None:
@@ -608,6 +618,7 @@ DECIDING: dict[str, Tried] = {
     "second backward pass": Tried(twice, USUAL),
     "one tensor": Tried(tied, USUAL),
     "sizes": Tried(sizes, ("scope", "direction", "dtype")),
+    LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction")),
     "fewer keys": Tried(fewer_keys, ("scope", "direction", "way", "square")),
     "masks in memory": Tried(mask_forms, ("direction", "mask")),
@@ -679,7 +690,7 @@ def try_rules(
     """
     for name, (rule, axes) in (RULES if rules is None else rules).items():
         on_step()
-        is_noted = name in NOTED
+        is_noted = name in NOTED or (name, candidate.workload.dtype) == (LARGE_VALUES, "float16")
         try:
             broken = rule(candidate)
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises
