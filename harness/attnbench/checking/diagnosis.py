@@ -46,6 +46,7 @@ MOST_SCORES = 2**16
 """Up to this many scores a failing workload is diagnosed as it is; else at a short one, where it fails there too."""
 LEAST_ROWS = 8
 SHORTLIST = 32
+SHORTLIST_BACKWARD = 8
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 EXPLAINED = 0.9
@@ -60,6 +61,8 @@ LEAST_SHARE = 0.03
 """A further rounding is named if it explains this share more."""
 ROUNDING_SPAN = 8.0
 """Errors of roundings are at most this many times as large as what is computed here: sums in another order are."""
+OF_FEATURES = 1e-6
+"""Factors of features explain an error if no more of its squares is left."""
 SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
@@ -275,7 +278,7 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
             return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
         words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
         return Finding(words, (RULE_MISTAKES[STALE],), "output")
-    return _narrow(evidence) or _factor(evidence)
+    return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
@@ -332,6 +335,42 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
     return Finding(
         f"It looks as if {'; '.join(sentences)}. First step that differs: {first}.", tuple(dict.fromkeys(kinds)), step
     )
+
+
+def _by_feature(evidence: list[Evidence]) -> Finding | None:
+    """Whether each number of the context, heads side by side, is multiplied by one of its own."""
+    weights = evidence[0].reference.drawn.weights
+    is_module, these = (
+        evidence[0].reference.workload.scope == "module",
+        [each for each in evidence if each.is_wrong("output")],
+    )
+    if not these or (is_module and (weights.out is None or weights.out.shape[0] != weights.out.shape[1])):
+        return None
+
+    def context(output: Tensor) -> Tensor:
+        if not is_module:
+            return output.movedim(1, -2).flatten(end_dim=1).flatten(1)  # (B,H,R,V) -> (B*R,H*V)
+        assert weights.out is not None
+        plain = output if weights.out_bias is None else output - weights.out_bias
+        return torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
+
+    observed, expected = (
+        torch.cat([context(tensors["output"]) / tolerance(each.reference, "output") for each, tensors in pairs])
+        for pairs in ([(each, each.observed) for each in these], [(each, each.expected) for each in these])
+    )
+    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
+        return None
+    factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
+    rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
+    if not rest <= OF_FEATURES * error:
+        return None
+    low, high = float(factors.min()), float(factors.max())
+    before = " before the output projection" * is_module
+    words = (
+        f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g},"
+        f"{before}: by a gate, or by a buffer that is drawn when the module is made. First step that differs: context."
+    )
+    return Finding(words, ("features_scaled",), "context")
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
@@ -465,7 +504,10 @@ def match(
     trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
     # What is wrong on one probe is looked at first: it leaves few.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        trials = _nearest(trials, each, partly, on_step)
+        trials = _nearest(trials, each, partly, on_step) if is_output_wrong else trials
+    if not is_output_wrong:
+        first = next(each for each in evidence if any(each.is_wrong(name) for name in each.names))
+        trials = _nearest_backward(trials, first, on_step)
     limit = MATCH
     for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
         for each in evidence if partly is None else ():
@@ -522,7 +564,6 @@ class Trial:
         self.is_idle &= largest(exact, expected) <= 1
         limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
         apart = min(_apart(observed, exact), _apart(observed, own))
-        apart = min(_apart(observed, exact), _apart(observed, own))
         self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
 
     def compare_gradients(self, each: Evidence) -> None:
@@ -550,6 +591,21 @@ def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step
         rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
         trial.compare(each, "output", (observed, expected, answer, rounded), limits)
     return [trial for _, trial, _ in near if trial.worst <= MATCH]
+
+
+def _nearest_backward(trials: list[Trial], each: Evidence, on_step: Callable[[], object]) -> list[Trial]:
+    """The mistakes whose gradients are nearest on one probe, beyond the tolerance."""
+    near = []
+    names = [name for name in each.names if name != "output"]
+    for number, trial in enumerate(trials):
+        on_step()
+        exact, apart = _answers(trial.mistake, each.reference, each.dtype), 0.0
+        for name in names:
+            right, limits = exact[name], each.limits[name]
+            size = float((right / limits).nan_to_num().abs().max()) or 1.0
+            apart = max(apart, (_apart(each.observed[name] / limits, right / limits) - 1) / size)
+        near.append((apart, number, trial))
+    return [trial for _, _, trial in sorted(near)[:SHORTLIST_BACKWARD]]
 
 
 def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
