@@ -1,4 +1,4 @@
-"""Regenerate what is made from results/gallery: blocks of three documents, and the gallery's page.
+"""Regenerate what is made from results/gallery: blocks of two documents, and the gallery's page.
 
 Command: `python docs/figures.py [RUN ...]`. The tables and pictures of the runs that are named (quick, full, compiled)
 are drawn again from their journals first. The whole gallery is then reduced to what is committed.
@@ -18,18 +18,15 @@ from pathlib import Path
 from PIL import Image
 
 from attnbench import plugins
-from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import Row, metric_columns
-from attnbench.commands import catalog
+from attnbench.analysis.results import read
 from attnbench.reports import ratio_plot
-from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
+from attnbench.reports.screen import screen
 from attnbench.storage.journal import JOURNAL, PACKED
-from attnbench.storage.records import Status
-from attnbench.units import escaped, percent, significant
-from attnbench.workloads.policy import ITSELF, Policy
+from attnbench.units import percent, significant
+from attnbench.workloads.policy import Policy
 
 ROOT = Path(__file__).parent.parent
-GUIDE, TRUST, FASTEST = (ROOT / "docs" / name for name in ("guide.md", "trust.md", "fastest.md"))
+TRUST, FASTEST = ROOT / "docs" / "trust.md", ROOT / "docs" / "fastest.md"
 GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
@@ -41,8 +38,7 @@ RUNS = {
 OTHERS = {
     "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
     "verdicts/verdicts.md": "which verdicts of these runs the present method changed, and why",
-    "acceptance/acceptance.md": "what the earlier method was asked to show, next to its rivals, misses included",
-    "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
+    "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
@@ -59,26 +55,30 @@ OTHERS = {
     "tensorboard": "the views of TensorBoard, without a network",
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
+SCREEN = "screen.txt"
+"""The closing screen of a run."""
 NUM_FIRST, ROW = 5, 0.175
 """The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
-SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
-OWN, OFFICIAL = "fused", "torch_mha"
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
-REGENERATED = re.compile(r".*\.(svg|html)|benchmark\.json|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
+REGENERATED = re.compile(r".*\.(svg|html)|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
 """Files that are not committed: `attnbench report` makes them from a journal at any time, `nox -s detection` the trials
 of honest implementations. Of several pictures of one kind the first is committed."""
-NEEDED = re.compile(r"missing_package\(\"([\w.]+)\"")
 
 
 def redraw(folder: Path) -> None:
-    """Write the tables and pictures of a run again, from its journal."""
+    """Write the tables, the picture and the closing screen of a run again, from its journal."""
     results = read(folder)
+    for stale in (*folder.glob("*_plot.png"), *folder.glob("winner_map*.png")):
+        stale.unlink()
+    closing = "".join(f"{line.text}\n" for line in screen(results))
+    (folder / SCREEN).write_text(closing.replace(str(folder), f"results/runs/{results.run}"), encoding="utf-8")
     with tempfile.TemporaryDirectory() as place:
         for report in plugins.plugs("attnbench.reports", "REPORT").values():
-            report.write(results, Path(place))
+            if report.is_usual:
+                report.write(results, Path(place))
         for path in Path(place).iterdir():
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
@@ -112,100 +112,6 @@ def shrink(path: Path) -> None:
     few.save(path, optimize=True)
 
 
-def blocks(results: Results) -> dict[str, str]:
-    """Every generated block of the guide, by name."""
-    names = [name for name in plugins.implementation_names() if name != ITSELF]  # it supports what it chooses
-    needs = {name: package for name in names if (package := _package(name))}
-    entries = catalog.implementations([name for name in names if name not in needs], on_this_machine=False)
-    return {
-        "table": "\n".join(_table(results)),
-        "comparison": _comparison(results),
-        "support": "\n".join([*_support(entries), *_optional(needs)]),
-    }
-
-
-def _package(name: str) -> str:
-    """The optional package that an implementation needs, as its file has it; or nothing."""
-    found = NEEDED.search((ROOT / "implementations" / f"{name}.py").read_text(encoding="utf-8"))
-    return found[1] if found else ""
-
-
-def _optional(needs: dict[str, str]) -> Iterator[str]:
-    """Who takes part where a package is installed."""
-    yield ""
-    told = ", ".join(f"`{name}` (`{package}`)" for name, package in needs.items())
-    yield f"Where its package is installed, and else unsupported with that reason: {told}."
-
-
-def _table(results: Results) -> Iterator[str]:
-    """One group of the quick sweep: causal attention in inference at one length, fastest first."""
-    title, rows = next(
-        (title, rows)
-        for title, rows in groups(results).items()
-        if (rows[0]["scope"], rows[0]["mask"], rows[0]["direction"]) == (SHOWN_SCOPE, SHOWN_MASK, "inference")
-    )
-    environment = next(iter(results.environments.values()))
-    yield f"{escaped(title)}, T={SHOWN_LEN}, on {escaped(environment.cpu)} with {environment.num_threads} threads:"
-    yield ""
-    headings = (
-        "implementation",
-        "time per call",
-        "ratio",
-        "verdict",
-        "peak memory (score matrices)",
-        "error / tolerance",
-    )
-    yield f"| {' | '.join(headings)} |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    shown = [row for row in rows if row["seq_len"] == SHOWN_LEN]
-    yield from (_line(results, row) for row in shown if row["status"] != Status.unsupported)
-    yield ""
-    refused = [row for row in shown if row["status"] == Status.unsupported]
-    reasons = [f"`{row['implementation']}` ({escaped(row['message'])})" for row in refused]
-    yield f"Not supported there: {', '.join(reasons)}; and what runs on CUDA alone or needs a package."
-
-
-def _support(entries: list[dict[str, str]]) -> Iterator[str]:
-    """What each implementation supports, and below it why not."""
-    columns = ["implementation", *catalog.QUESTIONS]
-    yield f"| {' | '.join(map(escaped, columns))} |"
-    yield f"| {' | '.join('---' for _ in columns)} |"
-    for entry in entries:
-        answers = [{"yes": "yes", "no": "-"}.get(entry[column], entry[column]) for column in catalog.QUESTIONS]
-        yield f"| `{entry['implementation']}` | {' | '.join(answers)} |"
-    yield ""
-    yield from (f"- {escaped(line)}" for line in catalog.why_not(entries))
-
-
-def _line(results: Results, row: Row) -> str:
-    if row["status"] != Status.ok:
-        return f"| `{row['implementation']}` | {row['status']}: {escaped(row['message'])} | - | - | - | - |"
-    peak = next(each for each in metric_columns(results) if each.metric == "peak_memory")
-    memory = f"{metric(row, peak)} ({significant(row[peak.name] / row['score_matrix_bytes'], 2)} S)"
-    texts = (time(row), ratio(row), verdict(row), memory, error(row))
-    return f"| `{row['implementation']}` | {' | '.join(map(escaped, texts))} |"
-
-
-def _comparison(results: Results) -> str:
-    """The hand-made module beside PyTorch's, projections included."""
-    found = {
-        (row["implementation"], row["seq_len"]): row
-        for rows in groups(results).values()
-        for row in rows
-        if row["scope"] == "module" and row["latency_s"] is not None
-    }
-    lines = [
-        "| T | `fused`, hand-made | `torch_mha`, PyTorch's | worst error / tolerance |",
-        "| --- | --- | --- | --- |",
-    ]
-    for length in sorted({length for _, length in found}):
-        own, official = found[OWN, length], found[OFFICIAL, length]
-        ratios = [f"{time(row)}, {ratio(row)} of sdpa" for row in (own, official)]
-        worst = max((error(row) for row in (own, official)), key=float)
-        lines.append(f"| {length} | {' | '.join(ratios)} | {worst} |")
-    return "\n".join(lines)
-
-
 def tried() -> str:
     """What became of cheats and contaminations, by group, and of honest forms; or that they were not run yet."""
     folder = GALLERY / "trust"
@@ -224,11 +130,6 @@ def tried() -> str:
         which = f" ({', '.join(rejected)})" if rejected else ""
         lines[-1] += f" Of {len(forms)} unusual honest forms, {len(rejected)} were rejected{which}."
     return "\n".join(lines)
-
-
-def price() -> str:
-    """What a process of its own costs."""
-    return (GALLERY / "trust" / "price.md").read_text(encoding="utf-8").rstrip()
 
 
 def followed() -> str:
@@ -263,7 +164,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """The gallery's page: every run with its notable findings, next to its pictures."""
+    """The gallery's page: every run with its closing screen, next to its pictures."""
     lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
     for name, about in RUNS.items():
         summary = GALLERY / name / "summary.md"
@@ -275,14 +176,13 @@ def page() -> str:
 
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
-    """A run: its main facts, notable findings and pictures."""
-    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` draws all"
-    yield f"of its pictures; [tables]({name}/summary.md)."
+    """A run: its main facts, its closing screen and pictures."""
+    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` writes its"
+    yield f"page; [tables]({name}/summary.md)."
     yield ""
     yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
-    if "## Notable findings" in summary:
-        told = summary[summary.index("## Notable findings") + 2 :]
-        yield from ("", "Notable findings:", "", *told[: told.index("")])
+    if (GALLERY / name / SCREEN).exists():
+        yield from ("", "```text", (GALLERY / name / SCREEN).read_text(encoding="utf-8").rstrip(), "```")
     for picture in sorted((GALLERY / name).glob("*.png")):
         yield ""
         yield f"![{picture.stem.replace('_', ' ')} of {name}]({name}/{picture.name})"
@@ -301,9 +201,8 @@ def main(runs: Sequence[str]) -> None:
         redraw(GALLERY / name)
         reduce(GALLERY / name)
     PAGE.write_text(page(), encoding="utf-8")
-    TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
+    TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"trust": tried()}), encoding="utf-8")
     FASTEST.write_text(renewed(FASTEST.read_text(encoding="utf-8"), {"policy": followed()}), encoding="utf-8")
-    GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from attnbench.analysis.table import table
 from attnbench.devices import environment
 from attnbench.processes.worker_client import module_path
 from attnbench.reports import style
-from attnbench.units import markdown_table, show, significant
+from attnbench.units import show, significant
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "findings.md"
@@ -47,9 +47,9 @@ AXES = {
 }
 
 
-BEGINNING = """{} things about attention in PyTorch that this tool found, each with a picture or a table, its cause and
-the command that shows it on your machine. Times are medians with 95 % intervals, and differ from machine to machine
-([why](different.md)). `python docs/findings.py` measures all again, and writes nothing that no longer holds."""
+BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows
+it on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). The last line has
+the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,13 +58,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     run: str
     implementation: str
     axes: dict[str, str | int] = {}
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a finding's table: how the cells of a run end. Where one says something else, it does not hold."""
-
-    run: str
-    says: str
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,18 +69,14 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was found, and the command lines by name that show it: one that begins with `attnbench check` has errors.
-
-    It has points and facts, which are drawn, or answers, which are a table.
-    """
+    """What was found, and the command lines by name that show it: one that begins with `attnbench check` has errors."""
 
     title: str
     cause: str
     runs: dict[str, str]
-    what: str = ""
-    points: dict[str, Point] = {}
-    facts: dict[str, Fact] = {}
-    answers: dict[str, Answer] = {}
+    what: str
+    points: dict[str, Point]
+    facts: dict[str, Fact]
     needs: str = ""
 
 
@@ -97,8 +86,6 @@ FINDINGS = msgspec.toml.decode(SOURCE.read_bytes(), type=dict[str, Finding])
 
 def measure(finding: Finding) -> dict[str, Any]:
     """Run its commands and take its numbers: for each point the value, and the ends of its interval where it has one.
-
-    And of each answer the words.
 
     Raises:
         LookupError: a point has no number, or the finding does not hold here.
@@ -112,10 +99,7 @@ def measure(finding: Finding) -> dict[str, Any]:
     below = [f"{name} is {facts[name]:.3g}" for name, fact in finding.facts.items() if facts[name] < fact.least]
     if below:
         raise LookupError(f"does not hold here: {', '.join(below)}")
-    kept = {"points": points, "facts": facts, "took_s": round(took_s), "made": _made(finding)}
-    if finding.answers:
-        kept["answers"] = {label: _answer(found[answer.run], answer) for label, answer in finding.answers.items()}
-    return kept
+    return {"points": points, "facts": facts, "took_s": round(took_s), "made": _made(finding)}
 
 
 def _cells(command: str) -> pd.DataFrame:
@@ -131,14 +115,6 @@ def _cells(command: str) -> pd.DataFrame:
         if done.returncode not in ({0, 1, 3} if is_check else {0, 1}) or not (is_check or runs):
             raise LookupError(f"{command} ends with {done.returncode}")
         return pd.DataFrame(json.loads(done.stdout)["cells"]) if is_check else table(read(runs[0]))
-
-
-def _answer(cells: pd.DataFrame, answer: Answer) -> list[str]:
-    """The different ways in which its cells end."""
-    words = [f"{row['status']}: {row['message'] or 'it agrees'}" for row in cells.to_dict("records")]
-    if not words or any(answer.says not in each for each in words):
-        raise LookupError(f"does not hold here: {answer.run} says {words}")
-    return sorted(set(words))
 
 
 def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:
@@ -208,20 +184,15 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["# Findings", "", BEGINNING.format(len(kept)), ""]
     for number, (name, found) in enumerate(kept.items(), 1):
         finding = FINDINGS[name]
-        is_shown = finding.needs or finding.answers or finding.what == ERROR  # a check that finds something ends with 1
+        is_shown = finding.needs or finding.what == ERROR  # a check that finds something ends with 1
         language, prompt = ("console", "$ ") if is_shown else ("bash", "")
         commands = [f"{prompt}{command}" for command in finding.runs.values()]
         if finding.needs:
             commands.insert(0, f"$ python -m pip install {finding.needs}")
         title = said(finding.title, found)
-        lines += [f"## {number}. {title}", ""]
-        if finding.answers:
-            rows = [{"": label, "what it says": " / ".join(words)} for label, words in found["answers"].items()]
-            lines += [markdown_table(rows), ""]
-        else:
-            lines += [f"![{title}](../results/gallery/findings/{name}.png)", ""]
+        lines += [f"## {number}. {title}", "", f"![{name}](../results/gallery/findings/{name}.png)", ""]
         lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
-        lines += [f"It took {found['took_s']} s with {found['made']}.", ""]
+        lines += [f"{found['took_s']} s, {found['made']}", ""]
     return "\n".join(lines)
 
 
@@ -245,8 +216,7 @@ def main(names: list[str]) -> int:
             failed = 1
     kept = {name: kept[name] for name in FINDINGS if name in kept}
     for name, found in kept.items():
-        if found["points"]:
-            draw(name, found)
+        draw(name, found)
     runpy.run_path(str(ROOT / "docs" / "figures.py"))["reduce"](GALLERY)
     PAGE.write_text(page(kept), encoding="utf-8")
     return failed

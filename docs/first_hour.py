@@ -1,7 +1,7 @@
 """Regenerate docs/first-hour.md: run the command of each question here, and keep what it prints and how long it took.
 
 Command: `python docs/first_hour.py [NUMBER ...]`, all eight in about six minutes on two cores; or these alone. With
-`readme` or `models` as argument, what README.md or docs/models.md shows is printed again.
+`readme` as argument, what README.md shows is printed again.
 The page is a draft between `<!-- begin N -->` and `<!-- end N -->`; what stands outside of them is written by hand.
 """
 
@@ -28,8 +28,8 @@ MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 """Lines are broken where a terminal of that width would break them."""
-FIRST, LAST = 14, 12
-"""Of a long output so many lines are shown from its beginning and its end."""
+FIRST, LAST = 5, 5
+"""Lines of a long output that are shown from its beginning and its end."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ QUESTIONS = (
 )
 
 
-README, MODELS = ROOT / "README.md", ROOT / "docs" / "models.md"
+README = ROOT / "README.md"
 SHOWN = {
     "run": Question(
         "Which is faster?", "attnbench run fused sdpa_math --set seq_len=128,512 --set mask=causal --budget 40"
@@ -96,26 +96,10 @@ SHOWN = {
     "check": Question("Is it right?", "attnbench check mine.py:mistaken", exit_codes=(1,)),
 }
 """What the README shows, by the names of its blocks."""
-SHOWN_OF_MODELS = {
-    "layers": Question(
-        "Which is faster in a model?",
-        "attnbench run fused --model gemma-3-1b --phase prefill --set seq_len=1024 --budget 40",
-        exit_codes=(0, 3),
-    ),
-    "model": Question(
-        "What does it mean for the model?",
-        "attnbench model smollm2-135m.json --attention sdpa --attention eager --attention fused --layers 6",
-    ),
-    "invariance": Question(
-        "Always the same bits?", "attnbench check sdpa fused --invariance --model smollm2-135m", exit_codes=(0, 1)
-    ),
-}
-"""What docs/models.md shows."""
-DOCUMENTS = {"readme": (README, SHOWN), "models": (MODELS, SHOWN_OF_MODELS)}
 
 
-def answered(question: Question, folder: Path, *, with_time: bool = True) -> str:
-    """The command, what it printed, and how long it took, as a block of Markdown.
+def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
+    """Return the command and its output as a block of Markdown; if short, a part of the output, and the time it took.
 
     Raises:
         RuntimeError: it ended with another exit code than was expected.
@@ -129,13 +113,13 @@ def answered(question: Question, folder: Path, *, with_time: bool = True) -> str
         raise RuntimeError(f"{question.command} exits {done.returncode}:\n{done.stdout}\n{done.stderr}")
     printed = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip().splitlines()
     lines = [part for line in printed for part in textwrap.wrap(line, WIDTH, **AS_IT_IS) or [""]]
-    if len(lines) > FIRST + LAST + 1:
+    if is_short and len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = "\n".join(lines).replace(str(folder), ".")
     prepared = f"$ {question.before}\n" if question.before else ""
     exits = f", exit code {done.returncode}" if done.returncode else ""
     block = f"```console\n{prepared}$ {question.command}\n{shown}\n```"
-    return f"{block}\n\nIt took {took_s:.0f} s{exits}." if with_time else block
+    return f"{block}\n\nIt took {took_s:.0f} s{exits}." if is_short else block
 
 
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -168,15 +152,12 @@ def machine() -> str:
     )
 
 
-def show_in(document: str) -> None:
-    """Print again what a document shows."""
-    path, questions = DOCUMENTS[document]
+def show_in_readme() -> None:
+    """Print again what the README shows."""
     with tempfile.TemporaryDirectory(prefix="attnbench-shown-") as name:
         (Path(name) / MINE).write_text((EXAMPLES / MINE).read_text(encoding="utf-8"), encoding="utf-8")
-        for file in (ROOT / "examples" / "models").glob("*.json"):
-            (Path(name) / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-        found = {block: answered(question, Path(name), with_time=False) for block, question in questions.items()}
-    path.write_text(page(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+        found = {block: answered(question, Path(name), is_short=False) for block, question in SHOWN.items()}
+    README.write_text(page(README.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 def main(numbers: list[int]) -> None:
@@ -193,7 +174,7 @@ def main(numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] and sys.argv[1] in DOCUMENTS:
-        show_in(sys.argv[1])
+    if sys.argv[1:] == ["readme"]:
+        show_in_readme()
     else:
         main([int(each) for each in sys.argv[1:]])

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import Attention, BoundMask, Implementation, Rank, not_over_ranks, over_ranks, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads
+from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
 class Gather(torch.autograd.Function):

@@ -35,7 +35,6 @@ class Bmm(CanonicalAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         sizes = query.shape[:2]
         query = query.flatten(0, 1)  # (B,H,T,K) -> (B*H,T,K)
         key = repeat_heads(key, sizes[1]).flatten(0, 1)  # (B,G,S,K) -> (B*H,S,K)
@@ -68,5 +67,5 @@ IMPLEMENTATION = Implementation(
     source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html",
     executed_flops=dense_flops,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

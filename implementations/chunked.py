@@ -35,7 +35,6 @@ class Chunked(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         dtype = torch.promote_types(query.dtype, torch.float32)
         key, value = (repeat_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))  # -> (B,H,S,K)
         scaled = query.to(dtype) * mask.scale_for(query.shape[-1])
@@ -209,5 +208,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
     executed_flops=executed_flops,
     has_dropout=True,
-    features=("scale", "sinks", "cache"),
+    features=("scale", "sinks"),
 )

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import Attention, BoundMask, Implementation, Rank, Workload, not_over_ranks, over_ranks
+from attnbench.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 TOKENS = 2
 """The axis that is shared out."""

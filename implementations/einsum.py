@@ -30,7 +30,6 @@ class Einsum(CanonicalAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         groups = (key.shape[1], query.shape[1] // key.shape[1])
         query = torch.unflatten(query, 1, groups)  # (B,H,T,K) -> (B,G,R,T,K)
         scores = torch.einsum("bgrtk,bgsk->bgrts", query, key) * mask.scale_for(query.shape[-1])
@@ -51,5 +50,5 @@ IMPLEMENTATION = Implementation(
     source="https://rockt.ai/2018/04/30/einsum",
     executed_flops=dense_flops,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

@@ -58,7 +58,6 @@ class Fused(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # (B,G,S,K) -> (B,H,S,K)
         scores = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
         scores = mask.adjust(scores)  # where the mask changes scores
@@ -77,5 +76,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/1706.03762, section 3.2",
     executed_flops=dense_flops,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

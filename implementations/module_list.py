@@ -68,7 +68,6 @@ class ModuleList(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
         attended = [attend_head(*head, mask, number, self.dropout) for number, head in enumerate(heads)]
         return torch.stack(attended, dim=1)  # H times (B,T,V) -> (B,H,T,V)
@@ -108,5 +107,5 @@ IMPLEMENTATION = Implementation(
     unsupported=unsupported,
     executed_flops=dense_flops,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

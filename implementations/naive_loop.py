@@ -26,7 +26,6 @@ class NaiveLoop(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         dtype = query.dtype
         query, key, value = (each.to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value))
         batch_size, num_heads, query_len, _ = query.shape
@@ -60,7 +59,7 @@ def attend_token(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to
 ) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,), sink () -> (V,)."""
     if hidden.all():
-        return torch.zeros_like(values[0])  # a query that sees no key gets 0
+        return values[:0].sum(dim=0)  # a query that sees no key gets 0
     scores = scores_of(keys @ query)  # (S,K) @ (K,) -> (S,)
     weights = softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sink)  # over the keys
     weights = F.dropout(weights, dropout)
@@ -78,5 +77,5 @@ IMPLEMENTATION = Implementation(
     source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention",
     executed_flops=executed_flops,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

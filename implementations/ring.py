@@ -7,7 +7,8 @@ Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py; t, 
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, not_over_ranks, over_ranks, ring_pass
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.ranks import not_over_ranks, over_ranks, ring_pass
 
 
 class Ring(Attention):

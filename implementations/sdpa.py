@@ -16,7 +16,6 @@ class Sdpa(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -39,5 +38,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     unsupported=unsupported,
     has_dropout=True,
-    features=("scale", "learned bias", "cache"),
+    features=("scale", "learned bias"),
 )

@@ -19,7 +19,6 @@ class SdpaMask(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         if mask.rule.is_learned or mask.sinks is not None:
             made = dense(mask, query.dtype)
         else:
@@ -65,5 +64,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     unsupported=unsupported,
     has_dropout=True,
-    features=("scale", "sinks", "learned bias", "cache"),
+    features=("scale", "sinks", "learned bias"),
 )

@@ -20,7 +20,6 @@ class SdpaMath(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = mask.cached(key, value, query.dtype)  # where it is in pages, or in 8 bits
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(
                 query,
@@ -46,5 +45,5 @@ IMPLEMENTATION = Implementation(
     backend="math",
     unsupported=unsupported,
     has_dropout=True,
-    features=("scale", "learned bias", "cache"),
+    features=("scale", "learned bias"),
 )

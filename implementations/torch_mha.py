@@ -93,6 +93,8 @@ def unsupported(workload: Workload) -> str | None:
         return "nn.MultiheadAttention needs head_dim == value_dim == embed_dim / num_heads"
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
+    if workload.direction == "inference" and workload.biased and "out" not in workload.biased:
+        return "nn.MultiheadAttention's fast path needs an output bias next to input biases"
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     if workload.direction == "inference" and workload.mask_rule.has_empty_rows(*sizes):
         return "nn.MultiheadAttention's fast path gives NaN to a query that sees no key"

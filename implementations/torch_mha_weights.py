@@ -51,6 +51,8 @@ def unsupported(workload: Workload) -> str | None:
     """What the module has no argument for, and where the textbook softmax has no answer."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
+    if workload.direction == "inference" and workload.biased and "out" not in workload.biased:
+        return "nn.MultiheadAttention's fast path needs an output bias next to input biases"
     if workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
         return "nn.MultiheadAttention with weights gives NaN to a query that sees no key"
     return None

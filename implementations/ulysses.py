@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Rank,
-    Workload,
-    not_over_ranks,
-    over_ranks,
-    repeat_heads,
-)
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
+from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
 def to_heads(tensor: Tensor, rank: Rank) -> Tensor:

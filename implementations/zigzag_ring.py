@@ -7,7 +7,8 @@ Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, not_over_ranks, over_ranks, ring_pass
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.ranks import not_over_ranks, over_ranks, ring_pass
 
 
 class ZigzagRing(Attention):

@@ -58,7 +58,7 @@ def row(name: str, budget_s: float) -> list[str]:
     compared.run(budget_s, stops=False)
     visits = {arm: least(samples, compared.discarded) for arm, samples in compared.samples.items()}
     direct, dispatched = visits[compared.reference], visits[Arm(implementation=DISPATCHED)]
-    added, same = interval(apart(dispatched, direct)), interval(apart(visits[compared.control], direct))
+    added, same = interval(apart(dispatched, direct)), interval(apart(visits[compared.reference.as_control()], direct))
     return [
         f"`{name}`",
         f"{np.median([*direct.values()]):.2f} us",
@@ -116,7 +116,7 @@ def always(name: str) -> Policy:
     )
 
 
-def least(samples: list[Sample], discarded: set[Block]) -> dict[tuple[int, int], float]:
+def least(samples: Sequence[Sample], discarded: set[Block]) -> dict[tuple[int, int], float]:
     """The least of each visit in us, of the blocks that were not disturbed: whatever interrupts a call adds to it."""
     found: dict[tuple[int, int], list[float]] = {}
     for each in samples:

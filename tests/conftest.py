@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_documents.py")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is there now out of garbage collections: each visit of a run, real or simulated, makes one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_worker():
     """What tests start is no part of this session: pytest-benchmark would measure nothing where it sees a worker."""
@@ -63,16 +69,10 @@ def forked_workers() -> Iterator[None]:
 
 @pytest.fixture
 def many_visits() -> Iterator[None]:
-    """For whole runs on simulated machines, which take many thousands of visits beside all that pytest keeps.
-
-    Each visit collects garbage, and it would take longer to count the engine's lines than to run them: other tests'
-    are counted.
-    """
+    """For whole runs on simulated machines: it would take longer to count the engine's lines than to run them."""
     counting = coverage.Coverage.current()
     if counting is not None:
         counting.stop()
-    gc.freeze()
     yield
-    gc.unfreeze()
     if counting is not None:
         counting.start()

@@ -1,7 +1,8 @@
 """A made-up but lifelike run, written through the real journal: what every report has to cope with, in one place."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from attnbench.storage.records import (
 )
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.models import Mix
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"
@@ -59,6 +61,8 @@ SPEEDS = {  # time at T=512 in seconds, growth exponent, share of the score matr
     EVIL: (1.9e-3, 1.65, 1.0),
 }
 BASELINE = "sdpa"
+Times = tuple[float, Callable[[Workload, str], float]]
+"""The slowdown of all but the baseline, and the true time of a call."""
 ENVIRONMENT = Environment(
     cpu="Example CPU @ 2.00GHz",
     cpu_capability="AVX2",
@@ -116,12 +120,14 @@ def write(
     environment: Environment = ENVIRONMENT,
     levels: dict[str, float] | None = None,
     mixes: tuple[Mix, ...] = (),
+    time_of: Callable[[Workload, str], float] | None = None,
+    smallest_effect: float = SMALLEST_EFFECT,
 ) -> Results:
     """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
 
     `levels` are the ceilings' arguments; with {} there are none, as in older journals.
 
-    Each workload is visited `num_visits` times in each epoch.
+    Each workload is visited `num_visits` times in each epoch; `time_of` replaces the true times of `seconds`.
     """
     plan = Plan(
         sweep="example",
@@ -134,13 +140,14 @@ def write(
         timeout_s=30.0,
         memory_limit_bytes=0,
         mixes=mixes,
+        smallest_effect=smallest_effect,
     )
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=time, commit=commit, plan=plan))
         journal.append(WorkerStarted(time=time, environment=environment))
         for workload in {point.place: point for point in points}.values() if levels != {} else ():
             journal.append(CeilingsMeasured(ceilings=ceilings(workload, **(levels or {}))))
-        for event in _events(plan, slowdown, (num_epochs, num_visits), seed):
+        for event in _events(plan, (slowdown, time_of or seconds), (num_epochs, num_visits), seed):
             journal.append(event)
         if is_finished:
             journal.append(RunFinished(time="2025-11-02T10:02:00+00:00", elapsed_s=119.0))
@@ -170,7 +177,31 @@ def seconds(workload: Workload, name: str) -> float:
     return base * scope * causal * (workload.seq_len * workload.kv_len / 512**2) ** (growth / 2)
 
 
-def _events(plan: Plan, slowdown: float, sizes: tuple[int, int], seed: int) -> Iterator[Event]:
+QUICK = (
+    *workloads(mask=("none", "causal"), direction=("inference",), seq_len=(64, 128, 256, 512, 1024)),
+    *workloads(mask=("causal",), direction=("forward_backward",), seq_len=(128, 512)),
+    *workloads(scope=("module",), direction=("inference",), seq_len=(128, 512)),
+    *workloads(dtype=("bfloat16", "float16"), direction=("inference",), seq_len=(512,)),
+    *workloads(batch_size=(4,), mask=("padding",), direction=("inference",), seq_len=(512,)),
+)
+"""The shapes of a quick sweep."""
+QUICK_NAMES = ("naive_loop", "fused", "einsum", "bmm", "chunked", "sdpa", "sdpa_math", "sdpa_flash", "torch_mha")
+
+
+def quick_times(workload: Workload, name: str) -> float:
+    """Times of a processor without half precision: there, and at short lengths, the textbook forms win."""
+    time_s = seconds(workload, name)
+    if name in {"fused", "einsum", "bmm"}:
+        time_s *= 0.27 if workload.dtype != "float32" else (0.42 if workload.seq_len <= 128 else 1.0)
+    return 3.0 * time_s * (3.0 if workload.direction == "forward_backward" else 1.0)
+
+
+def quick(folder: Path, **options: Any) -> Results:
+    """A quick sweep as it ends on a quiet machine: 15 shapes, nine implementations, all right."""
+    return write(folder, QUICK, QUICK_NAMES, time_of=quick_times, smallest_effect=0.075, **options)
+
+
+def _events(plan: Plan, times: Times, sizes: tuple[int, int], seed: int) -> Iterator[Event]:
     rng = np.random.default_rng(seed)
     for workload in plan.workloads:
         for name in plan.implementations:
@@ -190,7 +221,7 @@ def _events(plan: Plan, slowdown: float, sizes: tuple[int, int], seed: int) -> I
     for epoch in range(num_epochs):
         for visit in range(epoch * num_visits, (epoch + 1) * num_visits):
             for workload in plan.workloads:
-                yield _visit(plan, workload, (epoch, visit), slowdown, rng)
+                yield _visit(plan, workload, (epoch, visit), times, rng)
     live = ((w, name) for w in plan.workloads for name in plan.implementations)
     yield from (_profiled(*cell) for cell in live if status(*cell)[0] in {Status.ok, Status.crashed})
     for workload in plan.workloads:
@@ -224,8 +255,9 @@ def operators(workload: Workload, name: str, call_s: float) -> Operators:
 
 
 def _visit(
-    plan: Plan, workload: Workload, place: tuple[int, int], slowdown: float, rng: np.random.Generator
+    plan: Plan, workload: Workload, place: tuple[int, int], times: Times, rng: np.random.Generator
 ) -> VisitFinished:
+    slowdown, time_of = times
     live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
     measured = [Arm(implementation=name) for name in live]
     arms = [*measured, *(arm.as_control() for arm in measured if plan.is_reference(arm)), PROBE]
@@ -237,7 +269,7 @@ def _visit(
         for slot, number in enumerate(rng.permutation(len(arms))):
             arm = arms[number]
             name = arm.implementation
-            truth = 30e-6 if arm == PROBE else seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
+            truth = 30e-6 if arm == PROBE else time_of(workload, name) * (1.0 if name == plan.baseline else slowdown)
             value = truth * float(np.exp(of_block + of_arm[arm] + rng.normal(0, 0.004)))
             faults = 16384 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
             sample = Sample(value=value, epoch=place[0], visit=place[1], block=block, slot=slot, num_faults=faults)

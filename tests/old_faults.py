@@ -52,6 +52,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     change: tuple[Change, ...]
     error: str = ""  # how the test's error begins, where it is no assertion
     kept: str = ""  # what of the old code cannot be brought back, and why
+    gpu: str = ""  # what only a GPU shows
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -67,18 +68,6 @@ def faults() -> tuple[Fault, ...]:
     """All of them, in the order of the page."""
     read = tomllib.loads(FAULTS.read_text(encoding="utf-8"))
     return msgspec.convert(read["fault"], tuple[Fault, ...])
-
-
-def rows() -> dict[str, str]:
-    """The number of the page's row that names a test, by the test."""
-    found, number = {}, ""
-    for line in PAGE.read_text(encoding="utf-8").partition("## What was wrong")[2].splitlines():
-        if line.startswith("## "):
-            break
-        if named := re.search(r"`(tests/[\w/]+\.py::\w+)`", line):
-            number = line.split("|")[1].strip() or number
-            found[named[1]] = number
-    return found
 
 
 def changed(fault: Fault, folder: Path) -> dict[Path, str]:
@@ -164,16 +153,16 @@ def judged(fault: Fault, summary: str) -> Outcome:
 
 def table(outcomes: dict[str, Outcome]) -> str:
     """The page's table, of the faults that have an outcome."""
-    numbers, lines = rows(), []
+    lines = []
     for fault in faults():
         if (outcome := outcomes.get(fault.test)) is None:
             continue
-        cases_of = f", in {outcome.num_failed} of {outcome.num_cases} cases" if outcome.num_cases > 1 else ""
-        by = (fault.error.partition(":")[0] or "an assertion") + cases_of
-        ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else f"by {by}"
-        name, kept = fault.test.partition("::")[2], f". {fault.kept}" if fault.kept else ""
-        lines.append(f"| {numbers[fault.test]} | `{name}` | {fault.planted}{kept} | {ending} |")
-    head = "| # | the test | the fault that was brought back | the test fails |\n| --- | --- | --- | --- |\n"
+        cases_of = f" ({outcome.num_failed}/{outcome.num_cases})" if outcome.num_cases > 1 else ""
+        by = (fault.error.partition(":")[0] or "assertion") + cases_of
+        ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else by
+        kept = f". {fault.kept}" if fault.kept else ""
+        lines.append(f"| {fault.planted}{kept} | `{fault.test}` | {ending} | {fault.gpu or '-'} |")
+    head = "| the fault | its test | fails by (cases) | only a GPU shows |\n| --- | --- | --- | --- |\n"
     return head + "".join(f"{line}\n" for line in lines)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from attnbench.contract import tokens_of
+from attnbench.ranks import tokens_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 

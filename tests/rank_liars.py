@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from attnbench.contract import Attention, Implementation, not_over_ranks, over_ranks, repeat_heads
+from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.ranks import not_over_ranks, over_ranks
 
 SEEN = Path(os.environ.get("RANK_LIARS_SEEN", "/nonexistent"))
 """A folder in which each rank, and what it was forked from, leaves a file of its process id."""

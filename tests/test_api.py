@@ -71,6 +71,11 @@ def test_the_last_of_several_is_the_baseline():
     assert (found.results.plan.implementations, found.results.plan.baseline) == (("fused", "einsum"), "einsum")
 
 
+def test_a_baseline_that_is_named_is_the_baseline_of_several() -> None:
+    found = attnbench.compare("fused", "einsum", baseline="sdpa", budget=0.0, **SMALL)
+    assert (found.results.plan.implementations, found.results.plan.baseline) == (("fused", "einsum", "sdpa"), "sdpa")
+
+
 def test_the_wrong_one_of_two_is_not_timed():
     found = attnbench.compare(closure(1.25), budget=0.0, **SMALL)
     assert found.verdict == "WRONG"

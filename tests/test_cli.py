@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,24 @@ def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnb
     )
 
 
+@pytest.fixture
+def called(tmp_path, monkeypatch, capsys):
+    """Call the command in this process; what it prints, and its exit code."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
+
+    def call(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["attnbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=printed.out, stderr=printed.err)
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     """A run with a file from outside the repository, in a folder of its own."""
@@ -70,9 +90,8 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     assert (own.error_ratio < 1).all()
     assert own.ratio.notna().all()  # to sdpa, which takes part unasked
     names = {file.name for file in run.iterdir()}
-    for plot in ("latency_plot", "ratio_plot", "memory_plot", "agreement_plot"):
-        assert {f"{plot}.svg", f"{plot}.png"} <= names
-    assert {"records.csv", "summary.md", "benchmark.json", "report.html", "journal.jsonl"} <= names
+    assert not any(name.endswith(("_plot.png", "_plot.svg")) for name in names)
+    assert {"records.csv", "summary.md", "picture.png", "report.html", "journal.jsonl"} <= names
     assert "theirs" in (run / "summary.md").read_text()
     assert "theirs" in (run / "report.html").read_text()
     assert len(samples(run)) > len(frame)
@@ -82,7 +101,9 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
 
 def test_pytest_benchmark_reads_what_we_write(theirs):
     folder, _, run = theirs
-    found = command("compare", str(run / "benchmark.json"), cwd=folder, program=("-m", "pytest_benchmark"))
+    file = folder / "benchmark.json"
+    command("report", run.name, "--format", "pytest-benchmark", "--to", str(file), cwd=folder)
+    found = command("compare", str(file), cwd=folder, program=("-m", "pytest_benchmark"))
     assert found.returncode == 0, found.stderr
     assert "theirs" in found.stdout
 
@@ -92,12 +113,11 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     blocker = folder / "blocked"
     (blocker / "torch").mkdir(parents=True)
     (blocker / "torch" / "__init__.py").write_text("raise ImportError('torch is blocked')\n")
-    for file in run.glob("*_plot.*"):
-        file.unlink()
+    (run / "picture.png").unlink()
     path = f"{blocker}{os.pathsep}{ROOT / 'harness'}"
     found = command("report", cwd=folder, PYTHONPATH=path)
     assert found.returncode == 0, found.stderr
-    assert (run / "latency_plot.svg").exists()
+    assert (run / "picture.png").exists()
     program = ("-c", f"import attnbench; print(len(attnbench.table({str(run)!r})))")
     assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(table(run)))
     blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
@@ -172,10 +192,10 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["list", "everything"], "Invalid value"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
+def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, called, arguments, said):
     (tmp_path / "broken.toml").write_text("grid = [\n")
     (tmp_path / "file").write_text("in the way")
-    found = command(*arguments, cwd=tmp_path)
+    found = called(*arguments)
     assert found.returncode == 2
     assert said in found.stderr
     assert "Traceback" not in found.stderr
@@ -197,24 +217,20 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
     ],
 )
 @pytest.mark.parametrize(("name", "said"), [("damaged", "line 1: not an event"), ("newer", "update attnbench")])
-def test_what_cannot_be_read_ends_every_command_alike(tmp_path, monkeypatch, capsys, arguments, name, said):
+def test_what_cannot_be_read_ends_every_command_alike(tmp_path, called, arguments, name, said):
     for folder, line in (("damaged", "nonsense\n"), ("newer", newer())):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "journal.jsonl").write_text(line)
-    monkeypatch.chdir(tmp_path)
     given = [*arguments, name]
     given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "--accept" in arguments else []
-    monkeypatch.setattr(sys, "argv", ["attnbench", *given])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown = capsys.readouterr().err
-    assert (ended.value.code, said in shown) == (4, True), shown
-    assert shown.startswith("invalid session: ")
-    assert shown.count("\n") == 1
+    found = called(*given)
+    assert (found.returncode, said in found.stderr) == (4, True), found.stderr
+    assert found.stderr.startswith("invalid session: ")
+    assert found.stderr.count("\n") == 1
 
 
-def test_nothing_checked_is_no_pass(tmp_path):
-    found = command("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
+def test_nothing_checked_is_no_pass(called):
+    found = called("check", "torch_mha", "--set", "scope=attention", *FAST[:-2])
     assert found.returncode == 3
     assert "not enough was judged" in found.stderr
 
@@ -227,24 +243,22 @@ def newer() -> str:
     return json.dumps({"type": "run_started", "schema": 99, "run": "r", "time": "", "commit": "", "plan": plan}) + "\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["report", "--help"], ["inspect", "--help"]]
-)
-def test_help_needs_no_heavy_module(tmp_path, arguments):
+def test_help_needs_no_heavy_module(tmp_path):
     code = (
         "import sys\nfrom attnbench.cli import app\n"
-        f"try: app({arguments!r})\n"
-        "except SystemExit: pass\n"
+        "for name in ('', 'run', 'check', 'report', 'inspect'):\n"
+        "    try: app([*name.split(), '--help'])\n"
+        "    except SystemExit: pass\n"
         "print(sorted({'torch', 'pandas', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)))"
     )
     found = command(cwd=tmp_path, program=("-c", code))
     assert found.stdout.rstrip().endswith("[]"), found.stderr
+    assert found.stdout.count("--help") >= 5
 
 
 @pytest.mark.parametrize("what", ["implementations", "sweeps", "axes", "masks", "metrics", "reports"])
-def test_everything_can_be_listed(tmp_path, what):
-    found = command("list", what, "--json", cwd=tmp_path)
-    entries = json.loads(found.stdout)
+def test_everything_can_be_listed(called, what):
+    entries = json.loads(called("list", what, "--json").stdout)
     assert entries
     assert all(value for entry in entries for value in entry.values())
     if what == "implementations":
@@ -304,14 +318,11 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
         (["cluster", "doctor"], "doctor --cluster"),
     ],
 )
-def test_a_retired_command_names_its_replacement(monkeypatch, capsys, words, replacement):
-    monkeypatch.setattr(sys, "argv", ["attnbench", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert replacement in shown
-    assert shown.count("\n") == 1
+def test_a_retired_command_names_its_replacement(called, words, replacement):
+    found = called(*words)
+    assert found.returncode == 2
+    assert replacement in found.stderr
+    assert found.stderr.count("\n") == 1
 
 
 def test_there_are_fourteen_commands():

@@ -194,6 +194,7 @@ MINUTES = {
     "docs/models.md",
     "docs/profiling.md",
     "docs/pytest.md",
+    "docs/python.md",
     "docs/ranks.md",
     "docs/tutorials.md",
 }

@@ -50,15 +50,8 @@ def test_ten_findings_hold_each_with_its_points_and_its_picture(findings, kept):
             quotient = found["points"][told.over]["value"] / found["points"][told.under]["value"]
             assert found["facts"][fact] == pytest.approx(quotient)
             assert quotient >= told.least
-        answers = found.get("answers", {})
-        assert list(answers) == list(finding.answers)
-        for label, answer in finding.answers.items():
-            assert all(answer.says in each for each in answers[label])
-        could_fail = [*filter(None, (answer.says for answer in finding.answers.values()))]
-        assert could_fail or any(fact.least > 0 for fact in finding.facts.values()), "it could not fail"
+        assert any(fact.least > 0 for fact in finding.facts.values()), "it could not fail"
         assert re.search(r"torch \d.*\d{4}-\d\d-\d\d$", found["made"])
-        if finding.answers:
-            continue
         with Image.open(findings.GALLERY / f"{name}.png") as picture:
             assert picture.width > 600
 
@@ -85,21 +78,6 @@ def test_what_does_not_hold_is_refused(findings, monkeypatch):
     assert measured["points"]["float16"] == {"value": 8e-3, "low": 7e-3, "high": 9e-3}
     with pytest.raises(LookupError, match="does not hold here: times is 4"):
         findings.measure(finding(findings, 5.0))
-
-
-def test_an_answer_that_is_another_one_is_refused(findings, monkeypatch):
-    def asked(says):
-        answers = {"half": {"run": "run", "says": says}}
-        made = {"title": "", "cause": "", "runs": {"run": "attnbench check"}, "answers": answers}
-        return findings.msgspec.convert(made, findings.Finding)
-
-    monkeypatch.setattr(findings, "_cells", lambda _: CELLS[CELLS["status"] == "error"])
-    assert findings.measure(asked("out of luck"))["answers"] == {"half": ["error: out of luck"]}
-    with pytest.raises(LookupError, match="does not hold here: run says"):
-        findings.measure(asked("out of memory"))
-    monkeypatch.setattr(findings, "_cells", lambda _: CELLS)
-    with pytest.raises(LookupError, match="does not hold here"):
-        findings.measure(asked("out of luck"))
 
 
 def test_a_cell_without_a_number_is_refused_with_its_reason(findings):

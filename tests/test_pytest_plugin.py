@@ -1,5 +1,6 @@
 """The fixture for other projects' suites, and our own suite of pytest-benchmark, both run by a pytest of their own."""
 
+import itertools
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench.api
 from attnbench import devices
+from attnbench.devices import waiting
 from attnbench.pytest_plugin import (
     MOST_SEEDS,
     AttentionBench,
@@ -156,10 +159,59 @@ def test_other_work_on_the_machine_is_the_first_thing_said(monkeypatch, others_s
         return Counters(began_s=1.0, total_s=total_s, idle_s=idle_s, stolen_s=0.0, own_s=own_s, free_bytes=2**30)
 
     monkeypatch.setattr(devices, "read_counters", counters)
+    monkeypatch.setattr(waiting, "OWN", Path("/nothing"))  # else samples show what the contention costs
     found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
     assert ("CPU contention" in found.answer[0]) is is_doubtful
     assert found.answer[-1].startswith("doubtful: ") is is_doubtful
     assert ("CPU contention" in found.verdict.evidence[0]) is is_doubtful
+
+
+def slow(query, key, value, mask):
+    for _ in range(40):
+        found = scaled_dot_product_attention(query, key, value)
+    return found
+
+
+@pytest.mark.parametrize(("step_s", "verdict"), [(0.0, "slower"), (1.0, "undecided")])
+def test_a_time_that_waited_for_a_processor_has_no_verdict(monkeypatch, step_s, verdict):
+    """As with a busy neighbour, for which two threads wait at each barrier."""
+    readings = itertools.count()
+    monkeypatch.setattr(waiting, "waits_s", lambda _: step_s * next(readings))
+    found = AttentionBench(seed=5)(slow, versions()[0], budget_s=0.0, **SMALL)
+    assert found.verdict == verdict
+    if verdict == "slower":
+        return
+    assert "waited for a processor" in found.answer[0]
+    assert "waited for a processor" in found.verdict.evidence[0]
+
+
+def test_one_process_decides_nothing_small_and_names_what_does():
+    found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
+    assert found.verdict == "undecided"
+    assert 'isolation="process"' in found.answer[-1]
+    assert 'isolation="process"' in found.verdict.evidence[0]
+    sure = AttentionBench(seed=5)(slow, versions()[0], budget_s=0.0, **SMALL)
+    assert sure.verdict == "slower"
+    assert "isolation" not in "".join(sure.answer)
+
+
+def test_fresh_processes_time_the_same_functions():
+    """By value, as they lie in no file that a process could import; of one name, as two versions have."""
+    new, old = versions()
+    found = AttentionBench(seed=5)(new, old, budget_s=0.0, isolation="process", **SMALL)
+    assert found.comparison.implementation == "attention (candidate)"
+    assert found.comparison.num_processes >= 4
+    assert found.comparison.low < found.ratio < found.comparison.high
+    samples = [sample for record in found.results.records for sample in record.samples("latency")]
+    assert len({sample.epoch for sample in samples}) >= 4
+    with pytest.raises(AssertionError, match=r"is wrong on .* \(seed 5\)"):
+        AttentionBench(seed=5)(wrong, new, budget_s=0.0, isolation="process", **SMALL)
+    with pytest.raises(ValueError, match="does not support"):
+        AttentionBench(seed=5)("torch_mha", old, budget_s=0.0, isolation="process", **SMALL)
+
+
+def wrong(query, key, value, mask):
+    return scaled_dot_product_attention(query, key, value) * 1.5
 
 
 def test_an_assertion_that_fails_prints_three_lines():

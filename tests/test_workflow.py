@@ -65,8 +65,10 @@ def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess
     return done, (folder / "summary").read_text()
 
 
-@pytest.mark.parametrize("compared", [0, 1, 3, 4])
-@pytest.mark.parametrize(("judged", "ends"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 0), (130, 130)])
+@pytest.mark.parametrize(
+    ("compared", "judged", "ends"),
+    [(0, 0, 0), (0, 1, 1), (1, 1, 1), (3, 1, 1), (4, 1, 1), (1, 0, 0), (0, 2, 2), (3, 3, 0), (4, 4, 0), (0, 130, 130)],
+)
 def test_the_step_ends_as_the_gate_does_and_only_warns_where_nothing_could_be_said(tmp_path, compared, judged, ends):
     done, summary = follow(tmp_path, compared=compared, judged=judged, session=SESSION)
     assert done.returncode == ends

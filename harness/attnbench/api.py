@@ -28,7 +28,7 @@ from attnbench.commands import recommending, running, terminal
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
-from attnbench.processes.planning import Selection, plan, plan_to_choose
+from attnbench.processes.planning import Selection, plan, plan_to_choose, rejected
 from attnbench.reports import Picture, cells, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Given = str | Callable[..., Any]
 """As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
+CANDIDATE = " (candidate)"
+"""Follows the candidate's name where the baseline has the same."""
 GIVEN_FILE = "given.py"
 BY_VALUE = '''"""What was given from Python, by value."""
 
@@ -65,9 +67,9 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Outcome:
     """One run: who is right, who is faster and by how much, and everything that was measured."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
-        """Keep what was read of the run, and the verdict on each implementation by name."""
-        self.results, self.verdicts = results, dict(verdicts)
+    def __init__(self, results: Results, verdicts: Mapping[str, str], hint: str = "") -> None:
+        """Keep what was read of the run, the verdict on each implementation by name, and how to decide more."""
+        self.results, self.verdicts, self.hint = results, dict(verdicts), hint
 
     @property
     def folder(self) -> Path:
@@ -129,7 +131,7 @@ class Outcome:
     def answer(self) -> list[str]:
         """What came out, in sentences; warnings first."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
-        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
+        return [*story.troubles(self.results), *wrong, *story.answer(self.results), *[self.hint][: bool(self.hint)]]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -145,7 +147,7 @@ class Outcome:
     def plot(self, kind: str = "ratio") -> Picture | None:
         """A picture, which a notebook shows, or None where there is nothing to draw.
 
-        Kinds are ratio, latency, memory, breakdown, roofline and agreement.
+        Kinds are ratio, latency, memory and breakdown.
 
         Raises:
             ValueError: there is no such kind.
@@ -183,25 +185,34 @@ class Outcome:
         return next(each.message for each in self.results.records if each.implementation == name and each.is_wrong)
 
 
-def check(*given: Given, seed: int | None = None, timeout: float = 60.0, **axes: Any) -> Outcome:  # noqa: ANN401 - one value of an axis, or several
+def check(
+    *given: Given,
+    seed: int | None = None,
+    timeout: float = 60.0,
+    empty_rows: str = "any",
+    hidden_nan: str = "note",
+    **axes: Any,  # noqa: ANN401 - one value of an axis, or several
+) -> Outcome:
     """Compare outputs and gradients with the float64 oracle; without axes, on the shapes of the sweep `check`.
 
-    `timeout` is in seconds, of a single step. Each axis has a value or a list of values, as `attnbench list axes` has
-    them; given some, exactly these are checked.
+    `timeout` is in seconds, of a single step. With empty_rows="zero" a query that sees no key must get 0, and with
+    hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis has a value or a
+    list of values, as `attnbench list axes` has them; given some, exactly these are checked.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message says what is allowed.
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
         specs = _specs(given, Path(name))
-        selection = _selection("check", specs, seed, axes, timeout_s=timeout, metrics=())
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        selection = _selection("check", specs, seed, axes, timeout_s=timeout, metrics=(), rejects=rejects)
         results = _executed(selection, Path(name), with_baseline=False, stages=("check",))
     return Outcome(results, terminal.verdicts(results))
 
 
 def compare(  # noqa: PLR0913 - all have defaults that serve
     *given: Given,
-    baseline: Given = "sdpa",
+    baseline: Given | None = None,
     budget: float = 30.0,
     smallest_effect: float = SMALLEST_EFFECT,
     false_share: float = FALSE_SHARE,
@@ -211,18 +222,20 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
 ) -> Outcome:
     """Check implementations and time them against a baseline, in blocks in a random order, for `budget` seconds.
 
-    Of several the last one is the baseline if no other is named. It ends as soon as everything is decided. Times that
-    differ by less than the share `smallest_effect` are called equivalent, and of what is called faster or slower the
-    share `false_share` may be false. Everything is stored below the folder `results`, where the commands find it.
+    Without a `baseline` it is the last of several implementations, and `sdpa` for a single one. It ends as soon as
+    everything is decided. Times that differ by less than the share `smallest_effect` are called equivalent, and of what
+    is called faster or slower the share `false_share` may be false. Everything is stored below the folder `results`,
+    where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message says what is allowed.
     """
-    if len(given) > 1 and baseline == "sdpa":
-        *given_first, baseline = given
-        given = tuple(given_first)
+    if baseline is None:
+        given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")
     folder = execution.new_folder(Path(results), "compare")
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
+    if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
+        specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
     selection = _selection(
         "quick",
         specs,
@@ -348,15 +361,15 @@ def table(*paths: str | Path) -> "pd.DataFrame":
     return cells_of(*paths)
 
 
-def outcome(results: Results) -> Outcome:
-    """With a verdict for each implementation apart from the baseline."""
+def outcome(results: Results, hint: str = "") -> Outcome:
+    """With a verdict for each implementation apart from the baseline; the hint says how to decide more."""
     found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
         found.setdefault(each.implementation, set()).add(each.verdict)
     worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
+    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names}, hint)
 
 
 def _selection(

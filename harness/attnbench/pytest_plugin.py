@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 Given = str | Callable[..., Any] | type
 """A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
 MOST_SEEDS = 2**31
-CANDIDATE = " (candidate)"
-"""Follows the candidate's name where the baseline has the same."""
+HINT = 'isolation="process" times both in several processes, and so decides less than 3 %.'
 
 
 class AttentionBench:
-    """Check a candidate and time it against a baseline, in randomised blocks, in this process."""
+    """Check a candidate and time it against a baseline, in randomised blocks."""
 
     def __init__(self, seed: int) -> None:
         """Keep the seed of the inputs and of all orders."""
@@ -48,6 +47,7 @@ class AttentionBench:
         smallest_effect: float = 0.02,
         false_share: float = 0.001,
         seed: int | None = None,
+        isolation: Literal["shared", "process"] = "shared",
         **axes: Any,  # noqa: ANN401 - one value of an axis, or several
     ) -> "Outcome":
         """What `attnbench.compare` gives: ratio, interval, verdict and more.
@@ -57,18 +57,27 @@ class AttentionBench:
         workloads share. One of a thousand verdicts faster or slower may be false (`false_share`), since a suite may
         have hundreds. Without `seed` it is the session's.
 
+        `isolation="shared"` times both in this process, which decides nothing below 3 %: two processes that run the
+        same code differ by as much. With "process" at least four fresh processes time them, as `attnbench compare`
+        does.
+
         Raises:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
             ValueError: no such axis or implementation, or it does not support the workload.
         """
         from attnbench import devices
+        from attnbench.analysis.comparisons import comparisons
         from attnbench.api import outcome
         from attnbench.processes.stages import now
+        from attnbench.statistics.verdict import Reason
         from attnbench.storage import events
         from attnbench.workloads import sweep
 
         start_s, seed = time.monotonic(), self.seed if seed is None else seed
         every = {"direction": "inference", **axes}
+        if isolation == "process":
+            asked = {"budget": budget_s, "smallest_effect": smallest_effect, "false_share": false_share, "seed": seed}
+            return _compared_in_processes(candidate, baseline, **asked, **every)
         lists = [value if isinstance(value, list | tuple | range) else [value] for value in every.values()]
         workloads = [sweep.make(dict(zip(every, values, strict=True))) for values in itertools.product(*lists)]
         contenders = _contenders(candidate, baseline)
@@ -91,13 +100,39 @@ class AttentionBench:
         taken = [event for workload in workloads for event in _measured(workload, contenders, plan)]
         elapsed_s = time.monotonic() - start_s
         finished = events.RunFinished(time=now(), elapsed_s=elapsed_s, counters=devices.read_counters())
-        return outcome(_stored(plan, before, [*taken, finished]))
+        results = _stored(plan, before, [*taken, finished])
+        is_open = any(each.reason == Reason.one_process for each in comparisons(results))
+        return outcome(results, HINT if is_open else "")
+
+
+def _compared_in_processes(candidate: Given, baseline: Given, **asked: Any) -> "Outcome":  # noqa: ANN401 - as compare has them
+    """Compare in fresh processes; nothing is kept on disk.
+
+    Raises:
+        AssertionError: the answers of either are wrong.
+        ValueError: one does not support a workload.
+    """
+    from attnbench.api import compare
+    from attnbench.storage.records import Status
+
+    _contenders(candidate, baseline)
+    with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
+        found = compare(candidate, baseline=baseline, results=folder, **asked)
+    for record in found.results.records:
+        if record.is_wrong:
+            where = f"{record.workload.id} (seed {found.results.plan.seed})"
+            raise AssertionError(f"{record.implementation} is wrong on {where}: {record.message}")
+        if record.status is Status.unsupported:
+            raise ValueError(f"{record.implementation} does not support {record.workload.id}: {record.message}")
+    return found
 
 
 def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan") -> "Iterator[Event]":
     """Check both, and compare them: what a run would write down."""
+    import msgspec
     import torch
 
+    from attnbench.devices import device
     from attnbench.processes.worker.answers import Bench
     from attnbench.storage import events
     from attnbench.storage.records import Arm, Status
@@ -112,12 +147,15 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
             yield events.CellChecked(workload=workload.id, implementation=name, status=Status.ok, agreement=agreed)
             calls[name] = bench.timed(arm, checked).call
         with torch.set_grad_enabled(workload.direction != "inference"):
+            here = device(workload.device)
             compared = FunctionComparison(
                 calls,
                 plan.baseline,
                 smallest_effect=plan.smallest_effect,
                 false_share=plan.false_share,
+                clock=here.clock,
                 seed=plan.seed,
+                gauge_work=here.interference_probe(torch.get_num_threads()),
             )
             compared.run(plan.budget_s / len(plan.workloads))
         for name in calls:
@@ -125,10 +163,8 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
                 raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
     finally:
         torch.set_num_threads(before)
-    for number in range(compared.num_visits):
-        arms = [(arm, tuple(s for s in own if s.visit == number)) for arm, own in compared.samples.items()]
-        taken = tuple(events.ArmSamples(arm=arm, samples=own) for arm, own in arms)
-        yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken)
+    for visit in compared.visits:
+        yield msgspec.structs.replace(visit, workload=workload.id)
 
 
 def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Results":
@@ -157,6 +193,7 @@ def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
     Raises:
         ValueError: both are the same.
     """
+    from attnbench.api import CANDIDATE
     from attnbench.plugins import name_of
 
     reference, mine = (

@@ -24,7 +24,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
     """
     scales = SCALES.get(unit, ((1.0, unit),))
     for divisor, symbol in scales:
-        if abs(value) >= divisor:
+        if float(f"{abs(value) / divisor:.2e}") >= 1:  # 999.6 us are 1.00 ms
             return divisor, symbol
     return scales[-1]
 
@@ -66,7 +66,8 @@ def significant(value: float, digits: int) -> str:
     """`value` to `digits` significant digits without an exponent: 0.012345 to 3 digits is "0.0123"."""
     if value == 0.0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = abs(float(f"{value:.{digits - 1}e}"))
+    decimals = max(0, digits - 1 - math.floor(math.log10(rounded)))
     return f"{value:.{decimals}f}"
 
 

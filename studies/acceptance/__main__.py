@@ -1,128 +1,309 @@
-"""`python -m studies.acceptance`: every test, one after another; table and pictures. What is stopped goes on."""
+"""`python -m studies.acceptance V1 V4`: real sessions with a known truth, and the table of what they showed.
+
+Sessions are kept as they end, so that what was stopped goes on. `--old PYTHON` asks the attnbench of another
+environment, too, session by session in turn, on the same machine and evening. V2, V3 and V5's simulation are in
+studies/acceptance/method.py, V8 in absolute.py, G1 to G5 in on_cuda.py.
+"""
 
 import json
+import math
 import platform
 import re
 import sys
-import time
-from collections.abc import Sequence
-from enum import StrEnum
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Annotated
 
 import typer
 
-from studies.acceptance import kept, suite
-from studies.acceptance.outcome import TESTS, Outcome
-from studies.acceptance.plan import ON_CUDA, sizes
+from attnbench.units import markdown_table
+from studies.acceptance import sessions
+from studies.acceptance.outcome import Outcome, Row, at_least, at_most
+from studies.acceptance.sessions import Engine
+
+FOLDER = Path("results/gallery/acceptance")
+FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
+"""Shares: of false verdicts; by which a time may be off; what counts as the same time, and how much of it must be found
+equal."""
+BUDGET_S, OURS = 10.0, "attnbench"
+Take = Callable[[Engine, int], list[Row]]
+Judge = Callable[[Sequence[Row]], tuple[str, bool]]
 
 
-class Part(StrEnum):
-    """What is tested."""
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """One acceptance test: how a session is taken, how many there are, and what their rows show."""
 
-    method = "method"
-    gate = "gate"
-
-
-FOLDERS = {Part.method: Path("results/gallery/acceptance"), Part.gate: Path("results/gallery/acceptance-gate")}
-
-
-def accept(
-    what: Annotated[Part, typer.Argument(help="The method, or sessions of two revisions.")] = Part.method,
-    *,
-    short: Annotated[bool, typer.Option("--short", help="Fewer repetitions: about 15 minutes.")] = False,
-    only: Annotated[str, typer.Option(metavar="power,T6", help="These tests alone; the table keeps the others.")] = "",
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
-) -> None:
-    """Show what the method must show, next to its rivals. Exit code 1 where something is missed."""
-    to = to or folder_of(what, accelerator())
-    whole = suite.GATE if what is Part.gate else suite.TESTS
-    able = [*whole, *(ON_CUDA if what is Part.method and suite.has_cuda() else ())]
-    asked = [TESTS.get(test, test) for test in only.split(",") if test]
-    if unknown := set(asked) - set(able):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(able)}")
-    if not short and {"aa_error", "false_alarms"} & set(asked):
-        asked += ["aa_error", "false_alarms"]  # two readings of the same comparisons
-    tests = [test for test in able if test in asked] or able
-    here = machine()
-    _tell_of_earlier(to, here, short=short)
-    folder = to / "parts" / ("short" if short else "full")
-    folder.mkdir(parents=True, exist_ok=True)
-    (to / "parts" / ".gitignore").write_text("*\n", encoding="utf-8")
-    every = suite.jobs(tests, short=short)
-    make_all(every, folder, short=short)
-    earlier = kept.load(to, machine=here, short=short)  # by now another call may have renewed some
-    outcomes = conclude(tests, suite.read(folder, every), earlier, short=short)
-    kept.save(outcomes, to, machine=here, short=short)
-    write(outcomes, to, here, short=short, is_gate=what is Part.gate)
-    missed = [each.test for each in outcomes if each.test in tests and not each.passes]
-    typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
-    if missed:
-        raise typer.Exit(1)
+    id: str
+    title: str
+    limit: str
+    number: int  # of sessions
+    take: Take
+    judge: Judge
 
 
-def _tell_of_earlier(to: Path, here: str, *, short: bool) -> None:
-    """Before anything runs, what is wrong with what the folder has already."""
-    try:
-        earlier = kept.load(to, machine=here, short=short)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if not earlier and (to / kept.FILE).exists():
-        _say(f"what {to / kept.FILE} has is of another machine or form: it will be replaced")
+def _one(take: Callable[..., Row], **settings: float | bool) -> Take:
+    return lambda engine, number: [take(engine, number, **settings)]
 
 
-def conclude(
-    tests: list[str], made: dict[str, list[suite.Piece]], earlier: dict[str, Outcome], *, short: bool
-) -> list[Outcome]:
-    """The outcomes of these tests, among those of earlier calls. Some read the rows of T1, too."""
-    if "aa_error" in earlier and not {"aa_error", "false_alarms"} & set(tests):
-        made = {"aa_error": [suite.Piece(rows=tuple(dict(row) for row in earlier["aa_error"].rows))]} | made
-    found = earlier | {each.test: each for each in suite.conclude(tests, made, short=short)}
-    if tests == suite.TESTS:
-        found = {each.test: each for each in suite.left_out(short=short)} | found
-    return [found[test] for test in [*suite.TESTS, *ON_CUDA, *suite.GATE] if test in found]
+def _rivals(engine: Engine, number: int, *, share: float) -> list[Row]:
+    return sessions.rivals(engine, number, share=share, budget_s=BUDGET_S)
 
 
-def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
-    """Do the pieces that are not there yet, and say how long the others will take, from how long these took."""
-    todo = [job for job in every if not suite.is_there(job, folder, short=short)]
-    if len(todo) < len(every):
-        _say(f"{len(every) - len(todo)} of {len(every)} pieces are in {folder} already: delete it to begin again")
-    guess_s = {job: sizes(short=short)[job.test].piece_s for job in todo}
-    guessed_s, start = 0.0, time.monotonic()
-    for done, job in enumerate(todo):
-        spent_s = time.monotonic() - start
-        pace = spent_s / guessed_s if guessed_s else 1.0
-        left_s = pace * (sum(guess_s.values()) - guessed_s)
-        _say(f"{done + 1} of {len(todo)}: {job.name}, about {left_s / 60:.0f} min left")
-        if not suite.run(job, folder, short=short):
-            _say(f"{job.name} crashed: see {folder / job.name}.log")
-        guessed_s += guess_s[job]
+def _count(rows: Sequence[Row], *verdicts: str) -> int:
+    return sum(row["verdict"] in verdicts for row in rows)
 
 
-def write(outcomes: Sequence[Outcome], to: Path, machine: str, *, short: bool, is_gate: bool) -> None:
-    """Table and pictures."""
-    from attnbench.reports.style import save
-    from studies.acceptance import chart, table
-
-    text = table.markdown(outcomes, machine, short=short, is_gate=is_gate)
-    (to / "acceptance.md").write_text(text, encoding="utf-8")
-    for name, drawn in chart.pictures(outcomes).items():
-        save([drawn], to, name)
+def _same(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Identical code: nothing is slower or faster, and both sides were treated alike."""
+    alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
+    found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
+    found += f"equal in {_count(rows, 'equivalent')}"
+    return found, alike == len(rows) and false <= FALSE * len(rows)
 
 
-def folder_of(what: Part, accelerator: str) -> Path:
-    """Where a part's table goes: each accelerator has a folder of its own, next to that of machines without one."""
+def _planted(rows: Sequence[Row], least: float) -> tuple[str, bool]:
+    slower, equal = _count(rows, "slower"), _count(rows, "equivalent")
+    loads = [float(row["load"]) for row in rows]
+    found = f"slower in {at_least(slower, len(rows))}; equivalent in {at_most(equal, len(rows))}; "
+    found += f"load {min(loads):.1f} to {max(loads):.1f}"
+    return found, slower >= least * len(rows) and equal == 0
+
+
+def _identical(rows: Sequence[Row]) -> tuple[str, bool]:
+    slower = _count(rows, "slower")
+    return f"slower in {at_most(slower, len(rows))}; equal in {_count(rows, 'equivalent')}", slower == 0
+
+
+def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
+    near = [abs(float(row["off"])) <= NEAR for row in rows]
+    doubted = [row["is_doubted"] == 1.0 and row["verdict"] in {"undecided", "None"} for row in rows]
+    neither = sum(not one and not other for one, other in zip(near, doubted, strict=True))
+    words = f"within {NEAR:.0%} {sum(near)}, doubted without a verdict {sum(doubted)}"
+    return f"{words}; neither in {at_most(neither, len(rows))}", neither == 0
+
+
+def _quick(rows: Sequence[Row]) -> tuple[str, bool]:
+    truth = sessions.true_ratios(rows)
+    decided = {"beyond 1.2": (1.2, math.inf, 1.0), "1.1 to 1.2": (1.1, 1.2, 0.9)}
+    words, passes = [], True
+    for name, (low, high, share) in decided.items():
+        own = [row for row in rows if math.log(low) <= abs(truth[str(row["cell"])]) < math.log(high)]
+        right = sum(row["verdict"] == ("slower" if truth[str(row["cell"])] > 0 else "faster") for row in own)
+        words.append(f"{name}: {at_least(right, len(own))}")
+        passes &= right >= share * len(own)
+    close = [row for row in rows if abs(truth[str(row["cell"])]) <= math.log1p(CLOSE)]
+    equal = _count(close, "equivalent")
+    words.append(f"equal of those within 3 %: {at_least(equal, len(close))}")
+    longest = max(float(row["elapsed_s"]) for row in rows)
+    return f"{'; '.join(words)}; {longest:.0f} s at most", passes and equal >= EQUAL * len(close)
+
+
+def _by_tool(rows: Sequence[Row], key: str) -> dict[str, dict[str, list[float]]]:
+    """The numbers of each tool, by its statistics or by its rules."""
+    made: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if key in row:
+            made[str(row["tool"])][str(row[key])].append(float(row["log" if key == "statistic" else "alarms"]))
+    return made
+
+
+def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool]:
+    """The same code seems closest to equal by ours, and alarms in 5 % at most; a slowdown is found in 95 % at least."""
+    words, passes, rules = [], True, _by_tool(rows, "rule")
+    if not is_planted:
+        errors = {
+            tool: min(math.sqrt(mean(log**2 for log in logs)) for logs in own.values())
+            for tool, own in _by_tool(rows, "statistic").items()
+        }
+        passes = errors[OURS] <= min(errors.values())
+        words = [f"RMS {error:.2%} {tool}" for tool, error in errors.items()]
+    for tool, own in sorted(rules.items(), key=lambda item: item[0] != OURS):
+        counts = [f"{int(sum(alarms))} of {len(alarms)} by {rule}" for rule, alarms in own.items()]
+        words.append(f"{tool}: {', '.join(counts)}")
+    (alarms,) = rules[OURS].values()
+    share = sum(alarms) / len(alarms)
+    return f"{'found' if is_planted else 'alarms'}: {'; '.join(words)}", passes and (
+        share >= 1 - FALSE if is_planted else share <= FALSE
+    )
+
+
+TESTS = {
+    test.id: test
+    for test in (
+        *(
+            Test(
+                id=f"V1 {name}, {busy} busy",
+                title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
+                limit="settings equal in all; false verdicts in 5 % at most",
+                number=75,
+                take=_one(
+                    sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
+                ),
+                judge=_same,
+            )
+            for name, is_same in (("one file", True), ("two files", False))
+            for busy in (0, 1)
+        ),
+        Test(
+            id="V4 slower",
+            title="a planted slowdown of 3 %, 30 s",
+            limit="slower in 80 % at least, equivalent in none",
+            number=40,
+            take=_one(sessions.compare, share=0.03, budget_s=30.0),
+            judge=partial(_planted, least=0.8),
+        ),
+        Test(
+            id="V4 same",
+            title="identical files, 30 s",
+            limit="slower in none",
+            number=40,
+            take=_one(sessions.compare, share=0.0, budget_s=30.0),
+            judge=_identical,
+        ),
+        Test(
+            id="V5",
+            title="the quick sweep, right decisions by the true ratio (the median of all sessions)",
+            limit="all beyond 1.2, 90 % of 1.1 to 1.2, 70 % of those within 3 % equal",
+            number=4,
+            take=sessions.sweep,
+            judge=_quick,
+        ),
+        Test(
+            id="V6 slower",
+            title="a planted slowdown of 1 %, margin 0.5 %, 60 s",
+            limit="slower in 90 % at least, equivalent in none",
+            number=20,
+            take=_one(sessions.compare, share=0.01, budget_s=60.0, smallest_effect=0.005),
+            judge=partial(_planted, least=0.9),
+        ),
+        Test(
+            id="V6 same",
+            title="identical files, margin 0.5 %, 60 s",
+            limit="slower in none",
+            number=20,
+            take=_one(sessions.compare, share=0.0, budget_s=60.0, smallest_effect=0.005),
+            judge=_identical,
+        ),
+        *(
+            Test(
+                id=f"V7 {name}",
+                title=f"{'a slowdown of 5 %' if share else 'identical code'} by every tool, {BUDGET_S:g} s each",
+                limit="found in 95 %" if share else "nearer to equal than every rival's best statistic; 5 % alarm",
+                number=20,
+                take=partial(_rivals, share=share),
+                judge=partial(_against_rivals, is_planted=bool(share)),
+            )
+            for name, share in (("slower", 0.05), ("same", 0.0))
+        ),
+        *(
+            Test(
+                id=f"V9 {busy} busy, {threads} threads, {'fixture' if by_fixture else 'run'}",
+                title=f"{'the fixture' if by_fixture else 'run'} next to {busy} busy processes, {threads} threads",
+                limit="within 10 % of the quiet one, or doubted and without a verdict",
+                number=5,
+                take=_one(sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
+                judge=_neighbours,
+            )
+            for busy in (1, 2)
+            for threads in (1, 2)
+            for by_fixture in (False, True)
+        ),
+    )
+}
+
+
+def chosen(names: Sequence[str]) -> list[Test]:
+    """The tests whose id begins with a name; all without names.
+
+    Raises:
+        BadParameter: no test begins with a name.
+    """
+    for name in names:
+        if not any(test.startswith(name) for test in TESTS):
+            raise typer.BadParameter(f"{name}: choose among {', '.join(TESTS)}")
+    return [test for test in TESTS.values() if not names or test.id.startswith(tuple(names))]
+
+
+def kept(folder: Path, test: Test, label: str) -> Path:
+    """Where the rows of a test's sessions are kept."""
+    return folder / "parts" / f"{re.sub('[^a-z0-9]+', '-', test.id.lower())}-{label}.jsonl"
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows that are kept; a line that was cut off is none."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [row for line in lines for row in json.loads(line)]
+
+
+def keep(path: Path, taken: list[Row]) -> None:
+    """Add the rows of a session, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = before[: before.rfind("\n") + 1]  # without a line that was cut off
+    draft = path.with_suffix(".draft")
+    draft.write_text(whole + json.dumps(taken) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def take(test: Test, engines: dict[str, Engine], folder: Path, number: int) -> None:
+    """Take the sessions that are missing, of all engines in turn."""
+    paths = {label: kept(folder, test, label) for label in engines}
+    for session in range(number):
+        for label, engine in engines.items():
+            done = len({row["session"] for row in rows_of(paths[label])})
+            if done <= session:
+                taken = [{**row, "session": float(session)} for row in test.take(engine, session)]
+                keep(paths[label], taken)
+                told = {name: row for name, row in taken[0].items() if name != "cell"}
+                print(f"{test.id}, {label}, {session + 1} of {number}: {told}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def outcomes(folder: Path, label: str) -> Iterator[Outcome]:
+    """The outcome of each test that has sessions."""
+    for test in TESTS.values():
+        if rows := rows_of(kept(folder, test, label)):
+            found, passes = test.judge(rows)
+            yield Outcome(id=test.id, title=test.title, limit=test.limit, found=found, passes=passes)
+
+
+def page(folder: Path, machine: str) -> str:
+    """The table of all that was found so far, next to the other engine."""
+    before = {each.id: each.found for each in outcomes(folder, "old")}
+    table = [
+        {
+            "test": each.id,
+            "what": each.title,
+            "limit": each.limit,
+            "found": each.found,
+            "by the engine before": before.get(each.id, "not run"),
+            "result": "pass" if each.passes else "MISS",
+        }
+        for each in outcomes(folder, "new")
+    ]
+    absent = [test.id for test in TESTS.values() if not rows_of(kept(folder, test, "new"))]
+    return f"""# Does the method hold what it promises?
+
+Written by `python -m studies.acceptance` on {machine}. Limits were fixed before the sessions; what misses one
+is a MISS. Shares are printed with the end of their one-sided 95 % interval. [Simulated worlds](method.md) are V2, V3.
+
+Not run: {", ".join(absent) or "none"}.
+
+{markdown_table(table)}
+"""
+
+
+def folder_of(accelerator: str) -> Path:
+    """Where the table goes: each accelerator has a folder of its own, next to that of machines without one."""
     name = "-".join(re.findall(r"[a-z0-9]+", accelerator.partition(",")[0].lower()))
-    folder = FOLDERS[what]
+    folder = FOLDER
     return folder.with_name(f"{folder.name}-on-{name}") if name else folder
-
-
-def accelerator() -> str:
-    """As the environment names it; empty where there is none."""
-    from attnbench.devices import device
-
-    return device("cuda").facts().accelerator
 
 
 def machine() -> str:
@@ -131,12 +312,31 @@ def machine() -> str:
 
     found = environment.collect()
     versions = f"Python {platform.python_version()}, torch {found.versions.get('torch', '?')}"
-    accelerator = f", {found.accelerator}" if found.accelerator else ""
-    return f"{found.cpu}, {found.num_physical_cores} cores, {versions}{accelerator}"
+    return f"{found.cpu}, {found.num_physical_cores} cores, {versions}"
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - progress
+def accept(
+    tests: Annotated[list[str] | None, typer.Argument(help="Beginnings of names. Default: all.")] = None,
+    *,
+    number: Annotated[int, typer.Option("--sessions", help="Of each test; 0: as many as its limit asks for.")] = 0,
+    old: Annotated[str, typer.Option(metavar="PYTHON", help="An interpreter with an earlier attnbench.")] = "",
+    to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the table goes; sessions are kept there.")
+    ] = None,
+) -> None:
+    """Take real sessions with a known truth, and write the table. Exit code 1 where a limit is missed."""
+    from attnbench.devices import device
+
+    to = to or folder_of(device("cuda").facts().accelerator)
+    engines = {"new": Engine.of("")} | ({"old": Engine.of(old)} if old else {})
+    wanted = chosen(tests or [])
+    for test in wanted:
+        take(test, engines, to, number or test.number)
+        (to / "acceptance.md").write_text(page(to, machine()), encoding="utf-8")
+    missed = [each.id for each in outcomes(to, "new") if not each.passes]
+    typer.echo(f"missed: {', '.join(missed) or 'none'}; written to {to}")
+    if missed:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -1,62 +1,37 @@
-"""What an acceptance test found."""
-
-from collections.abc import Iterable
+"""What an acceptance test found, with the bounds of its shares."""
 
 import msgspec
 
-LABELS = {
-    "aa_error": "T1",
-    "false_alarms": "T2",
-    "power": "T5",
-    "time_to_verdict": "T6",
-    "repeatability": "T7",
-    "coverage": "T8",
-    "busy_neighbour": "T10",
-    "order_and_names": "T11",
-    "kills": "T14",
-    "overhead": "T15",
-    "called_share": "T16",
-    "small_slowdown": "T18",
-    "small_slowdown_simulated": "T18s",
-    "many_cells": "C1",
-    "kernel_sum": "G1",
-    "cold_caches": "G2",
-    "heat_up": "G3",
-    "flush": "G4",
-    "graph_mode": "G5",
-    "same_code": "R1",
-    "slowdown": "R2",
-    "same_code_apart": "R3",
-    "slowdown_apart": "R4",
-}
-"""The short label of each test, by its name: what tables call it."""
-TESTS = {label: name for name, label in LABELS.items()}
-
 Row = dict[str, float | str]
-Stored = dict[str, float | str | None]
-"""A row in JSON, which has no infinity: a number that is null stands for one."""
+CONFIDENCE = 0.95
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One test's result: the limit was fixed before the test ran, and what misses it is printed as a miss."""
 
-    id: str  # its label: T1 to T16, ...
-    title: str  # what is tested, in a few words
-    limit: str  # what was asked, in words with numbers
-    found: str  # what was seen, in words with numbers
+    id: str
+    title: str
+    limit: str
+    found: str
     passes: bool
-    is_short: bool = False  # made with fewer repetitions than the limit asks for
-    rivals: dict[str, str] = {}  # by tool, what it showed in the same session
-    rows: tuple[Row, ...] = ()  # raw numbers behind it, for the tables and pictures
-    cause: str = ""  # of a miss, where it is known
-    made: str = ""  # when the last of its pieces was made, in UTC, and of which commits
-
-    @property
-    def test(self) -> str:
-        """The test's name."""
-        return TESTS[self.id]
+    rows: tuple[Row, ...] = ()
 
 
-def restored(rows: Iterable[Stored]) -> list[Row]:
-    """Rows that were read from JSON, as they were."""
-    return [{name: float("inf") if value is None else value for name, value in row.items()} for row in rows]
+def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
+    """The highest share that is compatible with this many hits.
+
+    Source: Clopper and Pearson, 1934, https://doi.org/10.1093/biomet/26.4.404.
+    """
+    from scipy.special import betaincinv  # as in statistics/verdict.py
+
+    return 1.0 if hits >= number else float(betaincinv(hits + 1, number - hits, confidence))
+
+
+def at_most(hits: int, number: int) -> str:
+    """The share in words, with the upper end of its one-sided 95 % interval."""
+    return f"{hits} of {number} (at most {upper_limit(hits, number, CONFIDENCE):.0%})"
+
+
+def at_least(hits: int, number: int) -> str:
+    """The share in words, with the lower end of its one-sided 95 % interval."""
+    return f"{hits} of {number} (at least {1 - upper_limit(number - hits, number, CONFIDENCE):.0%})"

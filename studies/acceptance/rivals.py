@@ -1,4 +1,9 @@
-"""The tools that people use, each driven as its users do: A to its end, then B.
+"""The tools that people use, each driven as its users do: A to its end, then B. One session of V7.
+
+    python -m studies.acceptance.rivals base.py candidate.py 5 SEED
+
+Both files have a function `mine`. The session prints a row for each statistic and each rule of each tool, ours among
+them, in JSON.
 
 Each gets half of the time for A and half for B, calibration and warm-up included; what it takes to start an
 interpreter, to import torch or to collect tests is not charged to it. A rule says "they differ" from the two lists of
@@ -6,7 +11,11 @@ times alone, so that the same measurement can be judged again with one list made
 """
 
 import contextlib
+import importlib.util
 import io
+import json
+import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
+from studies.acceptance.outcome import Row
 
 Times = Sequence[float]
 Rule = Callable[[Times, Times], bool]
@@ -310,3 +321,61 @@ RIVALS = (
         rules={"compare_to (t test)": _pyperf_t_test},
     ),
 )
+
+OURS = "attnbench"
+AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"}
+
+
+def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
+    """One comparison by attnbench in fresh processes, as a test asks for it."""
+    from attnbench.pytest_plugin import AttentionBench
+
+    start = time.perf_counter()
+    asked: dict[str, Any] = {"budget_s": budget_s, "false_share": ALPHA, "isolation": "process", **AXES}
+    found = AttentionBench(seed)(f"{candidate}:mine", f"candidate={base}:mine", **asked)
+    at: Row = {"tool": OURS, "wall_s": time.perf_counter() - start}
+    alarms = float(str(found.verdict) in {"slower", "faster"})
+    return [
+        {**at, "statistic": "ratio", "log": float(np.log(found.ratio))},
+        {**at, "rule": "verdict", "alarms": alarms},
+    ]
+
+
+def theirs(tool: Rival, calls: tuple[Callable[[], object], Callable[[], object]], budget_s: float) -> list[Row]:
+    """One comparison by a rival: a row for each statistic and each rule."""
+    found = compare(tool, *calls, budget_s)
+    at: Row = {"tool": tool.name, "wall_s": found.wall_s}
+    rows: list[Row] = [{**at, "statistic": name, "log": log} for name, log in found.logs().items()]
+    return rows + [{**at, "rule": name, "alarms": float(alarms)} for name, alarms in found.alarms().items()]
+
+
+def call_of(file: str) -> Callable[[], object]:
+    """The function of a file on inputs of its own."""
+    import torch
+
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    draws = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 8, AXES["seq_len"], 64, generator=draws) for _ in range(3)]
+
+    def call() -> object:
+        with torch.no_grad():
+            return module.mine(*given)
+
+    return call
+
+
+def main(base: str, candidate: str, budget: str, number: str) -> None:
+    """Compare by every tool, in random order, each in the same time."""
+    draws, budget_s = random.Random(int(number)), float(budget)
+    calls, rows = (call_of(base), call_of(candidate)), list[Row]()
+    for tool in draws.sample([None, *RIVALS], len(RIVALS) + 1):
+        rows += ours(base, candidate, budget_s, int(number)) if tool is None else theirs(tool, calls, budget_s)
+    sys.stdout.write(json.dumps(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

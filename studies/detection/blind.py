@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from studies.acceptance.method import upper_limit
+from studies.acceptance.outcome import upper_limit
 
 ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}

@@ -11,7 +11,7 @@ from attnbench.checking.case import reason_against
 from attnbench.checking.reference import Reference, observe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.workloads.workload import CACHE_DTYPES, DTYPES, Workload
+from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 
 LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
@@ -62,10 +62,7 @@ def workload_of(seed: int) -> Workload:
     kv_len = seq_len if draws.random() < 0.7 else draws.choice(LENGTHS)  # noqa: PLR2004 - mostly self-attention
     width, mask = draws.choice(WIDTHS), draws.choice(MASKS)
     direction, scope = draws.choice(("inference", "forward_backward")), draws.choice(("attention", "module"))
-    can_store = (direction, scope) == ("inference", "attention")
     return Workload(
-        page_size=draws.choice((0, 4)) if can_store else 0,
-        cache_dtype=draws.choice(CACHE_DTYPES) if can_store else "same",
         batch_size=draws.choice((1, 2)),
         seq_len=seq_len,
         kv_len=max(seq_len, kv_len) if mask in QUERIES_ARE_KEYS else kv_len,

@@ -17,7 +17,6 @@ def implementation(mistake: Mistake) -> Implementation:
 
     class Mistaken(CanonicalAttention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-            key, value = mask.cached(key, value, query.dtype)
             num_scores = query.shape[0] * query.shape[1] * key.shape[2]
             block = query.shape[2] if mistake.needs_all_rows else max(1, BLOCK_SCORES // num_scores)
             parts = []

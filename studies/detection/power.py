@@ -122,9 +122,6 @@ FAMILIES = (
     Sizes({"mask": lambda length: f"streaming_bottom_right({_part(length)},2)", "kv_len": _longer}),
     Sizes({"mask": "tree(2)", "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
-    Sizes({"page_size": 16, "batch_size": 2, "kv_len": _much_longer, "direction": "inference"}),
-    Sizes({"page_size": 4, "batch_size": 2, "kv_len": _much_longer, "direction": "inference"}),
-    Sizes({"cache_dtype": "float8_e4m3fn", "direction": "inference"}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
     Sizes({"world_size": 2, "mask": "causal", "seq_len": _of_two_ranks}),
 )

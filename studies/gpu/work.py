@@ -195,7 +195,7 @@ def gauge(where: str, name: str) -> tuple[str, list[Row]]:
     from studies.acceptance import on_cuda
     from studies.simulated.gpu import SimulatedGpu
 
-    found = getattr(on_cuda, name)(SimulatedGpu() if here.is_host else None, short=True)
+    found = getattr(on_cuda, name)(SimulatedGpu() if here.is_host else None)
     rows: list[Row] = [dict(row) for row in found.rows]
     if not found.passes:
         raise Wrong(f"{found.id}: {found.found} ({found.limit})", rows)

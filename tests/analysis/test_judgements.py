@@ -2,7 +2,9 @@
 
 import pytest
 
-from attnbench.analysis.judgements import CheckVerdict, Judgement, is_finding, is_inconclusive
+from attnbench.analysis.conclusion import Ending
+from attnbench.analysis.judgements import CheckVerdict, Judgement
+from attnbench.reports import endings
 from attnbench.storage.records import CONVENTIONS, Agreement, ProbeResult, Record, RuleResult, Status, TensorError
 from attnbench.workloads.workload import Workload
 
@@ -59,8 +61,8 @@ def test_all_right_covers_every_feature() -> None:
     assert (judged.verdict, judged.word, judged.is_enough) == (CheckVerdict.right, "right", True)
     assert f"{len(PLANNED)} of {len(PLANNED)}" in judged.sentence
     assert judged.never_tried == ()
-    assert not is_finding([judged])
-    assert not is_inconclusive([judged])
+    assert endings.of_check([judged]).ending is not Ending.finding
+    assert endings.of_check([judged]).ending is Ending.passed
 
 
 def test_what_no_cell_has_shown_is_named() -> None:
@@ -82,30 +84,32 @@ def test_below_a_third_of_the_cells_a_verdict_is_reserved(num_right: int, *, is_
     judged = judgement(*[Status.ok] * num_right, *[Status.unsupported] * (len(PLANNED) - num_right))
     assert judged.verdict is CheckVerdict.right
     assert judged.word == ("right" if is_enough else "right where tried")
-    assert is_inconclusive([judged]) is not is_enough
+    assert (endings.of_check([judged]).ending is Ending.passed) is is_enough
 
 
 def test_one_wrong_cell_decides_whatever_the_others_say() -> None:
     judged = judgement(*[Status.ok] * 5, Status.disagrees, Status.crashed)
     assert judged.verdict is CheckVerdict.wrong
-    assert is_finding([judged])
+    assert endings.of_check([judged]).ending is Ending.finding
 
 
 def test_cells_that_fail_leave_the_verdict_inconclusive() -> None:
     judged = judgement(*[Status.ok] * 11, Status.timeout)
     assert judged.verdict is CheckVerdict.right
     assert "timeout" in judged.sentence
-    assert not is_finding([judged])
-    assert is_inconclusive([judged])
+    assert endings.of_check([judged]).ending is not Ending.finding
+    assert endings.of_check([judged]).ending is Ending.inconclusive
 
 
 def test_nothing_compared_is_no_verdict() -> None:
     failed, missing = judgement(Status.error), judgement(Status.unsupported)
     assert failed.verdict is missing.verdict is CheckVerdict.not_judged
-    assert is_inconclusive([failed])
-    assert is_inconclusive([missing])
-    assert not is_inconclusive([missing, judgement(*[Status.ok] * 12)])  # not installed beside one that is
-    assert is_inconclusive([])
+    assert endings.of_check([failed]).ending is Ending.inconclusive
+    assert endings.of_check([missing]).ending is Ending.inconclusive
+    assert (
+        endings.of_check([missing, judgement(*[Status.ok] * 12)]).ending is Ending.passed
+    )  # not installed beside one that is
+    assert endings.of_check([]).ending is Ending.inconclusive
 
 
 def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import Limits, recommend
+from attnbench.analysis.recommendation import NOT_TIMED, Limits, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import recommending
 from attnbench.reports import recommended
@@ -50,7 +50,7 @@ def test_too_much_memory_and_answers_that_vary_exclude(results: Results) -> None
     (found,) = recommend(results, Limits(memory_bytes=int(max(peaks.values())) - 1))
     largest = [name for name, peak in peaks.items() if peak == max(peaks.values())]
     assert set(found.excluded) >= set(largest)
-    assert all("more than the" in found.excluded[name] for name in largest)
+    assert all("more than the" in found.excluded[name].detail for name in largest)
 
 
 def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Results) -> None:
@@ -67,7 +67,7 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
     assert recommend(changed)[0].choice == "sdpa"
     (found,) = recommend(changed, Limits(is_deterministic=True))
     assert found.choice == "sdpa_flash"
-    assert found.excluded["sdpa"] == "not deterministic: two calls differ by 1e-7"
+    assert str(found.excluded["sdpa"]) == "not deterministic: two calls differ by 1e-7"
 
 
 def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> None:
@@ -82,16 +82,18 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
 
 def test_a_prediction_is_not_called_a_timeout_and_no_reason_is_shared_that_differs(results: Results) -> None:
     why = {
-        "einsum": (Status.timeout, True, "predicted 5 ms for one call, 1.3 times as long as sdpa: not tried"),
-        "chunked": (Status.timeout, True, "predicted 9 ms for one call, 2.4 times as long as sdpa: not tried"),
-        "fused": (Status.timeout, True, "predicted 9 s for one call, over the limit of 2 s"),
-        "sdpa_flash": (Status.timeout, False, "no answer within 60 s"),
+        "einsum": (Status.timeout, True, True, "predicted 5 ms for one call"),
+        "chunked": (Status.timeout, True, True, "predicted 9 ms for one call"),
+        "fused": (Status.timeout, True, False, "predicted 9 s for one call, 2 times as long as the limit"),
+        "sdpa_flash": (Status.timeout, False, False, "no answer within 60 s"),
     }
     records = tuple(
-        msgspec.structs.replace(each, status=status, is_predicted=is_predicted, message=message)
+        msgspec.structs.replace(
+            each, status=status, is_predicted=is_predicted, is_outpaced=is_outpaced, message=message
+        )
         for each in results.records
-        for status, is_predicted, message in (
-            why.get(each.implementation, (each.status, each.is_predicted, each.message)),
+        for status, is_predicted, is_outpaced, message in (
+            why.get(each.implementation, (each.status, each.is_predicted, each.is_outpaced, each.message)),
         )
     )
     import dataclasses
@@ -99,12 +101,25 @@ def test_a_prediction_is_not_called_a_timeout_and_no_reason_is_shared_that_diffe
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
         "not tried, predicted to be slower: einsum, chunked",
-        "not tried, predicted to take too long: fused (predicted 9 s for one call, over the limit of 2 s)",
+        "not tried, predicted to take too long: fused (predicted 9 s for one call, 2 times as long as the limit)",
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert recommended.keeps_reasons_back(found)
     alone = dataclasses.replace(found, excluded={"einsum": found.excluded["einsum"]})
     assert not recommended.keeps_reasons_back(alone)
+
+
+def test_a_cell_without_samples_is_excluded_with_its_reason(results: Results) -> None:
+    import dataclasses
+
+    records = tuple(
+        msgspec.structs.replace(each, measurements=()) if each.implementation == "einsum" else each
+        for each in results.records
+    )
+    (found,) = recommend(dataclasses.replace(results, records=records))
+    assert "einsum" not in found.seconds
+    assert found.excluded["einsum"].kind == NOT_TIMED
+    assert any("einsum" in line for line in recommended.of_excluded(found))
 
 
 def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.processes import stages
+from attnbench.processes import execution
 from attnbench.statistics.verdict import Judgement
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
@@ -49,7 +49,7 @@ def heard(monkeypatch):
                 found[sum(state.num_visits.values())] = {key: judged(each) for key, each in self.judged.items()}
             return opened
 
-    monkeypatch.setattr(stages, "Race", Listening)
+    monkeypatch.setattr(execution, "Race", Listening)
     return found
 
 

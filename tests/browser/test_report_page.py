@@ -12,13 +12,16 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from attnbench.analysis.results import read
 from attnbench.reports import story
 from tests import journals
 from tests.browser.chromium import Browser, find
 
 pytestmark = pytest.mark.browser
 PHONE = 390
+QUICK = Path(__file__).parents[2] / "results" / "gallery" / "quick"
 MANY = journals.workloads(
     mask=("none", "causal"),
     dtype=("float32", "float64", "float16", "bfloat16"),
@@ -96,7 +99,8 @@ def picture(page, name, at="header"):
 def test_the_first_screen_has_the_answer(page):
     height = page.run("document.getElementById('answer').getBoundingClientRect().bottom")
     assert 0 < height < 900
-    assert page.run("document.getElementById('findings').getBoundingClientRect().top") < 900
+    assert page.run("document.querySelector('.advice').getBoundingClientRect().bottom") < 900
+    assert page.run("document.querySelector('.cards').getBoundingClientRect().top") < 900
     assert page.run("document.getElementById('environment').getBoundingClientRect().top") > 900
     picture(page, "first_screen")
 
@@ -200,6 +204,28 @@ def test_it_is_dark_where_the_reader_wants_it(page, files):
     assert light[0] != dark[0]
     assert light[1] != dark[1]
     picture(page, "dark", "#controls")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, PHONE])
+def test_the_page_of_the_gallery_is_as_wide_as_its_screen(page, tmp_path, width, scheme):
+    """With ATTNBENCH_PICTURES=DIR its four pictures go below DIR/../quick."""
+    file = tmp_path / "quick.html"
+    file.write_text(story.page(read(QUICK)), encoding="utf-8")
+    page.resize(width, 900)
+    page.prefer(scheme)
+    load(page, file)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    rows = page.run("document.querySelectorAll('.cards tbody tr').length")
+    assert rows == len(read(QUICK).plan.workloads)
+    is_card = page.run("getComputedStyle(document.querySelector('.cards tr')).display === 'block'")
+    assert is_card == (width == PHONE)
+    if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        kept = Path(folder).parent / "quick" / f"page_{width}_{scheme}.png"
+        page.picture(kept)
+        with Image.open(kept) as picture:
+            picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(kept, optimize=True)
+        assert kept.stat().st_size < 200_000
 
 
 def test_two_runs_are_shown_side_by_side(page, files):

@@ -11,13 +11,14 @@ import torch
 
 from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator, quantised
+from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
 from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
 from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
-from attnbench.storage.records import Grade
+from attnbench.storage.records import Grade, RuleResult
 from attnbench.workloads.workload import Workload
+from tests.pairwise import pairwise
 
 
 class Textbook(Attention):
@@ -172,10 +173,12 @@ class CentredValues(NanToNum):
         return out if mask.empty is None else out.masked_fill(mask.empty, 0.0)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["causal", "padding_to_nothing", "sliding_window(3)"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-@pytest.mark.parametrize("module", [NanToNum, SmoothedKeys, CentredValues])
+@pairwise(
+    dtype=["float64", "float32", "bfloat16", "float16"],
+    mask=["causal", "padding_to_nothing", "sliding_window(3)"],
+    scope=["attention", "module"],
+    module=[NanToNum, SmoothedKeys, CentredValues],
+)
 def test_usual_idioms_are_right(module, dtype, mask, scope):
     for seq_len in (3, 41):
         found = verdict(module, dtype=dtype, mask=mask, scope=scope, seq_len=seq_len)
@@ -191,9 +194,11 @@ def test_a_wrong_gradient_is_found_where_the_output_is_right(scope):
     assert verdict(WrongGradientOfQuery, scope=scope, direction="inference").agrees  # which has no gradients
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
+@pairwise(
+    dtype=["float64", "float32", "bfloat16", "float16"],
+    mask=["none", "causal", "padding"],
+    scope=["attention", "module"],
+)
 def test_the_textbook_form_is_right(dtype, mask, scope):
     found = verdict(Textbook, dtype=dtype, mask=mask, scope=scope)
     assert found.agrees, found.diagnosis
@@ -347,6 +352,30 @@ def test_rules_are_tried_once_for_the_workloads_that_share_their_short_length(mo
     assert len(tried) == 4  # another kind of workload
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_rules_that_hold_are_tried_at_each_value_of_an_axis_and_others_at_every_kind(holds, monkeypatch):
+    known, tried = {}, []
+    result = RuleResult(rule="layouts", holds=holds)
+
+    def try_rules(candidate, rules, *_):
+        tried.append(candidate.normal.workload.mask)
+        return (result,) if rules is agreement.DECIDING else ()
+
+    monkeypatch.setattr(agreement, "try_rules", try_rules)
+    sizes = {"seq_len": 4, "num_heads": 1, "head_dim": 4, "scope": "attention", "direction": "inference"}
+    for mask, dtype in (("none", "float32"), ("causal", "float64"), ("none", "float64"), ("causal", "float32")):
+        references = ask_oracle(Workload(mask=mask, dtype=dtype, **sizes), 0)
+        agreement.compare(references, implementation("fused"), known)
+    notes = ["none", "causal"]
+    assert sorted(tried) == sorted([*notes, *notes] if holds else [*notes, *notes, *notes])
+
+
+def test_probes_may_be_left_out():
+    workload = Workload(seq_len=4, num_heads=1, head_dim=4, scope="attention", direction="inference")
+    everything, few = (ask_oracle(workload, 0, left_out=left_out).by_probe for left_out in ((), ("huge", "equal")))
+    assert set(everything) - set(few) == {"huge", "equal"}
+
+
 def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
     sizes = {"seq_len": 256, "num_heads": 1, "head_dim": 16, "dtype": "bfloat16"}
     workload = Workload(mask="relative_buckets_past", direction="forward_backward", **sizes)
@@ -361,13 +390,6 @@ def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roun
     workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
     agreement = check(ask_oracle(workload, 368), implementation("sdpa"))
     assert agreement.agrees, agreement.diagnosis
-
-
-def test_every_other_head_of_a_cache_in_8_bits_has_twice_the_scale_so_that_mixing_them_up_shows():
-    numbers, scale = quantised(torch.ones(1, 4, 3, 2, dtype=torch.float64))
-    assert (scale / scale[0]).tolist() == [1.0, 2.0, 1.0, 2.0]
-    held = numbers.double() * scale.double()[:, None, None]
-    torch.testing.assert_close(held, torch.ones_like(held), rtol=1e-6, atol=0)
 
 
 class Added(torch.autograd.Function):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnbench.checking.agreement import ask_oracle, check, compare
+from attnbench.checking.agreement import ask_oracle, check, compare, diagnose
 from attnbench.checking.diagnosis import describe
 from attnbench.contract.functions import from_function
-from attnbench.storage.records import Grade
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
@@ -201,8 +201,25 @@ def test_what_empty_rows_get_is_a_convention(function, kind, axes):
 @pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
 def test_it_is_a_finding_where_zeros_are_asked_for(function, kind):
     references = ask_oracle(workload(**EMPTY[0]), 0)
-    strict = compare(references, from_function(function, "mine.py:mine"), is_strict=True).agreement
-    assert not strict.agrees
+    implementation = from_function(function, "mine.py:mine")
+    strict = compare(references, implementation, rejects=(EMPTY_ROWS,))
+    assert not strict.agreement.agrees
+    assert strict.agreement.conventions == ()
+    assert "sees no key" in diagnose(references, implementation, strict).diagnosis
+
+
+def zeros_for_empty_rows(query, key, value, *, mask=None):
+    return softmax(scores_of(query, key), mask) @ value
+
+
+def test_a_hidden_nan_is_a_note_or_a_finding() -> None:
+    """0 times NaN is NaN, so that a weight of 0 does not keep it away."""
+    references = ask_oracle(workload(mask="causal"), 0)
+    implementation = from_function(zeros_for_empty_rows, "mine.py:mine")
+    assert compare(references, implementation).agreement.agrees
+    strict = compare(references, implementation, rejects=(HIDDEN_NAN,))
+    assert [rule.rule for rule in strict.agreement.broken_rules] == [HIDDEN_NAN]
+    assert "NaN" in diagnose(references, implementation, strict).diagnosis
 
 
 @pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])

@@ -7,6 +7,7 @@ from attnbench.checking import witness
 from attnbench.checking.case import build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
+from tests.pairwise import pairwise
 
 SHAPE = {"seq_len": 40, "num_heads": 2, "head_dim": 16}
 NUM_CALLS = 7
@@ -27,15 +28,17 @@ def judged(workload, spec, number, *, change=lambda case: None, is_thorough=True
     return witness.judge(workload, drawn, found, number, 5, judge_seed=11, is_thorough=is_thorough)
 
 
-@pytest.mark.parametrize("spec", ["sdpa", "naive_loop"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-@pytest.mark.parametrize("direction", ["inference", "forward", "forward_backward", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_honest_call_is_right_whichever_is_handed_in(spec, scope, direction, dtype):
-    for mask in ("none", "causal", "padding"):
-        workload = Workload(**SHAPE, scope=scope, direction=direction, dtype=dtype, mask=mask)
-        for kept in (0, 3, NUM_CALLS - 1):
-            assert judged(workload, spec, kept, is_thorough=kept > 0) == ""
+@pairwise(
+    spec=["sdpa", "naive_loop"],
+    scope=["attention", "module"],
+    direction=["inference", "forward", "forward_backward", "backward"],
+    dtype=["float32", "bfloat16"],
+    mask=["none", "causal", "padding"],
+)
+def test_an_honest_call_is_right_whichever_is_handed_in(spec, scope, direction, dtype, mask):
+    workload = Workload(**SHAPE, scope=scope, direction=direction, dtype=dtype, mask=mask)
+    for kept in (0, 3, NUM_CALLS - 1):
+        assert judged(workload, spec, kept, is_thorough=kept > 0) == ""
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward", "forward_backward"])

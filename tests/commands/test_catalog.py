@@ -40,11 +40,6 @@ def test_reasons_that_are_shared_are_reported_once():
     assert catalog.why_not(entries) == ["all: no cuda: none here", "a, b: no drop: no"]
 
 
-def test_what_a_machine_lacks_may_be_left_out_of_account():
-    everywhere = catalog.implementations(["sdpa"], on_this_machine=False)[0]
-    assert everywhere["cuda"] == "yes"
-
-
 def test_an_adapted_module_takes_part_under_dropout_where_it_is_reported_how():
     import torch
 

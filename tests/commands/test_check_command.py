@@ -9,14 +9,19 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+import attnbench
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
-from attnbench.processes.messages import Check, Reply, Work
+from attnbench.processes.messages import Check, Failed, Prepare, Reply, Work
+from attnbench.processes.planning import Selection, plan, rejected
+from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
 from tests.test_cli import command
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 MINE = """
 from torch import nn
@@ -50,6 +55,22 @@ misfit = adapt(
     lambda sizes: nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True), packed("qkv", out="proj")
 )
 """
+ODD = """
+from attnbench.contract.adapters import adapt
+
+
+def linear(query, key, value):
+    query, key = query.softmax(-1), key.softmax(-2)
+    return query @ (key.mT @ value)
+
+
+near = adapt(linear, approximate=True)
+
+
+def filled(query, key, value, *, mask=None):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if mask is None else scores.masked_fill(~mask, -1e30)).softmax(-1) @ value
+"""
 FEW = ["--set", "seq_len=16,19", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
 FEW += ["--set", "direction=inference", "--set", "mask=none", "--set", "batch_size=1", "--sweep", "small.toml"]
 SWEEP = 'summary = "a few"\nmetrics = []\nbudget_s = 0.0\n[[grid]]\nscope = ["attention", "module"]\n'
@@ -59,6 +80,7 @@ SWEEP = 'summary = "a few"\nmetrics = []\nbudget_s = 0.0\n[[grid]]\nscope = ["at
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("check")
     (made / "mine.py").write_text(MINE)
+    (made / "odd.py").write_text(ODD)
     (made / "small.toml").write_text(SWEEP)
     (made / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
     (made / "unreadable.py").write_text("def g(:\n")
@@ -94,6 +116,50 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "not Python that can be read" in reasons["unreadable.py:g"]
     assert "did you mean right?" in reasons["mine.py:rihgt"]
     assert "did you mean fused?" in reasons["fusde"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]
+)
+def test_what_is_only_noted_is_a_finding_where_that_is_asked_and_resume_keeps_it(
+    folder: Path, option: str, value: str, says: str
+) -> None:
+    few = ["--set", "mask=padding_to_nothing", *(f"--set={axis}" for axis in ("seq_len=19", "batch_size=2"))]
+    few += [f"--set={axis}" for axis in ("num_heads=2", "head_dim=8", "direction=inference", "scope=attention")]
+    lenient = command("check", "odd.py:filled", *few, cwd=folder)
+    assert lenient.returncode == 0, lenient.stdout
+    strict = command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, "--json", cwd=folder)
+    assert strict.returncode == 1, strict.stdout
+    assert json.loads(strict.stdout)["judgements"]["filled"]["verdict"] == "WRONG"
+    assert says in command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, cwd=folder).stdout
+    given = {"empty_rows": "any", "hidden_nan": "note"} | {option: value}
+    planned = plan(Selection(sweep="check", implementations=["sdpa"], metrics=(), rejects=rejected(**given)))
+    again = msgspec.json.decode(msgspec.json.encode(planned), type=Plan)
+    assert again.rejects == planned.rejects != ()
+
+
+def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder: Path) -> None:
+    found = command("check", "odd.py:near", "mine.py:right", *FEW, cwd=folder)
+    assert found.returncode == 0, found.stdout
+    (line,) = (line for line in found.stdout.splitlines() if line.startswith("near: "))
+    assert line.startswith("near: approximate, neither judged nor timed: off by ")
+    assert "WRONG" not in found.stdout
+    judged = json.loads(command("check", "odd.py:near", *FEW, "--json", cwd=folder).stdout)["judgements"]["near"]
+    assert judged["verdict"] == "approximate"
+
+
+def test_an_approximation_has_no_time(folder: Path) -> None:
+    few = [f"--set={axis}" for axis in ("seq_len=16", "direction=inference", "scope=attention", "num_heads=2")]
+    done = command("run", "-i", "odd.py:near", "-i", "fused", *few, "--budget", "0", "--json", cwd=folder)
+    (cell,) = (each for each in json.loads(done.stdout)["cells"] if each["implementation"] == "near")
+    assert (cell["status"], cell["latency_s"]) == ("approximate", None)
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is one of any, zero"):
+        rejected(empty_rows="nan", hidden_nan="note")
+    with pytest.raises(ValueError, match="it is one of note, reject"):
+        attnbench.check("sdpa", hidden_nan="rejects")
 
 
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
@@ -159,6 +225,34 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
     assert "See there" not in said
+
+
+class Picky(virtual.SimulatedClient):
+    """Supports no more than 16 keys; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(World(name="calm"), lambda *_: 1e-3)
+        self.asked: list[Work] = []
+
+    def ask(self, request: Work) -> Reply:
+        self.asked.append(request)
+        if isinstance(request, Prepare) and not isinstance(request, Check) and request.workload.kv_len > 16:
+            return Failed(status=Status.unsupported, message="too long")
+        return super().ask(request)
+
+
+def test_a_check_says_which_supported_cell_follows(tmp_path: Path) -> None:
+    client, plan = Picky(), virtual.plan(4, ["one", "other"], budget_s=0.0)  # of 8, 16, 24 and 32 keys
+    plan = msgspec.structs.replace(plan, metrics=())
+    execution.execute(plan, tmp_path, lambda _: None, ("check",), client=client)
+    checks = [request for request in client.asked if isinstance(request, Check)]
+    following = [each.following and each.following.workload.kv_len for each in checks]
+    assert [(each.workload.kv_len, other) for each, other in zip(checks, following, strict=True)] == [
+        *[(8, 16), (8, 16), (16, None), (16, None)]
+    ]
+    prepared = [(each.arm, each.workload.id) for each in client.asked if type(each) is Prepare]
+    assert len(prepared) == len(set(prepared)) == 7  # all but the very first, which its check prepares
+    assert all(each.prepared is not None for each in checks[1:])
 
 
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from attnbench.analysis.comparisons import by_side, losses
 from attnbench.analysis.results import read
 from attnbench.cli import app
-from attnbench.commands.compare import conclude
+from attnbench.commands import running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.processes.planning import Selection
+from attnbench.reports import endings, story
 from attnbench.reports import sides as beside
-from attnbench.reports import story
 from attnbench.reports.sides import document
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL, find_runs, newest_run
@@ -164,7 +164,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     with pytest.raises(typer.Exit) as left:
-        conclude(results)
+        running.finish(endings.of_sides(results))
     assert left.value.exit_code == 1
     lost, wrong = losses(results)
     assert lost == "lost: spare: cannot read spare.py: No such file or directory"

@@ -6,14 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from attnbench import cli
 from attnbench.analysis.comparisons import comparisons
-from attnbench.commands.report import Format
-from attnbench.reports.exports import WRITERS
 from tests import journals
 
 POINTS = journals.workloads(scope=("attention",), mask=("none", "causal"), seq_len=(128, 2048))
@@ -154,8 +151,25 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
     ]
 
 
-def test_every_format_has_a_writer():
-    assert set(get_args(Format)) == set(WRITERS)
+def test_a_plot_is_written_by_its_name(results, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["attnbench", "report", str(results / "runs" / "one"), "--format", "ratio_plot", "--to", str(tmp_path / "out")],
+    )
+    with pytest.raises(SystemExit) as ends:
+        cli.main()
+    assert ends.value.code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"ratio_plot.svg", "ratio_plot.png"}
+    assert "ratio_plot.svg" in capsys.readouterr().out
+
+
+def test_a_format_that_does_not_exist_is_named_with_all_that_do(results, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["attnbench", "report", str(results / "runs" / "one"), "--format", "ratio_plots"])
+    with pytest.raises(SystemExit) as ends:
+        cli.main()
+    assert ends.value.code == 2
+    assert "did you mean ratio_plot?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

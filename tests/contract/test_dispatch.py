@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.checking.in_model import REFERENCE, Candidate, build, expect, judge, register
 from attnbench.contract import BoundMask, dispatch
 from attnbench.contract.dispatch import attend_by_policy, attention, usable
 from attnbench.contract.loading import implementation
 from attnbench.devices import environment
-from attnbench.storage.model_events import Asked
+from attnbench.models.events import Asked
+from attnbench.models.in_model import REFERENCE, Candidate, build, expect, judge, register
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
+from tests.pairwise import pairwise
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 HERE = environment.collect().machine_fingerprint
@@ -91,11 +92,13 @@ def _nothing_is_bound():
     dispatch.read.cache_clear()
 
 
-@pytest.mark.parametrize("use", ["fused", "bmm", "chunked", "naive_loop"])
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("keys", [6, 9, 3])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pairwise(
+    use=["fused", "bmm", "chunked", "naive_loop"],
+    groups=[4, 2, 1],
+    keys=[6, 9, 3],
+    is_causal=[False, True],
+    scale=[None, 0.3],
+)
 def test_output_and_gradients_are_those_of_sdpa(use, groups, keys, is_causal, scale):
     chosen = policy(always(use))
     for grad in (False, True):
@@ -259,7 +262,7 @@ def test_inside_of_a_model_of_transformers_logits_and_gradients_are_right(tmp_pa
         return attention(*given, **more)
 
     monkeypatch.setattr(dispatch, "attention", counted)
-    monkeypatch.setattr("attnbench.checking.in_model.OWN", ("eager", "sdpa", "by_policy"))
+    monkeypatch.setattr("attnbench.models.in_model.OWN", ("eager", "sdpa", "by_policy"))
     register()
     dispatch.register_attention("by_policy")
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}

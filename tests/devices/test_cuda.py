@@ -18,8 +18,7 @@ from attnbench.storage.operator_kinds import busy_s, on_other_streams
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
-from studies.acceptance.outcome import LABELS
-from studies.acceptance.plan import ON_CUDA
+from tests.pairwise import pairwise
 
 pytestmark = [
     pytest.mark.cuda,
@@ -27,9 +26,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", plugins.stems(plugins.PACKAGE))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
+@pairwise(name=plugins.stems(plugins.PACKAGE), dtype=["float32", "bfloat16"], scope=["attention", "module"])
 def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     workload = Workload(
         seq_len=70, num_heads=2, mask="causal", device="cuda", dtype=dtype, scope=scope, direction="forward_backward"
@@ -61,10 +58,10 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
     assert describe(raised.value)[0] is Status.out_of_memory
 
 
-@pytest.mark.parametrize("test", ON_CUDA)
+@pytest.mark.parametrize("test", on_cuda.TESTS)
 def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
-    found = getattr(on_cuda, test)(short=True)
-    assert found.id == LABELS[test]
+    found = on_cuda.TESTS[test]()
+    assert found.id == test
     assert found.rows
     assert found.found
 

@@ -27,7 +27,7 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.workloads.workload import Workload
-from studies.acceptance.__main__ import FOLDERS, Part, folder_of
+from studies.acceptance.__main__ import FOLDER, folder_of
 from tests.signatures import snapshots
 
 
@@ -224,13 +224,13 @@ def test_each_figure_of_a_data_sheet_has_its_source(sheet):
 
 
 def test_two_accelerators_never_share_a_table():
-    folders = {folder_of(Part.method, name) for name in ("", "NVIDIA H200, 1 bytes", "NVIDIA A100-SXM4-80GB, 2 bytes")}
+    folders = {folder_of(name) for name in ("", "NVIDIA H200, 1 bytes", "NVIDIA A100-SXM4-80GB, 2 bytes")}
     assert {folder.name for folder in folders} == {
         "acceptance",
         "acceptance-on-nvidia-h200",
         "acceptance-on-nvidia-a100-sxm4-80gb",
     }
-    assert folder_of(Part.method, "") == FOLDERS[Part.method]
+    assert folder_of("") == FOLDER
 
 
 def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None) -> Record:

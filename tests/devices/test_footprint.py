@@ -1,5 +1,8 @@
 """What is counted of a call, against calls whose memory is plain to see."""
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 import torch
@@ -28,6 +31,15 @@ def case(direction: str, function=None) -> Case:
         from_value(function, "function") if function else plugs("attnbench.implementations", "IMPLEMENTATION")["fused"]
     )
     return build(workload, made, place(draw_normal(workload, 0), workload), bind(workload))
+
+
+def test_a_recording_imports_no_compiler():
+    source = (
+        "import sys, torch; from attnbench.devices import device; device('cpu').record(lambda: torch.ones(9)); "
+        "print('torch._inductor' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_each_part_of_a_footprint_is_what_the_call_took():

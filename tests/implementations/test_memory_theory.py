@@ -122,3 +122,18 @@ def test_the_peak_of_a_forward_call_and_what_it_saves_are_what_theory_says(name)
     assert found.result_bytes == OUTPUT
     if name in SAVED:
         assert found.kept_bytes - OUTPUT == SAVED[name]
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(64)", "causal+softcap(20)+alibi"])
+@pytest.mark.parametrize("direction", ["inference", "forward_backward"])
+def test_tiles_grow_with_the_length_and_not_its_square(direction, mask):
+    short, middle, long = (
+        read("chunked", direction, seq_len=length, mask=mask, head_dim=WIDTH)[0].peak_bytes
+        for length in (512, 1024, 2048)
+    )
+    assert long - middle == 2 * (middle - short)
+
+
+def test_training_by_tiles_takes_a_fraction_of_the_textbook_form():
+    tiles, textbook = (read(name, "forward_backward")[0].peak_bytes for name in ("chunked", "fused"))
+    assert tiles < textbook / 3

@@ -71,3 +71,7 @@ class Unbuildable(Attention):
 
     def __init__(self, weights):
         raise KeyError("lost")
+
+
+def slightly_large(query, key, value, *, mask=None):
+    return right(query, key, value, mask=mask) * (1 + 9e-6)

@@ -54,6 +54,17 @@ def planted(changes):
     return Implementation(build=Planted, source="")
 
 
+def test_an_error_beyond_what_honest_code_shows_counts_as_in_a_check() -> None:
+    """It is less than 1e-5 of the largest value, and more than ten times the error of an honest float32 form."""
+    (diff,) = found_in("slightly_large").diffs
+    (context,) = (each for each in diff.comparisons if each.name == "context")
+    assert context.outcome is Outcome.differs
+    assert context.largest > 2 * context.tolerance
+    (diff,) = found_in("right").diffs
+    assert {each.outcome for each in diff.comparisons} == {Outcome.agrees}
+    assert all(each.largest < each.tolerance / 2 for each in diff.comparisons)
+
+
 SEEN_AT = {
     "projection": {"projection"},
     "heads": {"weights", "context"},

@@ -6,7 +6,6 @@ import torch
 
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, Prepare, SampleBlocks, Traced
-from attnbench.processes.stages import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
@@ -15,6 +14,7 @@ from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, Wor
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing import blocks
+from attnbench.timing.schedule import DECIDED, NOTHING, SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient

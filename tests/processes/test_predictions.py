@@ -11,6 +11,7 @@ from attnbench.commands import ExitCode, running
 from attnbench.processes import execution
 from attnbench.processes.messages import Check, Failed
 from attnbench.processes.worker.attempts import OutOfReachError, require_within
+from attnbench.reports import endings
 from attnbench.storage.records import BASE, CANDIDATE, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -97,5 +98,5 @@ def test_nothing_compared_is_inconclusive(tmp_path):
     plan = virtual.plan(1, ["sdpa", "slow"], budget_s=0.0)
     results = virtual.execute(plan, tmp_path, client)
     with pytest.raises(typer.Exit) as ends:
-        running.conclude(results)
+        running.finish(endings.of_run(results), is_silent=True)
     assert ends.value.exit_code == ExitCode.inconclusive

@@ -11,6 +11,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
+from attnbench.processes.messages import PRELOADED
 from attnbench.processes.stages import now
 from attnbench.storage.events import (
     SCHEMA,
@@ -195,7 +196,8 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     assert len(checked) == len(set(checked)) == 9  # nothing was done twice
     assert len(measured) == len(set(measured)) == 9
     assert sum(isinstance(e, WorkerStarted) for e in history) >= 3
-    assert min(results.num_visits.values()) >= 1
+    assert len(results.num_visits) == 3
+    assert min(results.num_visits.values()) >= planned.num_rounds  # whatever the kills and the machine cost
     numbers = [(e.workload, e.visit) for e in history if isinstance(e, VisitFinished)]
     assert len(numbers) == len(set(numbers))
     execution.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work
@@ -239,3 +241,28 @@ def test_a_later_failure_takes_back_the_time():
     assert state.live("w", arms) == arms[:1]
     state.apply(CellFailed(workload="w", implementation="i", status=Status.crashed, message="gone"))
     assert state.live("w", arms) == []
+
+
+def test_each_kind_is_checked_in_full_once_and_other_sizes_by_the_normal_inputs(tmp_path):
+    sizes = {"num_heads": 2, "head_dim": 8, "direction": "inference"}
+    kinds = [{"mask": "causal"}, {"mask": "none"}]
+    workloads = tuple(Workload(seq_len=length, **sizes, **kind) for kind in kinds for length in (16, 24))
+    name = f"{LIARS}:right"
+    execution.execute(
+        plan(workloads=workloads, implementations=(name, "sdpa"), metrics=("latency",)),
+        tmp_path,
+        lambda _: None,
+        stages=("check",),
+    )
+    checked = [each for each in events(tmp_path / JOURNAL) if isinstance(each, CellChecked)]
+    probes = {(each.workload, each.implementation): len(each.agreement.probes) for each in checked}
+    for first, second in (workloads[:2], workloads[2:]):
+        for implementation in ("right", "sdpa"):
+            assert probes[first.id, implementation] > 2
+            assert probes[second.id, implementation] == 1
+
+
+def test_a_fresh_process_has_what_takes_long_to_import_already(tmp_path):
+    slow = plan(implementations=("transformers_sdpa", "sdpa"))
+    assert execution.client_for(slow, tmp_path).template.settings[PRELOADED] == "transformers.modeling_utils"
+    assert PRELOADED not in execution.client_for(plan(implementations=("sdpa",)), tmp_path).template.settings

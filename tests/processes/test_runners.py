@@ -12,13 +12,13 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.devices.cpu import Cpu
+from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
 from attnbench.processes.stages import TimingStage
-from attnbench.processes.worker_client import waits_s
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S, WARM_S
@@ -469,9 +469,8 @@ def test_foul_code_costs_nobody_but_itself(mixed):
     for name in ("sdpa", "einsum", "honest"):
         assert [record.status for record in of(mixed, name)] == [Status.ok] * 2, name
     (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as quick
-    if long.key not in mixed.doubts:  # on a busy machine its time is doubtful, and no finding
-        assert long.status is Status.invalid
-        assert "times as long as in its samples" in long.message
+    is_refused = long.status is Status.invalid and "times as long as in its samples" in long.message
+    assert is_refused or long.key in mixed.doubts  # doubtful where load explains some of it; never a time to trust
     tired = [record for record in of(mixed, "tires") if record.status is Status.disagrees]  # a long one has few calls
     assert tired
     assert all("while it was timed" in record.message for record in tired)
@@ -507,3 +506,16 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     state = SimpleNamespace(samples={workload.id: taken})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, workloads={workload.id: workload})
     assert TimingStage._num_blocks(stage, workload) == num_blocks
+
+
+def test_a_baseline_may_be_foreign_too():
+    """Both then have processes of their own, with one control, and no trusted witness to compare with."""
+    clock = Clock()
+    shared = Scripted(clock)
+    shared.siblings = [Scripted(clock), Scripted(clock)]
+    client = IsolatingClient(shared, lambda arm: arm.implementation, clock)
+    client.start(3)
+    reply = visited(client)
+    assert isinstance(reply, VisitFinished)
+    assert {taken.arm for taken in reply.arms} == {arm for arm, _ in ARMS} | {THEIRS.as_control()}
+    assert all(len(taken.samples) == VISIT.num_blocks for taken in reply.arms)

@@ -13,15 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from attnbench.analysis.comparisons import answers, comparisons
-from attnbench.analysis.crossings import crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import panels as panels_of
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, breakdown_plot, crossover_plot, lines, ratio_plot, style, winner_map
+from attnbench.reports import Picture, Report, breakdown_plot, lines, ratio_plot, style
 from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
-from attnbench.storage.records import Arm, Verdict
+from attnbench.storage.records import Arm
 from tests import journals
 
 DRAWN: dict[str, Report] = {
@@ -29,10 +27,6 @@ DRAWN: dict[str, Report] = {
 }
 A = Arm(implementation="a")
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
-
-
-CROSSING = {"fused": (1.3e-3, 2.2, 2.0), "chunked": (1.5e-3, 1.2, 0.0)}
-"""The first becomes slower than the baseline at 512, the second faster at 735."""
 
 
 def drawn(name: str, results: Results) -> list[Picture]:
@@ -44,17 +38,7 @@ def drawn(name: str, results: Results) -> list[Picture]:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Picture]]:
     results = journals.write(tmp_path_factory.mktemp("run"), POINTS)
-    found = {name: drawn(name, results) for name in DRAWN}
-    assert [name for name in found if not found[name]] == ["crossover_plot"]  # nobody changes places there
-    return found | {"crossover_plot": drawn("crossover_plot", crossing(tmp_path_factory.mktemp("crossing")))}
-
-
-def crossing(folder: Path) -> Results:
-    points = journals.workloads(seq_len=(64, 128, 256, 1024, 2048))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, speed in CROSSING.items():
-            patch.setitem(journals.SPEEDS, name, speed)
-        return journals.write(folder, points, ("sdpa", *CROSSING, "bmm"))
+    return {name: drawn(name, results) for name in DRAWN}
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
@@ -83,6 +67,19 @@ def test_ratios_have_a_row_for_each_arm_and_words_where_there_is_no_dot(tmp_path
     assert ratio_plot.draw(journals.write(tmp_path / "empty", (), ())) == []
 
 
+def test_the_picture_of_a_run_is_time_against_length_where_there_are_five(tmp_path: Path) -> None:
+    few = journals.write(tmp_path / "few", journals.workloads(seq_len=(128, 512, 2048)), ("sdpa", "fused"))
+    many = journals.write(tmp_path / "many", journals.workloads(seq_len=(64, 128, 256, 512, 1024)), ("sdpa", "fused"))
+    assert lines.usual(few) == []
+    (picture,) = lines.usual(many)
+    assert "against length" in picture.title
+    for found in (few, many):
+        (path,) = ratio_plot.write_picture(found, tmp_path)
+        assert path.name == "picture.png"
+        assert path.read_bytes().startswith(b"\x89PNG")
+        path.unlink()
+
+
 def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     for places in ([0.5] * 6, [0.0, 0.01, 0.98, 1.0], [0.2, 0.21, 0.6, 0.61, 0.62], [-0.1, 1.2], [0.3]):
         moved = lines.apart(places, 0.07)
@@ -99,59 +96,6 @@ def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them(tmp_path: 
     named = lines.chosen(points, journals.BASELINE)
     assert len(named) == len(set(named)) == lines.MOST_LINES < points["arm"].nunique()
     assert str(named[0]) == journals.BASELINE
-
-
-def test_the_map_has_a_cell_for_each_workload(tmp_path: Path) -> None:
-    (picture,) = winner_map.draw(journals.write(tmp_path, journals.USUAL))
-    assert "undecided" in picture.caption
-    one = journals.write(tmp_path / "one", journals.workloads(seq_len=(128,)))
-    assert winner_map.draw(one) == []
-
-
-def test_the_map_says_at_which_length_the_winner_changes(tmp_path: Path) -> None:
-    found = crossing(tmp_path)
-    along = sorted(answers(found), key=lambda each: each.workload.kv_len)
-    changes = crossings(found, lambda _: "")
-    (place,) = winner_map.changes_between(along, changes)
-    left, right = along[place - 1], along[place]
-    assert (left.fastest, right.fastest) == ("fused", "chunked")
-    overtaken = winner_map.changes_between(along, changes)[place]
-    assert [each.implementation for each in overtaken] == ["fused", "chunked"]
-    assert left.workload.kv_len < overtaken[0].at < overtaken[1].at < right.workload.kv_len
-    assert winner_map.changes_between(along, []) == {}
-    (picture,) = winner_map.draw(found)
-    assert "On a border" in picture.caption
-
-
-def test_crossings_are_where_the_true_times_are_equal(tmp_path: Path) -> None:
-    slower, faster = crossings(crossing(tmp_path), lambda _: "")
-    assert (slower.implementation, slower.verdict) == ("chunked", Verdict.faster)
-    assert (faster.implementation, faster.verdict) == ("fused", Verdict.slower)
-    for each, true in ((slower, 512 * (1.5 / 1.3) ** (1 / 0.4)), (faster, 512)):
-        assert each.low is not None
-        assert each.high is not None
-        assert each.before <= each.low < true < each.high <= each.after
-        assert each.at == pytest.approx(true, rel=0.05)
-
-
-def test_nobody_crosses_where_the_order_stays_or_is_undecided(tmp_path: Path) -> None:
-    points = journals.workloads(seq_len=(128, 512, 2048))
-    found = journals.write(tmp_path / "ordered", points, ("sdpa", "fused", "module_list"))
-    assert crossings(found, lambda _: "") == []
-    assert crossover_plot.draw(found) == []
-    few = journals.write(tmp_path / "few", points, ("sdpa", "sdpa_flash"), num_epochs=1, num_visits=1)
-    assert crossings(few, lambda _: "") == []
-
-
-def test_lengths_of_another_shape_are_no_part_of_a_crossing(tmp_path: Path) -> None:
-    square = journals.workloads(seq_len=(128, 2048))
-    few_queries = journals.workloads(seq_len=(16,), kv_len=(1024, 4096))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(journals.SPEEDS, "fused", CROSSING["fused"])
-        found = journals.write(tmp_path, (*few_queries, *square), ("sdpa", "fused"))
-    (only,) = crossings(found, lambda _: "")
-    assert (only.workload.seq_len, only.before, only.after) == (2048, 128, 2048)
-    assert len(comparisons(found)) == 4
 
 
 def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:
@@ -226,17 +170,6 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
     reported = lines.notes(lines.LATENCIES, (), points(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in reported
-
-
-def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
-    def caption(name: str, **levels: float) -> str:
-        results = journals.write(tmp_path / name, POINTS[:2], ("sdpa", "fused"), levels=levels)
-        (picture,) = drawn("roofline_plot", results)
-        return picture.caption
-
-    highest = float(shown(journals.write(tmp_path / "one", POINTS[:2]))["flops_per_s"].max())
-    assert "bad moment" not in caption("high", matmul=2 * highest)
-    assert "bad moment" in caption("low", matmul=highest / 1.1)
 
 
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
@@ -320,9 +253,9 @@ def test_a_title_and_the_legend_next_to_it_fit_a_picture_of_few_panels(
 def test_texts_in_the_colour_of_an_implementation_can_be_read(tmp_path: Path, figures: list[Figure]) -> None:
     names = ("sdpa", "chunked", "bmm", "fused", "einsum")
     found = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), names, num_epochs=1)
-    for name in ("latency_plot", "ratio_plot", "agreement_plot"):
+    for name in ("latency_plot", "ratio_plot"):
         drawn(name, found)
-    assert len(figures) == 3
+    assert len(figures) == 2
     for figure in figures:
         for text in figure.findobj(Text):
             ink = to_hex(text.get_color())

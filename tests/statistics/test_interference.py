@@ -87,6 +87,19 @@ def test_visits_of_different_workloads_share_one_machine():
     assert set(gauge.discarded) == {"late"}
 
 
+def test_a_probe_is_judged_among_those_of_its_kind():
+    """One thread's probe takes another time than that of two, and neither disturbs the other's blocks."""
+    gauge = InterferenceGauge()
+    for visit in range(10):
+        gauge.add("one", probes([1e-3], visit=visit), "1 thread")
+        gauge.add("two", probes([3e-3], visit=visit), "2 threads")
+    assert gauge.num_discarded == 0
+    gauge.add("two", probes([9e-3], visit=10), "2 threads")
+    gauge.add("one", probes([3e-3], visit=10), "1 thread")
+    assert gauge.discarded == {"two": {(0, 10, 0)}, "one": {(0, 10, 0)}}
+    assert gauge.num_blocks == 22
+
+
 def test_a_drift_discards_nothing():
     gauge = InterferenceGauge()
     gauge.add("a", probes([1e-3 * 1.01**block for block in range(200)]))
@@ -140,6 +153,32 @@ def test_a_visit_without_probes_says_nothing():
     gauge = InterferenceGauge()
     gauge.add("a", ())
     assert (gauge.num_discarded, gauge.num_blocks, gauge.discarded) == (0, 0, {})
+
+
+THREADS = """
+import os
+import torch
+from attnbench.devices import device
+
+for number in (1, 2):
+    torch.set_num_threads(number)
+    before = len(os.listdir("/proc/self/task"))
+    device("cpu").interference_probe(number)()
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_the_probe_has_the_threads_of_the_workload():
+    """Work of one thread cannot see what stops two that wait for one another."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    one, two = map(int, done.stdout.split())
+    assert (one, two) == (0, 1)
 
 
 AFTERWARDS = """

@@ -19,6 +19,7 @@ from attnbench.statistics.verdict import (
     judge,
     last_look,
     p_values,
+    yekutieli_level,
 )
 from attnbench.storage.records import FALSE_SHARE, Verdict
 
@@ -153,6 +154,29 @@ def test_holm_level_rejects_what_the_procedure_rejects() -> None:
 def test_holm_level_of_many_sessions_is_that_of_each() -> None:
     values = np.random.default_rng(4).random((5, 6)) ** 5
     assert holm_level(values, 0.01) == pytest.approx([float(holm_level(row, 0.01)) for row in values])
+
+
+@pytest.mark.parametrize("power", [1, 4, 9])
+def test_yekutieli_level_rejects_what_the_procedure_rejects(power: int) -> None:
+    draws = np.random.default_rng(5)
+    harmonic = sum(1 / rank for rank in range(1, 8))
+    for _ in range(200):
+        values = draws.random(7) ** power
+        ordered = sorted(range(7), key=lambda place: values[place])
+        last = max((rank for rank in range(1, 8) if values[ordered[rank - 1]] <= 0.05 * rank / 7 / harmonic), default=0)
+        level = float(yekutieli_level(values, 0.05))
+        assert {place for place in range(7) if values[place] <= level} == set(ordered[:last])
+
+
+def test_one_comparison_has_the_whole_error_by_either_procedure() -> None:
+    assert float(yekutieli_level([0.2], 0.05)) == float(holm_level([0.2], 0.05)) == pytest.approx(0.05)
+
+
+def test_among_many_differences_a_table_names_more_than_a_gate() -> None:
+    effects = {number: effect(four(0.15, spread=0.026)) for number in range(40)}
+    of_gate, of_table = judge(effects, 0.02), judge(effects, 0.02, expects_differences=True)
+    assert {each.verdict for each in of_gate.values()} == {Verdict.undecided}
+    assert {each.verdict for each in of_table.values()} == {Verdict.slower}
 
 
 def test_p_value_and_interval_agree() -> None:

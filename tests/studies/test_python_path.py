@@ -5,16 +5,13 @@ import sys
 
 import pytest
 
+from attnbench.processes.worker_client import ROOT
 from studies import first_answer
-from studies.acceptance import endurance, revisions, suite
+from studies.acceptance.sessions import Engine
 
 STARTS = {
-    "a session of two revisions": revisions._gate,
-    "a run that is killed": lambda folder: endurance._start().wait(),
-    "a command that is timed": lambda folder: first_answer.timed("after", suite.ROOT, "list", ["list"], folder),
-    "a piece of acceptance": lambda folder: suite.run(
-        suite.Job(due=0.0, test="overhead", number=0), folder, short=True
-    ),
+    "a session of acceptance": lambda folder: Engine.of("").run(["-c", "pass"], folder),
+    "a command that is timed": lambda folder: first_answer.timed("after", ROOT, "list", ["list"], folder),
 }
 
 
@@ -28,5 +25,5 @@ def test_what_was_added_to_the_path_of_modules_is_passed_on(start, tmp_path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "dependencies"))
     start(tmp_path)
     folders = noted.read_text(encoding="utf-8").split(os.pathsep)
-    assert "harness" in folders[0] or folders[0].startswith(str(suite.ROOT))
+    assert "harness" in folders[0] or folders[0].startswith(str(ROOT))
     assert folders[1:][-1:] == [str(tmp_path / "dependencies")]

@@ -13,7 +13,7 @@ import pytest
 
 from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.intervals import median, visit_numbers
-from attnbench.storage.records import PROBE, Arm, Sample
+from attnbench.storage.records import PROBE, Arm, Flag, Sample
 from attnbench.timing import blocks
 from studies.simulated.machine import VirtualClock
 
@@ -39,6 +39,17 @@ def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
     """The number of calls in a sample that a calibration leads to."""
     least_s = max(blocks.MIN_SAMPLE_S, blocks.MIN_SAMPLE_TICKS * clock.resolution_s)
     return blocks.choose(blocks.calibrate(calls, clock, least_s), least_s).num_calls
+
+
+@pytest.mark.parametrize(
+    ("step_s", "flags"),
+    [(None, 0), (0.0, Flag.waits_read), (2e-5, Flag.waits_read), (1e-3, Flag.waits_read | Flag.waited)],
+)
+def test_a_sample_is_marked_if_its_threads_waited_for_a_good_part_of_it(step_s, flags):
+    clock, readings = VirtualClock(), itertools.count()
+    waits = lambda: None if step_s is None else step_s * next(readings)  # noqa: E731 - short
+    taken = visit(calls_of(clock, a=1e-3, b=1e-3), clock, at(), blocks.Conditions(read_waits=waits))
+    assert {sample.flags for own in taken.values() for sample in own} == {flags}
 
 
 @pytest.mark.parametrize(("cost", "calls"), [(1e-5, 128), (1e-3, 1), (0.9e-3, 2), (0.5, 1)])

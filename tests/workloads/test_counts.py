@@ -142,7 +142,7 @@ def test_executed_flops_are_what_torch_counts(name, scope, direction):
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward_backward"])
-@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(40)", "padding"])
+@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(40)", "padding", "alibi", "softcap(20)"])
 def test_chunked_executes_the_tiles_that_it_visits(mask, direction, monkeypatch):
     chunked = implementation("chunked")
     monkeypatch.setitem(chunked.executed_flops.__globals__, "TILE", 16)

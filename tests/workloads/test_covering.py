@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from attnbench.checking.probes import PROBES
+from attnbench.processes.stages import MOST_SPARED, SPARED
 from attnbench.workloads import sweep
-from attnbench.workloads.covering import cover
+from attnbench.workloads.covering import cover, dispensable
 
 AXES = {"a": [1, 2, 3], "b": [1, 2, 3, 4], "c": [1, 2], "d": [1]}
 
@@ -32,6 +34,31 @@ def test_every_possible_pair_is_in_some_combination_and_they_are_few(is_possible
     assert chosen == cover(AXES, is_possible)
 
 
+def meetings(rows, names, left_out):
+    return {
+        (name, *item)
+        for row, without in zip(rows, left_out, strict=True)
+        for name in set(names) - set(without)
+        for item in row.items()
+    }
+
+
+def test_each_name_still_meets_each_value():
+    rows = products(AXES)
+    left_out = dispensable(rows, "xyz", 2)
+    assert meetings(rows, "xyz", left_out) == meetings(rows, "xyz", [()] * len(rows))
+    assert len(left_out[0]) == max(map(len, left_out)) == 2
+    assert dispensable(rows[:1], "xyz", 2) == [()]
+
+
+def test_each_probe_of_the_check_meets_each_value_of_each_axis():
+    assert set(SPARED) < set(PROBES)
+    rows = [workload.axes() for workload in sweep.workloads(sweep.load("check"), {}, ("cpu",))]
+    left_out = dispensable(rows, SPARED, MOST_SPARED)
+    assert meetings(rows, SPARED, left_out) == meetings(rows, SPARED, [()] * len(rows))
+    assert sum(map(len, left_out)) > len(rows)  # more than one each
+
+
 def check_grids():
     """The grids of the check that are covered by pairs, with what they chose."""
     check = sweep.load("check")
@@ -51,50 +78,6 @@ def test_the_cells_of_the_check_hold_every_pair_of_each_grid():
     for axes, chosen in grids:
         possible = [row for row in products(axes) if sweep._is_kept(row)]
         assert pairs(map(texts, chosen), axes) == pairs(map(texts, possible), axes)
-
-
-CHECK = sweep.workloads(sweep.load("check"), {}, ("cpu",))
-HALVES = {"float16", "bfloat16"}
-
-
-NEEDED = {
-    "late rows in bfloat16": lambda w: (
-        w.dtype in HALVES and w.mask == "causal" and w.seq_len > 512 and w.direction == "forward_backward"
-    ),
-    "late rows in float16": lambda w: (
-        w.dtype == "float16" and w.mask == "causal" and w.seq_len > 256 and w.direction == "forward_backward"
-    ),
-    "width 64": lambda w: w.head_dim == 64 and w.direction == "forward_backward" and w.mask == "causal",
-    "width 128": lambda w: w.head_dim == 128 and w.direction == "forward_backward",
-    "decoding under a window": lambda w: w.seq_len == 1 and "sliding_window" in w.mask,
-    "decoding under padding": lambda w: w.seq_len == 1 and w.mask == "padding",
-    "causal module in inference": lambda w: w.scope == "module" and w.direction == "inference" and w.mask == "causal",
-    "module without keys in inference": lambda w: (
-        w.scope == "module" and w.direction == "inference" and w.mask == "padding_to_nothing"
-    ),
-    "grouped module without biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "none"
-    ),
-    "grouped module with all biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "all"
-    ),
-    "grouped module with input biases": lambda w: (
-        w.scope == "module" and w.num_kv_heads < w.num_heads and w.bias == "qkv" and w.mask == "causal"
-    ),
-    "mixed layout beyond a tile": lambda w: w.layout == "mixed" and w.seq_len > 128,
-    "more queries than keys": lambda w: w.seq_len > w.kv_len,
-    "wider values": lambda w: w.value_dim > w.head_dim,
-    "float64": lambda w: w.dtype == "float64",
-}
-
-
-@pytest.mark.parametrize("cell", NEEDED)
-def test_the_check_has_such_a_cell(cell):
-    assert any(map(NEEDED[cell], CHECK))
-
-
-def test_the_check_is_short():
-    assert len(CHECK) <= 90
 
 
 def test_a_grid_may_only_be_covered_by_pairs(tmp_path):

@@ -32,9 +32,9 @@ def one(tmp_path: Path, *lines: str, name: str = "calls.jsonl", **settings) -> t
     ("definition", "axes", "expected"),
     [
         (DECODE, {"batch_size": 1, "len_indptr": 2, "num_pages": 99, "num_kv_indices": 64},
-         Workload(**BF16, seq_len=1, kv_len=1024, num_heads=32, num_kv_heads=8, head_dim=128, page_size=16)),
+         Workload(**BF16, seq_len=1, kv_len=1024, num_heads=32, num_kv_heads=8, head_dim=128)),
         ("gqa_paged_prefill_causal_h32_kv8_d128_ps1", {"total_q": 5, "len_indptr": 2, "num_kv_indices": 40},
-         Workload(**BF16, seq_len=5, kv_len=40, num_heads=32, num_kv_heads=8, head_dim=128, page_size=1,
+         Workload(**BF16, seq_len=5, kv_len=40, num_heads=32, num_kv_heads=8, head_dim=128,
                   mask="causal_bottom_right")),
         ("gqa_ragged_prefill_causal_h6_kv1_d128", {"total_q": 70, "len_indptr": 2, "total_kv": 70},
          Workload(**BF16, seq_len=70, num_heads=6, num_kv_heads=1, head_dim=128, mask="causal")),
@@ -51,13 +51,14 @@ def one(tmp_path: Path, *lines: str, name: str = "calls.jsonl", **settings) -> t
 def test_every_kind_of_definition(tmp_path, definition, axes, expected):
     found, label = one(tmp_path, line(axes, definition))
     assert found == expected
-    assert label == "calls.jsonl"
+    assert label.startswith("calls.jsonl")
+    assert (IN_ONE_PIECE in label) == ("paged" in definition)
 
 
 def test_a_workload_alone_has_its_definition_in_the_name_of_its_file(tmp_path):
     bare = json.dumps({"uuid": "x", "axes": {"batch_size": 4, "num_kv_indices": 8}, "inputs": {}})
     found, label = one(tmp_path, bare, bare, name=f"{DECODE}.jsonl")
-    assert (found.batch_size, found.kv_len, found.page_size, found.mask) == (4, 32, 16, "none")
+    assert (found.batch_size, found.kv_len, found.mask) == (4, 32, "none")
     assert MEAN_LENGTHS in label
 
 
@@ -109,7 +110,7 @@ def test_lengths_are_exact_where_their_tensors_are_at_hand(tmp_path, tensors):
 def test_what_cannot_be_kept_is_said(tmp_path):
     absorbed = line({"batch_size": 1, "num_kv_indices": 8}, "mla_paged_decode_h16_ckv512_kpe64_ps64")
     found, label = one(tmp_path, absorbed)
-    assert (found.kv_len, found.page_size) == (512, 0)
+    assert found.kv_len == 512
     assert IN_ONE_PIECE in label
 
 
@@ -151,8 +152,8 @@ SHAPE = {**BF16, "num_heads": 6, "num_kv_heads": 2}
 @pytest.mark.parametrize(
     "workload",
     [
-        Workload(**SHAPE, seq_len=1, kv_len=64, page_size=16, batch_size=3),
-        Workload(**SHAPE, seq_len=4, kv_len=64, page_size=16, mask="causal_bottom_right"),
+        Workload(**SHAPE, seq_len=1, kv_len=64, batch_size=3),
+        Workload(**SHAPE, seq_len=4, kv_len=64, mask="causal_bottom_right"),
         Workload(**SHAPE, seq_len=64, batch_size=2, mask="causal"),
         Workload(**SHAPE, seq_len=1, kv_len=64, scale=0.25),
     ],

@@ -68,8 +68,8 @@ def test_an_axis_that_a_sweep_does_not_name_is_set_for_all_of_it():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"seq_len": ["128", "64"]}, "the sweep has no seq_len=64 here, only 128, 512, 1024: leave out --sweep"),
-        ({"dtype": ["float16"], "mask": ["causal"]}, "the sweep has no mask=causal here, only none"),
+        ({"seq_len": ["128", "96"]}, "the sweep has no seq_len=96 here, only 64, 128, 256, 512, 1024"),
+        ({"dtype": ["bfloat16"], "mask": ["causal"]}, "the sweep has no mask=causal here, only none"),
         ({"mask": ["none", "casual"]}, "did you mean causal?"),
         ({"seq_len": ["many"]}, "seq_len is a whole number"),
     ],

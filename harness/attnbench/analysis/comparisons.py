@@ -18,13 +18,14 @@ from attnbench.devices import nvml
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Visit, by_process, effect_of
 from attnbench.statistics.samples import Samples
-from attnbench.statistics.verdict import Effect, Judgement, effect
+from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
     LATENCY,
     Arm,
     Comparison,
+    Flag,
     Key,
     Operators,
     Record,
@@ -39,7 +40,10 @@ from attnbench.workloads.workload import Workload
 LARGEST_DETECTABLE = 1.0
 """A session in which only more than a factor of two would show says nothing about sizes."""
 CONTENTION = 0.1
-"""Of the time of all processors, what others and the host may take before verdicts are doubtful."""
+"""Of the time of all processors, what others and the host may take before times are doubtful."""
+MOST_WAITING = 0.25
+"""A larger share of samples whose threads waited moves the median: with a quarter of them it is the upper third of the
+others, with half of them the time of waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +102,13 @@ def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
 
 @lru_cache(maxsize=1)
 def judgements(results: Results) -> dict[Key, Judgement]:
-    """The verdict on each comparison of a run, and on the whole of two sides, judged together."""
+    """The verdict on each comparison of a run, and on the whole of two sides, judged together.
+
+    None is decided where other work may have changed the times.
+    """
     found = {key: cell.visits for key, cell in compared(results).items()}
-    return judged(results.plan, effects(results.plan, found))
+    seen = judged(results.plan, effects(results.plan, found))
+    return doubted(seen) if doubts(results) else seen
 
 
 @lru_cache(maxsize=1)
@@ -243,18 +251,6 @@ def answer(found: Iterable[Comparison]) -> Answer:
     )
 
 
-def means(results: Results) -> dict[str, tuple[float, int]]:
-    """The geometric mean of each implementation's ratios with the number of workloads, where there are several.
-
-    It describes; verdicts are on single workloads.
-    """
-    logs: dict[str, list[float]] = {}
-    for each in comparisons(results):
-        logs.setdefault(each.implementation, []).append(math.log(each.ratio))
-    found = {name: (math.exp(sum(own) / len(own)), len(own)) for name, own in logs.items() if len(own) > 1}
-    return dict(sorted(found.items(), key=lambda item: item[1][0]))
-
-
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]
@@ -284,14 +280,42 @@ def too_noisy(results: Results) -> str:
     return f"This session is too noisy for a margin of {percent(margin)}: {shown}."
 
 
+def contention(results: Results) -> str:
+    """What others and the host took of the processors, a sentence; "" where that was little."""
+    load = results.system_load
+    if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
+        return ""
+    taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
+    return f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
+
+
+def waiting(results: Results) -> dict[Key, float]:
+    """The share of its samples in which the threads of a cell waited for a processor; no cell where none was read."""
+    timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
+    return {
+        key: float(((flags & Flag.waited) != 0).mean())
+        for key, flags in timed.items()
+        if len(flags) and ((flags & Flag.waits_read) != 0).all()
+    }
+
+
 @lru_cache(maxsize=1)
 def doubts(results: Results) -> list[str]:
-    """Why the verdicts of a session may be wrong, though they are what its times say; a sentence each."""
-    lines, load = [], results.system_load
-    is_timed = any(results.num_visits.values())
-    if is_timed and load is not None and load.others + load.stolen > CONTENTION:
-        taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
-        lines.append(f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long.")
+    """Why there is no verdict on any time of a session, a sentence each; none where its times can be trusted.
+
+    Contention alone is no reason if samples show whether threads waited: on one thread a busy neighbour may cost
+    nothing, and on two it may cost a factor of ten.
+    """
+    lines, load, waits = [], results.system_load, waiting(results)
+    is_stolen = load is not None and load.stolen > CONTENTION
+    if (said := contention(results)) and (is_stolen or not waits):
+        lines.append(said)
+    worst = max(waits, key=lambda key: waits[key], default=None)
+    if worst is not None and waits[worst] > MOST_WAITING:
+        kept = (
+            f"the threads of {worst[1]} on {worst[0]} waited for a processor in {percent(waits[worst])} of its samples"
+        )
+        lines.append(f"Other work kept the processors busy: {kept}. Times are too long.")
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
         lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
@@ -309,13 +333,25 @@ def doubts(results: Results) -> list[str]:
     return lines if is_usual else [*lines, said]
 
 
+def is_doubtful(results: Results, key: Key | None = None) -> bool:
+    """Whether the times of a cell, or of all without a key, are no ground for a verdict.
+
+    Two sides are measured in the same blocks, so that load alone does not make them doubtful.
+    """
+    if key is not None and key in results.doubts:
+        return True
+    if results.plan.sides is not None:
+        return results.num_discarded > MANY * results.num_blocks
+    return bool(doubts(results))
+
+
 def throttled(results: Results) -> tuple[str, bool]:
     """What throttled the device during comparisons, a sentence or ""; and whether that makes no verdict doubtful.
 
     A power cap is the usual state of a GPU that works hard.
     """
     active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
-    workloads = [each.workload.id for each in comparisons(results)] if active else []
+    workloads = [workload for workload, _ in compared(results)] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:
         return "", True

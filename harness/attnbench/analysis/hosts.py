@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from attnbench.analysis.comparisons import Answer, Compared, answer, compared, comparison
+from attnbench.analysis.comparisons import Answer, Compared, answer, compared, comparison, doubts
 from attnbench.analysis.results import Results, replicas
-from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, effect, judge
+from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, doubted, effect, judge
 from attnbench.storage.records import BOOT, Arm, Comparison, Environment, Key, Record, Verdict
 from attnbench.workloads.workload import Workload
 
@@ -135,6 +135,8 @@ def together(parts: Mapping[str, Results]) -> Hosts:
         for key, cell in compared(part).items() if host not in failed else ():
             seen.setdefault((key, _kind(cell.record)), {})[host] = cell
     judged = judge({place: _effect(hosts) for place, hosts in seen.items()}, plan.smallest_effect, plan.false_share)
+    disturbed = {host for host, part in parts.items() if doubts(part)}
+    judged |= doubted({place: each for place, each in judged.items() if disturbed & seen[place].keys()})
     return Hosts(
         parts=dict(parts),
         failed=failed,

@@ -6,12 +6,14 @@ were compared and names the features that no compared cell had. Without torch: i
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Record
+from attnbench.storage.records import Record, Status
+from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 LEAST_SHARE = 1 / 3
@@ -26,6 +28,7 @@ class CheckVerdict(enum.StrEnum):
     right = "right"
     imprecise = "imprecise"  # honest rounding, but more than the yardsticks make in this dtype
     wrong = "WRONG"
+    approximate = "approximate"  # close to attention by intent: an error, and no judgement
     not_judged = "not judged"  # no answer to compare
 
 
@@ -90,6 +93,8 @@ class Judgement:
             return CheckVerdict.wrong
         if not self.compared:
             return CheckVerdict.not_judged
+        if any(record.status is Status.approximate for record in self.compared):
+            return CheckVerdict.approximate
         is_imprecise = any(record.is_imprecise for record in self.compared)
         return CheckVerdict.imprecise if is_imprecise else CheckVerdict.right
 
@@ -133,6 +138,15 @@ class Judgement:
         return max(finite) if finite and len(finite) == len(ratios) else None
 
     @property
+    def error(self) -> str:
+        """How far outputs on normal inputs are from attention, in words: in the median cell, and at worst."""
+        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
+        finite = [share for share in shares if share is not None]
+        if len(finite) < len(shares) or not finite:
+            return f"its output is not finite on {len(shares) - len(finite)} of these"
+        return f"off by {percent(statistics.median(finite))} of the largest value, at worst {percent(max(finite))},"
+
+    @property
     def word(self) -> str:
         """The verdict in a word or two: `right where tried` rests on too few cells to be `right`."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
@@ -147,6 +161,8 @@ class Judgement:
             return f"{self.verdict} on {len(self.wrong)} of {compared} cells compared"
         if self.is_unsupported:
             return f"{self.verdict}: {self.records[0].message or 'unsupported'}"
+        if self.verdict is CheckVerdict.approximate:
+            return f"{self.verdict}, neither judged nor timed: {self.error} on {compared} of {cells}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
         if self.failed:
@@ -166,14 +182,3 @@ def judgements(results: Results) -> list[Judgement]:
     return [
         Judgement(implementation=name, records=tuple(records), planned=planned) for name, records in by_name.items()
     ]
-
-
-def is_finding(judged: Iterable[Judgement]) -> bool:
-    """Whether any verdict is WRONG."""
-    return any(each.verdict is CheckVerdict.wrong for each in judged)
-
-
-def is_inconclusive(judged: Sequence[Judgement]) -> bool:
-    """Whether some verdict rests on too little, or nothing was judged. Those that are not installed do not count."""
-    tried = [each for each in judged if not each.is_unsupported]
-    return not tried or any(not each.is_enough for each in tried)

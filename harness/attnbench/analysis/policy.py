@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import compared
+from attnbench.analysis.comparisons import compared, doubts
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Key, Status
 from attnbench.workloads.policy import (
@@ -144,8 +144,15 @@ def measure(results: Sequence[Results]) -> list[Measured]:
 
 
 def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
-    """By cell, the log of its time over its baseline's, and half the width of its interval; None: too few processes."""
-    logs = {key: (cell.effect.log, cell.effect.half_width(LEVEL)) for key, cell in compared(run).items()}
+    """By cell, the log of its time over its baseline's, and half the width of its interval.
+
+    The width is None where processes are too few, or other work may have changed the times.
+    """
+    is_doubtful = bool(doubts(run))
+    logs = {
+        key: (cell.effect.log, None if is_doubtful else cell.effect.half_width(LEVEL))
+        for key, cell in compared(run).items()
+    }
     baselines = (record.key for record in run.records if record.status is Status.ok)
     return logs | {key: (0.0, 0.0) for key in baselines if run.plan.is_reference(key[1])}
 

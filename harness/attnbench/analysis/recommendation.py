@@ -6,14 +6,16 @@ the one that needs less memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Place, Point, located, point
 from attnbench.statistics.intervals import by_process, median_estimate
-from attnbench.storage.events import RELATIVE, Ladder
+from attnbench.statistics.verdict import doubted
+from attnbench.storage.events import Ladder
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
 from attnbench.timing.schedule import numbers
 from attnbench.units import show
@@ -22,14 +24,15 @@ from attnbench.workloads.workload import Workload
 PEAK_MEMORY = "peak_memory"
 EXCLUDED = {
     Status.disagrees: "wrong",
+    Status.approximate: "approximate",
     Status.unsupported: "not supported",
     Status.fallback: "not what it says",
     Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
 """Why an implementation is no candidate, in a word or two; other statuses are their own word."""
-OVER = "needs"
-"""How the reason begins where a limit of memory excludes one."""
+OVER = "needs more memory than is allowed"
+NOT_TIMED = "not timed before the run ended"
 SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
 """Likewise where nothing timed out, but a prediction left it out: next to others, or over the limit of a call."""
 
@@ -40,7 +43,19 @@ class Limits:
 
     memory_bytes: int = 0  # the most that a call may need beyond its inputs; 0: any
     is_deterministic: bool = False  # the same input gives the same answer
-    without: Mapping[str, str] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+    without: Mapping[str, "Exclusion"] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Why an implementation is no candidate: in a word or two that others may share, and what is its own."""
+
+    kind: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Both, as JSON has them."""
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +94,7 @@ class Recommendation:
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, where they were measured
     changes: tuple[Change, ...]
     looked: tuple[int, int] | None  # the shortest and the longest length at which a change was looked for
-    excluded: dict[str, str]  # by implementation, why it is no candidate
+    excluded: dict[str, Exclusion]  # by implementation
 
     @property
     def equals(self) -> list[str]:
@@ -137,7 +152,7 @@ class Recommendation:
             },
             "changes": [each.facts() for each in self.changes],
             "looked_for_changes": self.looked,
-            "excluded": self.excluded,
+            "excluded": {name: str(why) for name, why in self.excluded.items()},
         }
 
 
@@ -150,14 +165,16 @@ def recommend(results: Results, limits: Limits | None = None) -> list[Recommenda
 def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
     plan = results.plan
     own = {record.implementation: record for record in results.records if record.workload == workload}
-    excluded = {name: reason for name, record in own.items() if (reason := _reason(record, limits))}
-    fit = {name: record for name, record in own.items() if name not in excluded and record.samples(LATENCY)}
+    excluded = {name: why for name, record in own.items() if (why := _exclusion(record, limits))}
+    fit = {name: record for name, record in own.items() if name not in excluded}
     stands = _standing(results, workload, own, set(fit))
     seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
     order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
     peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
     choice = _preferred(stands, plan.baseline if plan.baseline in fit else "", peaks)
     ladder = next((each for each in plan.ladders if each.base == workload.id), None)
+    if doubts(results):  # nothing is known of any length
+        ladder = None
     changes, looked = (changes_along(results, ladder), _looked(results, ladder)) if ladder else ((), None)
     return Recommendation(
         workload=workload,
@@ -172,29 +189,31 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     )
 
 
-def _reason(record: Record, limits: Limits) -> str:
-    """Why an implementation is no candidate; "" where it is one."""
+def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
+    """Why an implementation is no candidate; None where it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
-            head = SLOWER if RELATIVE in record.message else TOO_LONG
-        return f"{head}: {record.message}" if record.message else head
+            head = SLOWER if record.is_outpaced else TOO_LONG
+        return Exclusion(head, record.message)
     if record.implementation in limits.without:
         return limits.without[record.implementation]
     peaks = record.samples(PEAK_MEMORY)
     if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
-        return f"{OVER} {show(peaks[0].value, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed"
+        needed, allowed = show(peaks[0].value, "bytes"), show(limits.memory_bytes, "bytes")
+        return Exclusion(OVER, f"{needed}, more than the {allowed} allowed")
     if limits.is_deterministic and record.agreement is not None:
         broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
-        return f"not deterministic: {broken[0]}" if broken else ""
-    return ""
+        if broken:
+            return Exclusion("not deterministic", broken[0])
+    return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
 
 
 def _standing(results: Results, workload: Workload, own: Mapping[str, Record], candidates: set[str]) -> Standing | None:
     baseline = own.get(results.plan.baseline)
     if baseline is None or not candidates:
         return None
-    return standing(
+    stands = standing(
         {name: record.samples(LATENCY) for name, record in own.items()},
         results.plan.baseline,
         control=baseline.samples(CONTROL_LATENCY),
@@ -203,6 +222,7 @@ def _standing(results: Results, workload: Workload, own: Mapping[str, Record], c
         error=results.plan.false_share,
         candidates=candidates,
     )
+    return replace(stands, others=doubted(stands.others)) if stands is not None and doubts(results) else stands
 
 
 def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
@@ -249,7 +269,10 @@ def _is_around(place: Place, other: Place) -> bool:
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """What is known of two implementations at each value of a ladder where both were sampled."""
+    """What is known of two implementations at each value of a ladder where both were sampled.
+
+    Nothing is decided where other work may have changed the times.
+    """
     records, found = _by_cell(results), {}
     for value, workload in ladder.by_value.items():
         arms = [Arm(implementation=name) for name in (one, other)]
@@ -258,7 +281,8 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
         taken |= {record.arm.as_control(): record.samples(CONTROL_LATENCY) for record in known if record is not None}
         own = by_process(numbers(taken, arms[0], arms[1], results.discarded.get(workload, frozenset())))
         if own:
-            found[value] = point([*own.values()], results.plan.num_searches)
+            seen = point([*own.values()], results.plan.num_searches)
+            found[value] = replace(seen, sign=0) if doubts(results) else seen
     return found
 
 

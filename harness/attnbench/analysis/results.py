@@ -210,7 +210,7 @@ class Timed:
             self.states[visit.workload].append(visit.states)
         for taken in visit.arms:
             if taken.arm.role is Role.probe:
-                self.gauges[self.host].add(visit.workload, taken.samples)
+                self.gauges[self.host].add(visit.workload, taken.samples, visit.probe)
                 continue
             place = visit.workload, taken.arm
             if taken.arm.role is Role.measured:
@@ -273,7 +273,9 @@ def _concluded(event: events.CellChecked | events.CellFailed, worker: events.Wor
     """What a check or a failure says of a cell, with the environment in which it happened."""
     fields: dict[str, Any] = {"status": event.status, "message": event.message}
     if isinstance(event, events.CellChecked):
-        fields |= {name: getattr(event, name) for name in ("is_predicted", "agreement", "executed_flops")}
+        fields |= {
+            name: getattr(event, name) for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops")
+        }
     if worker is not None:
         own = worker.base if event.side == BASE else None
         fields |= {"environment": own or worker.environment, "time": worker.time, "host": worker.host}

@@ -17,16 +17,13 @@ from torch import Generator, Tensor, nn
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import Device, device
 from attnbench.devices.recording import Footprint, Recording
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import RETIRED, Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """What is dropped, or kept, more rarely than this would not show in as many weights as the check looks at."""
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
 """What a module is given itself; all else is with the mask."""
-LARGEST_FLOAT8 = 448.0
-SPARE_PAGES, UNUSED = 2, 100.0
-"""Pages that are nobody's, and what they hold."""
 REENTRANT = "CheckpointFunctionBackward"
 """The node of torch.utils.checkpoint with use_reentrant=True."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -59,7 +56,7 @@ class NoBackwardError(RuntimeError):
 
 
 def pull_back(
-    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, keeps_graph: bool = False
+    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, retain_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
     """The gradient of each leaf from that of the output; None where a leaf has no part in it.
 
@@ -71,10 +68,10 @@ def pull_back(
     if not output.requires_grad:
         raise NoBackwardError
     if not is_reentrant(output):
-        return torch.autograd.grad(output, leaves, grad_output, retain_graph=keeps_graph, allow_unused=True)
+        return torch.autograd.grad(output, leaves, grad_output, retain_graph=retain_graph, allow_unused=True)
     for leaf in leaves:
         leaf.grad = None
-    output.backward(grad_output, retain_graph=keeps_graph)
+    output.backward(grad_output, retain_graph=retain_graph)
     found = tuple(leaf.grad for leaf in leaves)
     for leaf in leaves:
         leaf.grad = None
@@ -169,67 +166,6 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     return replace(inputs, tensors=tensors)
 
 
-def block_table(workload: Workload) -> Tensor:
-    """The page of each batch row's tokens (B, S / page size, rounded up), out of order: drawn from the seed."""
-    each = -(-workload.kv_len // workload.page_size)
-    order = torch.randperm(workload.batch_size * each + SPARE_PAGES, generator=generator(workload.seed, 8))
-    return order[: workload.batch_size * each].view(workload.batch_size, each)
-
-
-def cache_scales(tensor: Tensor) -> Tensor:
-    """What the numbers of a cache in 8 bits (B, G, S, K) are multiplied by, for each head (G,).
-
-    A head's largest is 448, and 224 in every other head, which loses nothing: else all would have nearly the same
-    scale, and to mix up heads would not show in the rounding.
-    """
-    scale = tensor.abs().amax(dim=(0, 2, 3)).float() / LARGEST_FLOAT8
-    return scale * (1 + torch.arange(len(scale), device=scale.device) % 2)
-
-
-def quantised(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers (B, G, S, K) in 8 bits, and what they are multiplied by (G,)."""
-    scale = cache_scales(tensor).clamp(min=torch.finfo(torch.float32).tiny)
-    return (tensor.float() / scale[:, None, None]).to(torch.float8_e4m3fn), scale
-
-
-def stored(inputs: Inputs, workload: Workload) -> Inputs:
-    """The inputs as a cache holds them: key and value in 8 bits with `key_scale` and `value_scale` (G,), or in pages.
-
-    Pages are (P, G, page size, K), with `block_table` (B, pages); some are nobody's, and what is past a row's last
-    token is unlikely to go unnoticed.
-    """
-    tensors, others = dict(inputs.tensors), dict[str, Tensor]()
-    for name in ("key", "value") if workload.has_cache else ():
-        if workload.cache_dtype != "same":
-            tensors[name], others[f"{name}_scale"] = quantised(tensors[name])
-        if workload.page_size:
-            table = block_table(workload).to(tensors[name].device)
-            tensors[name] = paged(tensors[name], table, workload.page_size)
-            others["block_table"] = table
-    return replace(inputs, tensors=tensors | others)
-
-
-def paged(tensor: Tensor, table: Tensor, page_size: int) -> Tensor:
-    """(B, G, S, K) -> (P, G, page size, K)."""
-    batch, groups, length, width = tensor.shape
-    pages = torch.full(
-        (table.numel() + SPARE_PAGES, groups, page_size, width), UNUSED, dtype=torch.float32, device=tensor.device
-    ).to(tensor.dtype)
-    for row, page in torch.cartesian_prod(torch.arange(batch), torch.arange(table.shape[1])).tolist():
-        tokens = tensor[row, :, page * page_size : min(length, (page + 1) * page_size)]
-        pages[table[row, page], :, : tokens.shape[1]] = tokens
-    return pages
-
-
-def held(inputs: Inputs, workload: Workload) -> Inputs:
-    """The values that a cache holds of inputs in the workload's dtype, in float64: rounded, where it has fewer bits."""
-    tensors = dict(inputs.tensors)
-    for name in ("key", "value") if workload.cache_dtype != "same" else ():
-        numbers, scale = quantised(tensors[name])
-        tensors[name] = numbers.double() * scale.double()[:, None, None]
-    return replace(inputs, tensors=tensors).map(torch.Tensor.double)
-
-
 def output_shape(workload: Workload) -> tuple[int, ...]:
     """Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
     if workload.scope == "module":
@@ -246,7 +182,7 @@ def place(inputs: Inputs, workload: Workload) -> Inputs:
     """The float64 inputs cast to the workload's dtype, moved to its device and laid out as its layout says."""
     dtype = TORCH_DTYPES[workload.dtype]
     where = device(workload.device).torch_device
-    return stored(laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload), workload)
+    return laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload)
 
 
 def copied(inputs: Inputs, workload: Workload) -> Inputs:
@@ -283,6 +219,8 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
             return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
         if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
             return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
+    if workload.is_retired:
+        return f"{' and '.join(RETIRED)} are no axes any more: key and value are given in one piece, as computed"
     if workload.world_size > 1 and not implementation.distributes:
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
     reason = implementation.unsupported(workload)
@@ -340,19 +278,24 @@ class Case:
         """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
         if self.workload.direction in {"inference", "forward"}:
             return self.output
-        leaves = list(self.leaves.values())
-        with torch.enable_grad():
-            kept = self.output()
+        kept, leaves, pull = self._graph()
         grad_output = torch.full_like(kept, grad_value(self.workload))
-        if not kept.requires_grad:
-            raise NoBackwardError
-        if is_reentrant(kept):
-            if self.workload.direction == "backward":
-                return lambda: pull_back(kept, leaves, grad_output, keeps_graph=True)
-            return lambda: pull_back(self.output(), leaves, grad_output)
         if self.workload.direction == "backward":
-            return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
-        return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
+            return lambda: pull(kept, leaves, grad_output, retain_graph=True)
+        return lambda: pull(self.output(), leaves, grad_output)
+
+    def _graph(self) -> tuple[Tensor, list[Tensor], Callable[..., tuple[Tensor | None, ...]]]:
+        """An output with its graph, the leaves of the graph, and what computes their gradients.
+
+        Raises:
+            NoBackwardError: the output has no graph.
+        """
+        with torch.enable_grad():
+            output = self.output()
+        if not output.requires_grad:
+            raise NoBackwardError
+        plain = partial(torch.autograd.grad, allow_unused=True)
+        return output, list(self.leaves.values()), pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
         """What does the same as `call`, and returns the output and the gradients of the inputs, by name.
@@ -361,17 +304,15 @@ class Case:
         """
         if self.workload.direction in {"inference", "forward"}:
             return lambda: {"output": self.output()}
-        leaves, call = list(self.leaves.values()), self.call()
         names = [f"gradient of {name}" for name in self.tensors]  # the first of the leaves
         if self.workload.direction == "backward":
+            call = self.call()
             return lambda: dict(zip(names, call(), strict=False))  # type: ignore[call-overload]
-
-        with torch.enable_grad():
-            grad = pull_back if is_reentrant(self.output()) else partial(torch.autograd.grad, allow_unused=True)
+        _, leaves, pull = self._graph()
 
         def forward_and_backward() -> Mapping[str, Tensor | None]:
             output = self.output()
-            made = grad(output, leaves, torch.full_like(output, grad_value(self.workload)))
+            made = pull(output, leaves, torch.full_like(output, grad_value(self.workload)))
             return {"output": output.detach()} | dict(zip(names, made, strict=False))
 
         return forward_and_backward

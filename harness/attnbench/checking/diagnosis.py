@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import build, stored
+from attnbench.checking.case import build
 from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.mistakes.wrong_masks import showing
@@ -222,8 +222,7 @@ def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """The candidate's answers; at a short length, where they are soon recognised, if it is wrong there too."""
     workload = next(iter(references.values())).workload
-    num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-    for short in shorter(workload) if num_scores > MOST_SCORES else ():
+    for short in shorter(workload) if workload.num_scores > MOST_SCORES else ():
         try:
             at_short = _gathered(implementation, (reference_for_probe(short, probe, seed) for probe in references))
         except Exception:  # noqa: BLE001, S112 - the candidate may not support these sizes
@@ -811,10 +810,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
     def attend(value: Tensor) -> Tensor:
         case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
-        tensors = {"key": reference.drawn.tensors["key"].to(value), "value": value}
-        case.tensors.update(stored(replace(inputs, tensors=tensors), workload).tensors if workload.has_cache else {})
-        if not workload.has_cache:
-            case.tensors["value"] = value
+        case.tensors["value"] = value
         with torch.no_grad():
             return case.output()
 

@@ -38,7 +38,7 @@ MOST_TILES = 512
 def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
     """The query rows to compare (R,), in order: all, or at long lengths the edges and a random one of each tile."""
     query_len = workload.seq_len
-    if workload.batch_size * workload.num_heads * query_len * workload.kv_len <= FULL_CHECK_PAIRS:
+    if workload.num_scores <= FULL_CHECK_PAIRS:
         return torch.arange(query_len)
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
     tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))

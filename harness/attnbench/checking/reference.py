@@ -24,7 +24,6 @@ from attnbench.checking.case import (
     build,
     copied,
     generator,
-    held,
     laid_out,
     output_shape,
     place,
@@ -96,7 +95,7 @@ class Reference:
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
-        self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU, not stored in fewer bits
+        self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
         self.on_step = on_step
@@ -118,7 +117,7 @@ class Reference:
             )
 
         reduced = oracle.at_rows(workload, self._rounded, self.rows)
-        exact = held(reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu")), workload)
+        exact = reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu").double())
         expected = answers_by(oracle.attend, exact)
         right_output = expected["output"].cpu()
         if not right_output.isfinite().all():
@@ -184,8 +183,8 @@ class Reference:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """What a candidate is given, in float64 on the CPU: rounded to the dtype, or as a cache holds it."""
-        return held(self._rounded, self.workload)
+        """What a candidate is given, in float64 on the CPU: rounded to the dtype."""
+        return self._rounded.map(torch.Tensor.double)
 
     def _at_every_row(self, name: str, tensor: Tensor, axis: int) -> Tensor:
         """The gradient of all queries, from that of those whose output has one; any other tensor as it is."""
@@ -206,21 +205,13 @@ class Reference:
         return self.tolerances["output"].of_rows[later]
 
     @cached_property
-    def storage_error(self) -> float:
-        """How far the output is from that of a cache in the workload's own dtype, as a share of its largest value."""
-        plain = self._rounded.map(torch.Tensor.double)
-        apart = largest(oracle.answer(self.workload, plain, self.rows), self.expected["output"])
-        return apart / float(self.expected["output"].abs().max())
-
-    @cached_property
     def screen(self) -> Tensor | None:
         """An honest answer at every row, in float32 at least, where the oracle answers some alone; else None.
 
         It decides nothing: it shows which rows the oracle must be asked about.
         """
         workload = self.workload
-        num_pairs = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-        if not self.is_screened or num_pairs > oracle.MOST_PAIRS:
+        if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
         dtype = torch.promote_types(TORCH_DTYPES[workload.dtype], torch.float32)
         inputs = self.drawn.map(lambda tensor: tensor.to(device(workload.device).torch_device, dtype))
@@ -418,7 +409,7 @@ def lacks_backward(error: Exception) -> bool:
 
 
 def gradients(
-    case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, keeps_graph: bool = False
+    case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
 
@@ -437,7 +428,7 @@ def gradients(
         made = [
             torch.zeros_like(leaf) if gradient is None else gradient
             for leaf, gradient in zip(
-                leaves.values(), pull_back(output, list(leaves.values()), given, keeps_graph=keeps_graph), strict=True
+                leaves.values(), pull_back(output, list(leaves.values()), given, retain_graph=retain_graph), strict=True
             )
         ]
     seen.require_faultless()

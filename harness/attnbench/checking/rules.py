@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.contract.memory import LAYOUTS, MASK_FORMS, OF_HEADS, OF_OTHERS, packed
-from attnbench.storage.records import REPEATABLE, Grade, RuleResult, TensorError
+from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult, TensorError
 from attnbench.workloads.workload import Workload
 
 OUTPUTS_APART = "outputs apart"
@@ -158,7 +158,7 @@ class Candidate:
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
         """The gradients; none in inference, or where there is no backward pass."""
         try:
-            return gradients(case, output, self.normal, grad, keeps_graph=True) if self.is_trained else {}
+            return gradients(case, output, self.normal, grad, retain_graph=True) if self.is_trained else {}
         except Exception as error:
             if lacks_backward(error):
                 return {}
@@ -600,7 +600,7 @@ def draws_nothing(candidate: Candidate) -> str:
 
 
 class Tried(NamedTuple):
-    """A rule, and the axes that make a kind of workload: it is tried once for each."""
+    """A rule, and the axes of workloads on which it may depend: it is tried where one has a value of its own."""
 
     rule: Rule
     axes: tuple[str, ...]
@@ -620,8 +620,8 @@ DECIDING: dict[str, Tried] = {
     "sizes": Tried(sizes, ("scope", "direction", "dtype")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction")),
-    "fewer keys": Tried(fewer_keys, ("scope", "direction", "way", "square")),
-    "masks in memory": Tried(mask_forms, ("direction", "mask")),
+    "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
+    "masks in memory": Tried(mask_forms, ("scope", "mask")),
     "layouts": Tried(layouts, USUAL),
     "expanded": Tried(expanded, USUAL),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
@@ -635,7 +635,7 @@ MAY_REFUSE = {"second backward pass", "one tensor", "fewer keys", "masks in memo
 """An error about a layout, say, is no wrong answer: it is noted."""
 NOTED: dict[str, Tried] = {
     "visible NaN": Tried(visible_nan, ("scope", "direction", "hides")),
-    "hidden NaN": Tried(hidden_nan, ("scope", "direction", "hides")),
+    HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
     REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),
     conduct.DRAWS: Tried(draws_nothing, ("scope", "direction", "hides")),
 }
@@ -648,6 +648,7 @@ def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
     known = {
         "half": workload.dtype in {"bfloat16", "float16"},
         "square": workload.seq_len == workload.kv_len,
+        "sizes": (workload.direction, rule.hides, workload.seq_len == workload.kv_len),
         "hides": rule.hides,
         "way": workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores),
     }
@@ -658,18 +659,25 @@ def for_rules(workload: Workload) -> Workload:
     """The workload of a rule: forward, without dropout and caches, as it lies in memory."""
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
-    return msgspec.structs.replace(
-        workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
-    )
+    return msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
 
 
 def untried(workload: Workload, known: RulesAt) -> dict[str, Tried]:
-    """The rules that were tried neither at this kind of workload, nor in vain at this very one."""
-    return {
-        name: each
-        for name, each in RULES.items()
-        if not {(name, *kind(workload, each.axes)), (name, *kind(workload, EVERY))} & set(known)
-    }
+    """The rules to try: those that held at no workloads of the scope which together have all values of this one.
+
+    A rule that is broken is tried at every kind, and none twice at one.
+    """
+    found: dict[str, Tried] = {}
+    for name, each in RULES.items():
+        mine = kind(workload, each.axes)
+        others = {key[1:]: result for key, result in known.items() if key[0] == name}
+        if mine in others or kind(workload, EVERY) in others:
+            continue
+        same = [key for key, result in others.items() if result is not None and key[0] == mine[0]]
+        is_broken = any(result is not None and not (result.holds or result.is_noted) for result in others.values())
+        if is_broken or not all(any(key[axis] == value for key in same) for axis, value in enumerate(mine)):
+            found[name] = each
+    return found
 
 
 def results_at(workload: Workload, known: RulesAt) -> tuple[RuleResult, ...]:

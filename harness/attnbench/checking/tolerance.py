@@ -158,6 +158,7 @@ class Tolerance:
             rms=rms if math.isfinite(rms) else None,
             allowed_rms=float(self.limit.square[worst]),
             rows=(int(places[0]), int(places[-1]) + 1),
+            largest=float(self.expected.abs().max()),
             is_rounding=self._is_rounding(apart, shown),
         )
 

@@ -69,8 +69,7 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
     oracle answers; of gradients that of the query at these rows. With `is_thorough` every row of the output is held
     against an honest evaluation, or at short lengths all is compared with the oracle. `on_step` is called at times.
     """
-    pairs = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-    is_whole = is_thorough and pairs <= MOST_WHOLE_PAIRS
+    is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)
     rows = torch.tensor(sorted(random.Random(judge_seed).sample(range(workload.seq_len), num_rows)))
     has_backward = workload.direction in {"backward", "forward_backward"}

@@ -35,8 +35,6 @@ which all have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
 MASKS = ("none", "causal")
 """Where a question names no mask, one of these is enough: an implementation may have no other."""
-NOT_HERE = ("is not installed", "is not found")
-"""How reasons end that another machine may not have."""
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
@@ -96,11 +94,8 @@ def entries(what: str) -> list[dict[str, str]]:
             return [{"report": name, "meaning": report.summary} for name, report in found.items()]
 
 
-def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:
-    """A row for each implementation, by name or path/to/file.py:Name: what it supports, why not, and its source.
-
-    What this machine lacks may be left out of account.
-    """
+def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
+    """List, for each implementation by name or path/to/file.py:Name, what it supports here, why not, and its source."""
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
 
@@ -111,8 +106,8 @@ def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> li
             found = implementation(spec)
             for column, axes in QUESTIONS.items():
                 asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
-                reasons = [reason_against(found, each, on_this_machine=on_this_machine) or "" for each in asked]
-                if all(reasons) and (on_this_machine or not reasons[0].endswith(NOT_HERE)):
+                reasons = [reason_against(found, each) or "" for each in asked]
+                if all(reasons):
                     against.setdefault(" ".join(reasons[0].split()), []).append(column)
         except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
             why = f"cannot be loaded: {type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from msgspec import structs
@@ -43,6 +43,17 @@ def check(
             "gives others.",
         ),
     ] = False,
+    empty_rows: Annotated[
+        Literal["any", "zero"],
+        typer.Option(help="zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding."),
+    ] = "any",
+    hidden_nan: Annotated[
+        Literal["note", "reject"],
+        typer.Option(
+            help="reject: a NaN in a key or value that a query does not see, as in an unused part of a cache, must not "
+            "reach its output."
+        ),
+    ] = "note",
     as_json: AsJson = False,
 ) -> None:
     """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
@@ -52,10 +63,12 @@ def check(
     import tempfile
 
     from attnbench import plugins
+    from attnbench.analysis.judgements import judgements
     from attnbench.analysis.results import read
     from attnbench.commands import invariance, running, terminal
     from attnbench.processes.declared import declared
-    from attnbench.processes.planning import plan
+    from attnbench.processes.planning import plan, rejected
+    from attnbench.reports import endings
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     declarations = declared(plugins.labelled(specs))
@@ -70,7 +83,8 @@ def check(
         options = replace(options, settings=[INVARIANCE])
         planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
     else:
-        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations)
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
         planned = plan(chosen, with_baseline=False)
     if is_invariance:
         invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
@@ -92,7 +106,7 @@ def check(
         number = planned.num_cells
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
-    running.conclude_check(checked, is_complete=not not_judged)
+    running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:

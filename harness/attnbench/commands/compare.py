@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,6 +39,7 @@ def compare(
     from attnbench.analysis.gate import decision, rulings
     from attnbench.commands import gate, running, terminal
     from attnbench.processes import execution, sides
+    from attnbench.reports import endings
 
     if resume is None and (stored := _stored_runs((base, candidate), results)):
         if more := typed(options.context) - OF_STORED:
@@ -87,8 +88,8 @@ def compare(
             typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
         else:
             terminal.print_sides(measured)
-            typer.echo(f"Reports and plots: {measured.folder}")
-    conclude(measured, has_findings=failed)
+            typer.echo(f"Report: {measured.folder / 'report.html'}")
+    running.finish(endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
@@ -120,23 +121,6 @@ def summary(results: "Results") -> dict[str, object]:
         "minimum_detectable_effect": found.detectable,
     }
     return {"findings": losses(results), "suite": verdict}
-
-
-def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
-    """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
-    from attnbench.analysis.comparisons import judgements, losses, untried, whole
-    from attnbench.statistics.interference import MANY
-    from attnbench.storage.records import Verdict
-
-    if has_findings or losses(results):
-        raise typer.Exit(ExitCode.finding)
-    if sum(map(len, results.discarded.values())) > MANY * results.num_blocks:
-        raise typer.Exit(ExitCode.invalid)
-    if any(each.verdict is Verdict.slower for each in judgements(results).values()):
-        raise typer.Exit(ExitCode.finding)
-    found = whole(results)
-    is_open = found is None or found.verdict is Verdict.undecided or untried(results)
-    raise typer.Exit(ExitCode.inconclusive if is_open else ExitCode.passed)
 
 
 COMMAND = Command(

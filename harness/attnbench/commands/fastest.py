@@ -65,7 +65,7 @@ def fastest(
     from attnbench.analysis.recommendation import Limits
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
-    from attnbench.reports import recommended
+    from attnbench.reports import endings, recommended
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
@@ -101,7 +101,7 @@ def fastest(
             typer.echo(json.dumps(recommended.facts(measured, found) | of_policy, indent=2))
         else:
             recommending.print_recommendations(measured, found, learned)
-    recommending.conclude(measured, found)
+    running.finish(endings.of_choice(measured, found), is_silent=as_json)
 
 
 def _plan(options: TimingOptions, low: int, high: int, *, searches: bool) -> "Plan":

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import Command, ExitCode
+from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
 DIRECTION = "direction=inference"
@@ -36,6 +36,7 @@ def growth(
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
     from attnbench.processes.worker_client import ProcessClient
+    from attnbench.reports import endings
     from attnbench.reports import growth as report
     from attnbench.reports.style import save
     from attnbench.storage.files import put, writing_to
@@ -70,9 +71,7 @@ def growth(
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
         typer.echo(f"\n{report.answered_for(grown)}\nPage and pictures: {target}")
-    if any(each.is_wrong for each in grown):
-        raise typer.Exit(ExitCode.finding)
-    running.conclude(measured)
+    running.finish(endings.of_growth(measured, grown), is_silent=as_json)
 
 
 COMMAND = Command(

@@ -7,9 +7,9 @@ import msgspec
 import typer
 
 from attnbench.commands import VERBOSITY, ExitCode
-from attnbench.processes import invariance
-from attnbench.storage.invariance_events import Asked, Certificate, LawTried, Priced
-from attnbench.units import plain, show, span
+from attnbench.invariance import certification
+from attnbench.invariance.events import Asked, Certificate, LawTried, Priced
+from attnbench.units import plain, show
 
 if TYPE_CHECKING:
     from attnbench.storage.events import Plan
@@ -25,13 +25,13 @@ def check(planned: "Plan", not_judged: Mapping[str, str], *, timeout_s: float, a
 
     asked = [
         Asked(spec=spec, workload=shape, baseline=BASELINE, budget_s=PRICE_S, seed=planned.seed)
-        for shape in invariance.shapes(planned.workloads)
+        for shape in certification.shapes(planned.workloads)
         for spec in planned.implementations
     ]
     found = []
     for each in asked:
         running.note(f"trying {each.spec} at {each.workload.id}")
-        found.append(invariance.certify(each, timeout_s, lambda _: None))
+        found.append(certification.certify(each, timeout_s, lambda _: None))
         if not as_json:
             print_certificate(found[-1])
     if as_json:
@@ -82,10 +82,12 @@ def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
 
 
 def _price(price: Priced) -> str:
+    from attnbench.analysis.conclusion import factor
+
+    took = f"{price.phase}: {show(price.seconds, 's')}"
     if price.ratio is None:
-        return f"{price.phase}: {show(price.seconds, 's')}"
-    ratio = span(price.ratio, price.low, price.high)
-    return f"{price.phase}: {show(price.seconds, 's')}, {ratio} times as long as {BASELINE}: {price.verdict}"
+        return took
+    return f"{took}, {factor(price.ratio, price.low, price.high, BASELINE)}: {price.verdict}"
 
 
 def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:

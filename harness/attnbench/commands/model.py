@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from attnbench.commands import Command, ExitCode
+from attnbench.commands import Command
 from attnbench.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from attnbench.processes.model_check import Outcome
-    from attnbench.storage.model_events import AnyEvent, Built, Difference, Judged
+    from attnbench.models.events import AnyEvent, Built, Difference, Judged
+    from attnbench.models.model_check import Outcome
 
 USUAL = ("sdpa", "eager")
 MOST_PLACES = 3
@@ -48,8 +48,10 @@ def model(
     from importlib.util import find_spec
 
     from attnbench import plugins
-    from attnbench.processes import model_check
-    from attnbench.storage.model_events import OWN, Asked
+    from attnbench.commands import running
+    from attnbench.models import model_check
+    from attnbench.models.events import OWN, Asked
+    from attnbench.reports import endings
 
     if find_spec("transformers") is None:
         raise ValueError('transformers is not installed: pip install "attnbench[transformers]"')
@@ -72,15 +74,12 @@ def model(
         _print_json(outcome)
     else:
         _print(outcome)
-    judged = outcome.judged.values()
-    if any(each.is_finding for each in judged) or outcome.trouble:
-        raise typer.Exit(ExitCode.finding)
-    raise typer.Exit(ExitCode.passed if any(each.is_right for each in judged) else ExitCode.inconclusive)
+    running.finish(endings.of_model(outcome.judged, outcome.trouble), is_silent=as_json)
 
 
 def _progress(event: "AnyEvent") -> None:
     from attnbench.commands import running
-    from attnbench.storage.model_events import Trying
+    from attnbench.models.events import Trying
 
     if isinstance(event, Trying):
         running.note(f"{event.step} {event.attention}".rstrip())
@@ -103,14 +102,15 @@ def _print(outcome: "Outcome") -> None:
 
 
 def _answer(outcome: "Outcome") -> list[str]:
-    from attnbench.units import percent, show, span
+    from attnbench.analysis.conclusion import factor
+    from attnbench.units import percent, show
 
     if not outcome.timed:
         return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
     base, *others = outcome.timed
     lines = [
-        f"With {each.attention} a step takes {span(each.ratio, each.low, each.high)} times as long as with "
-        f"{base.attention}: {each.verdict}."
+        f"A step with {each.attention} is {factor(each.ratio, each.low, each.high, f'with {base.attention}')}: "
+        f"{each.verdict}."
         for each in others
         if each.ratio is not None
     ]

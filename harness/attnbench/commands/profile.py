@@ -22,6 +22,7 @@ def profile(
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
+    from attnbench.reports import endings
     from attnbench.storage.records import Status
     from attnbench.tracing import folders
 
@@ -51,7 +52,7 @@ def profile(
         terminal.print_traces(traced, files)
         if files:
             typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
-    running.conclude(traced)
+    running.finish(endings.of_run(traced), is_silent=as_json)
 
 
 COMMAND = Command(

@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.recommendation import Limits, Recommendation, points, recommend
+from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation, points, recommend
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY, ExitCode, running
+from attnbench.commands import VERBOSITY, running
 from attnbench.commands.terminal import print_table, print_troubles, say
+from attnbench.invariance import certification
+from attnbench.invariance.events import Asked
 from attnbench.plugins import name_of
-from attnbench.processes import invariance
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
-from attnbench.storage.invariance_events import Asked
 from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.units import duration, percent
 
@@ -58,19 +56,19 @@ def choose(results: Results, limits: Limits, *, is_batch_invariant: bool = False
     return found
 
 
-def _not_invariant(results: Results, found: Recommendation) -> dict[str, str]:
+def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusion]:
     """The choice with the reason, where its answer depends on the batch; empty where it is invariant."""
     specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
     if not found.choice:
         return {}
-    shape = invariance.shapes((found.workload,))[0]
+    shape = certification.shapes((found.workload,))[0]
     asked = Asked(spec=specs[found.choice], workload=shape, baseline=results.plan.baseline, budget_s=0.0, seed=0)
     running.note(f"trying whether {found.choice} is invariant to the batch")
-    certificate = invariance.certify(asked, results.plan.timeout_s, lambda _: None)
+    certificate = certification.certify(asked, results.plan.timeout_s, lambda _: None)
     if certificate.holds:
         return {}
     why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"
-    return {found.choice: f"not batch-invariant: {why}"}
+    return {found.choice: Exclusion("not batch-invariant", why)}
 
 
 def print_recommendations(
@@ -114,22 +112,6 @@ def print_recommendations(
 
 def _shape(results: Results, found: Recommendation) -> str:
     return f"{cells.titles(results)[found.workload.id]}, T={cells.length(found.workload.axes())}"
-
-
-def conclude(results: Results, found: Sequence[Recommendation]) -> NoReturn:
-    """Exit as the answer deserves: one that is not clear, or doubtful, is inconclusive; a failed cell is a finding."""
-    asked = {each.id for each in results.plan.asked}
-    if any(record.is_wrong or (record.is_finding and record.workload.id in asked) for record in results.records):
-        raise typer.Exit(ExitCode.finding)
-    is_settled = all(
-        each.choice and all(each.verdict(name) is Verdict.equivalent for name in _others(each)) for each in found
-    )
-    raise typer.Exit(ExitCode.passed if is_settled and not doubts(results) else ExitCode.inconclusive)
-
-
-def _others(found: Recommendation) -> list[str]:
-    leader = found.standing.leader if found.standing is not None else ""
-    return [name for name in found.equals if name != leader]
 
 
 def print_crossings(results: Results) -> None:
@@ -180,7 +162,7 @@ def require_learnable(plan: Plan, path: Path) -> None:
         )
     if not any(map(is_plain, plan.asked)):
         raise ValueError(
-            "--policy is of attention alone, without dropout, sinks, pages, a cache in 8 bits or a value_dim of its "
+            "--policy is of attention alone, without dropout, sinks or a value_dim of its "
             "own, and no workload is such a one: give --set scope=attention"
         )
 

@@ -1,8 +1,8 @@
-"""`attnbench report`: every report of stored runs, or their cells in the format of another tool."""
+"""`attnbench report`: the reports of stored runs, or their cells in the format of another tool."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnbench.analysis.results import Results
-
-Format = Literal["csv", "pytest-benchmark", "customSmallerIsBetter", "oss-ci-v3", "flashinfer-trace"]
 
 
 def report(
@@ -29,12 +27,14 @@ def report(
         typer.Option(metavar="PATH", help="Write to this folder, with a copy of the journal; with --format, a file."),
     ] = None,
     kind: Annotated[
-        Format | None,
+        str | None,
         typer.Option(
             "--format",
-            help="No reports, but cells for another tool. csv: a row for each. pytest-benchmark: for its `compare`. "
-            "customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark database. "
-            "flashinfer-trace: for flashinfer-bench, a trace in each line.",
+            metavar="NAME",
+            help="No reports, but cells for another tool, or pictures. csv: a row for each. pytest-benchmark: for its "
+            "`compare`. customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark "
+            "database. flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
+            "ratio_plot, breakdown_plot: SVG and PNG, in the run or the folder --to.",
         ),
     ] = None,
     is_salvaged: Annotated[
@@ -47,7 +47,7 @@ def report(
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild every report of a stored run, or write one page that shows several side by side. Needs no torch."""
+    """Rebuild the reports of a stored run, or write one page that shows several side by side. Needs no torch."""
     from attnbench.analysis.hosts import boots, parts_of, require_machines, shown, together
     from attnbench.analysis.results import read
     from attnbench.commands import running
@@ -91,11 +91,9 @@ def report(
     if as_json:
         typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
     else:
-        if not more:
-            typer.echo(f"Reports and plots: {target}")
         if across is not None:
             typer.echo("\n".join([*hosts.sentences(across), f"A verdict for each kind of host: {target / HOSTS}"]))
-        typer.echo(f"One page that you can send to anybody, complete in itself: {page}")
+        typer.echo(f"Report, complete in one file: {page}")
     if open_page:
         typer.launch(str(page.resolve()))
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
@@ -111,16 +109,26 @@ def _require_alone(*, is_salvaged: bool, has_format: bool, others: bool) -> None
         raise ValueError("--salvage, --format and --hosts or --open exclude one another: give one of them")
 
 
-def _export(runs: "Sequence[str]", results: Path, kind: Format, to: Path | None, *, as_json: bool) -> NoReturn:
+def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
     """Write the cells of runs in the format of another tool, to a file or the terminal."""
     from attnbench.analysis.results import read
+    from attnbench.plugins import plugs, unknown
     from attnbench.reports.exports import WRITERS
     from attnbench.storage.files import put, writing_to
     from attnbench.storage.journal import find_run, newest_run
 
+    drawn = {name: each for name, each in plugs("attnbench.reports", "REPORT").items() if not each.is_usual}
+    if kind not in {*WRITERS, *drawn}:
+        raise ValueError(unknown("format", kind, [*WRITERS, *drawn]))
     folders = [find_run(name, results) for name in runs] or [newest_run(results)]
-    if len(folders) > 1 and kind == "pytest-benchmark":
-        raise ValueError("--format pytest-benchmark holds one run: name a single RUN")
+    if len(folders) > 1 and kind in {"pytest-benchmark", *drawn}:
+        raise ValueError(f"--format {kind} holds one run: name a single RUN")
+    if kind in drawn:
+        target = to or folders[0]
+        with writing_to(target):
+            paths = [str(path) for path in drawn[kind].write(read(folders[0]), target)]
+        typer.echo(json.dumps({"format": kind, "files": paths}) if as_json else "\n".join(paths or ["nothing to draw"]))
+        raise typer.Exit(ExitCode.passed)
     text = WRITERS[kind]([read(folder) for folder in folders])
     if to is not None:
         with writing_to(to.parent):

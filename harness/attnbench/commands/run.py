@@ -58,6 +58,7 @@ def run(
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder, refuse_interpreted
     from attnbench.processes.planning import plan
+    from attnbench.reports import endings
     from attnbench.storage.journal import HOSTS
 
     _require_together(
@@ -112,8 +113,7 @@ def run(
             typer.echo(json.dumps(terminal.summary(measured), indent=2))
         else:
             terminal.print_results(measured)
-            typer.echo(f"Reports and plots: {folder}")
-    running.conclude(measured, has_findings=failed)
+    running.finish(endings.of_run(measured), has_failed=failed, is_silent=True)
 
 
 def _require_together(*rules: tuple[bool, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that run something share: progress on standard error, interruption, resuming, reports, the end."""
+"""Shared parts of the commands that run something: progress, interruption, resuming, reports, the end."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -14,23 +14,21 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.hosts import shown
-from attnbench.analysis.judgements import is_finding, is_inconclusive, judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import LATENCY
 from attnbench.units import plain
 
 SHOWN = ("--json", "--quiet", "--verbose")
-"""Options that say how much is shown, and change nothing of what is measured."""
+"""Options that change the output and nothing else."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
-"""Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
+"""The bar is drawn between two steps alone: a thread that draws would take a core from the timed code."""
 WIDE = 120
 """Columns of a terminal, from which on the bar is a long one."""
 STAGE_WORDS = {
@@ -124,8 +122,8 @@ def note(text: str) -> None:
 
 
 def kept(plan: Plan, folder: Path) -> str:
-    """What is left of a run that did not come to its end, and how to go on with it."""
-    return f"what was finished is kept; go on with: {plan.resume_command(str(folder))}"
+    """How to go on with a run that did not come to its end."""
+    return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
 
 
 @contextmanager
@@ -250,13 +248,15 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
 
 
 def write_reports(results: Results, folder: Path) -> bool:
-    """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed.
+    """Write the usual reports; one that fails is reported and costs the others nothing. Returns whether any failed.
 
     Raises:
         ValueError: the folder cannot be written.
     """
     failed = False
     for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
+        if not plug.is_usual:
+            continue
         try:
             plug.write(results, folder)
         except OSError as error:
@@ -268,25 +268,18 @@ def write_reports(results: Results, folder: Path) -> bool:
     return failed
 
 
-def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
-    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
-    has_findings = has_findings or any(record.is_finding for record in results.records)
-    if not has_findings and all(record.agreement is None for record in results.records):
-        typer.echo("nothing could be checked: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
-    if not has_findings and is_compared and not comparisons(results):
-        typer.echo("nothing could be compared: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
+def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
+    """Print the last sentence, and exit with the code of its ending; a report that failed is a finding, too."""
+    if not is_silent:
+        typer.echo(conclusion.sentence)
+    elif conclusion.ending is Ending.inconclusive:
+        typer.echo(conclusion.sentence, err=True)
+    raise typer.Exit(ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending])
 
 
-def conclude_check(results: Results, *, is_complete: bool) -> NoReturn:
-    """Exit as a check deserves: 1 for a wrong answer, 3 for too few answers or none from something that was named."""
-    judged = judgements(results)
-    if is_finding(judged):
-        raise typer.Exit(ExitCode.finding)
-    if not is_complete or is_inconclusive(judged):
-        typer.echo("not enough was judged: see the reasons above", err=True)
-        raise typer.Exit(ExitCode.inconclusive)
-    raise typer.Exit(ExitCode.passed)
+EXIT_CODE_OF = {
+    Ending.passed: ExitCode.passed,
+    Ending.finding: ExitCode.finding,
+    Ending.inconclusive: ExitCode.inconclusive,
+    Ending.invalid: ExitCode.invalid,
+}

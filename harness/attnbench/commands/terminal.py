@@ -1,15 +1,11 @@
-"""What a terminal shows on standard output: the final table and the findings."""
+"""Output on a terminal."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import where
@@ -18,15 +14,12 @@ from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
-from attnbench.reports import cells, grouped, hosts, sides, story
+from attnbench.reports import cells, grouped, hosts, screen, sides, story, text_lines
 from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status, Verdict
-from attnbench.units import MISSING, plain, show, significant
-from attnbench.workloads.workload import Workload
+from attnbench.units import MISSING, plain, show
 
-LONGEST_UNBROKEN, LONGEST_NAME = 40, 32
+LONGEST_NAME = 32
 FEW, MANY, DENSE_WIDTH = 5, 12, 120
-UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
-DOUBTFUL = "?: doubtful or undecided, for the reason at the top."
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
@@ -44,30 +37,32 @@ def say(text: str, style: str = "") -> None:
 
 
 def print_results(results: Results) -> None:
-    """A table for each group of workloads, with a row for each implementation and a column for each length."""
-    console = Console()
-    print_troubles(results)
+    """The closing screen of a run; quiet is its answer alone, and verbose has a table of every cell before it."""
     if VERBOSITY.is_quiet:
+        print_troubles(results)
+        say(story.verdict(results))
         _print_answer(results)
         return
+    if VERBOSITY.is_verbose:
+        print_cells(results)
+    for line in screen.screen(results):
+        say(line.text, line.style)
+
+
+def print_cells(results: Results) -> None:
+    """A table for each group of workloads, with a row for each implementation and a column for each length."""
     print_hosts(results)
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        for part in _tables(members, metrics, console):
-            console.print(part)
-        if doubts(results):
-            say(DOUBTFUL, "dim")
-        elif any(row["verdict"] == Verdict.undecided for row in members):
-            say(UNDECIDED, "dim")
-        console.print()
-    baseline = results.plan.baseline
-    say(f"Time of a call; x: ratio to {baseline}, by pairs in the same blocks. More is in summary.md.", "dim")
+        for part in _tables(members, metrics):
+            _print_lines(part)
+        say("")
+    say(f"Time of a call; {MARKS_EXPLAINED}.", "dim")
     say(story.method(results), "dim")
-    say(f"{story.decided(results)}; {story.interference(results, is_brief=not VERBOSITY.is_verbose)}")
+    say(f"{story.decided(results)}; {story.interference(results)}")
     print_findings(results)
     say("")
-    _print_answer(results)
 
 
 def print_hosts(results: Results) -> None:
@@ -93,13 +88,13 @@ def _print_answer(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """What must be known before any verdict, in colour; what makes all of them doubtful first, in reverse."""
+    """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
 
-def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> list[Table]:
-    """Time and ratio by length, in as many tables as the width asks for; then metrics, as long as there is room.
+def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn]) -> list[list[str]]:
+    """Times and marks by length, in as many tables as the width asks for; then metrics, while there is room.
 
     A metric is shown at the greatest length that has it.
     """
@@ -111,20 +106,16 @@ def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Co
         times = [at.get((name, length), {}).get("paired_latency_s") for length in reversed(lengths)]
         return tuple(float("inf") if time is None else time for time in times)
 
-    def made(columns: Mapping[str, Sequence[str]]) -> Table:
-        shown = Table(show_edge=False, pad_edge=False)
-        shown.add_column("implementation", no_wrap=True)
-        for heading in columns:
-            shown.add_column(escape(heading), justify="right", no_wrap=True)
-        for name, *texts in zip(names, *columns.values(), strict=True):
-            shown.add_row(escape(plain(name, limit=LONGEST_NAME)), *texts)
-        return shown
-
     names = sorted(dict.fromkeys(name for name, _ in at), key=speed)
+    width = Console().width
+    first = {"implementation": [plain(name, limit=LONGEST_NAME) for name in names]}
+
+    def table(columns: Mapping[str, Sequence[str]]) -> list[str]:
+        every = {**first, **columns}
+        return text_lines(list(every), list(zip(*every.values(), strict=True)), right=range(1, len(every)))
 
     def fits(columns: Mapping[str, Sequence[str]]) -> bool:
-        width = Measurement.get(console, console.options.update(max_width=1000), made(columns))
-        return width.maximum <= console.width
+        return max(map(len, table(columns))) <= width
 
     parts: list[dict[str, list[str]]] = [{}]
     for length in lengths:
@@ -137,35 +128,47 @@ def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Co
         if longest is not None:
             found = [at.get((name, longest)) for name in names]
             texts = [MISSING if row is None else cells.metric(row, metric) for row in found]
-            wider = parts[-1] | {f"{metric.heading}\nT={longest}": texts}
+            wider = parts[-1] | {f"{metric.heading} T={longest}": texts}
             parts[-1] = wider if fits(wider) else parts[-1]
-    return [made(columns) for columns in parts]
+    return [table(columns) for columns in parts]
+
+
+MARKS = {Verdict.faster: "+", Verdict.slower: "-", Verdict.equivalent: "=", Verdict.undecided: "?"}
+MARKS_EXPLAINED = "+1.10x: faster than the baseline, -1.10x: slower, =: equal, ?: undecided or doubtful"
 
 
 def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
     if row is None:
-        return f"[dim]{MISSING}[/]"
+        return MISSING
     if row["status"] != Status.ok:
-        colour = "dim" if row["is_predicted"] or row["status"] == Status.unsupported else "bold red"
-        return f"[{colour}]{cells.status(row)}[/]"
+        return cells.status(row)
     if row["latency_s"] is None:
         measured = [metric for metric in metrics if row[metric.name] is not None]
-        return f"[green]ok[/] {cells.metric(row, measured[0]) if measured else ''}".rstrip()
+        return f"ok {cells.metric(row, measured[0]) if measured else ''}".rstrip()
     time = show(row["paired_latency_s"], "s")
     if row["verdict"] is None:
-        return f"{time} [dim]{'base' if row['is_baseline'] else ''}[/]"
-    is_open = row.get("is_doubtful") or row["verdict"] == Verdict.undecided
-    return f"{time} [dim]x{significant(row['ratio'], 3)}{'?' * is_open}[/]"
+        return f"{time} {'base' if row['is_baseline'] else ''}".rstrip()
+    is_faster = row["ratio"] < 1.0
+    factor = f"{(1 / row['ratio'] if is_faster else row['ratio']):.2f}x"
+    sign = "?" if row.get("is_doubtful") else MARKS[Verdict(row["verdict"])]
+    return f"{time} {sign}{'' if sign == '=' else factor}"
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    """The lines of a table, as they are."""
+    console = Console()
+    for place, line in enumerate(lines):
+        console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
-    """The verdict on each implementation with its coverage, then what is wrong, and what else was observed.
+    """The verdict on each implementation with its coverage, then mistakes and other observations.
 
     `not_judged` holds the specs that could not be tried at all, and why.
     """
     judged = judgements(results)
     for each in judged:
-        has_worst = each.worst is not None and each.verdict is not CheckVerdict.wrong
+        has_worst = each.worst is not None and each.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
         worst = f" (error at most {cells.multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:
@@ -184,6 +187,7 @@ STYLES = {
     CheckVerdict.right: "bold green",
     CheckVerdict.imprecise: "bold yellow",
     CheckVerdict.wrong: "bold red",
+    CheckVerdict.approximate: "bold",
     CheckVerdict.not_judged: "bold yellow",
 }
 
@@ -191,7 +195,7 @@ STYLES = {
 def _print_mistakes(records: Iterable[Record], style: str) -> None:
     """Each failure once, on the smallest workload that shows it."""
     for group in grouped(records, _mistake).values():
-        first, *others = sorted(group, key=lambda record: (_num_scores(record.workload), record.workload.id))
+        first, *others = sorted(group, key=lambda record: (record.workload.num_scores, record.workload.id))
         say("")
         kind = "" if first.is_wrong else f" {first.status}"
         say(f"{first.implementation}:{kind} on {first.workload.id}", style)
@@ -201,7 +205,7 @@ def _print_mistakes(records: Iterable[Record], style: str) -> None:
 
 
 def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
-    """Notes that decide nothing, what each function was given, what was left out, and how to repeat the check."""
+    """Notes that decide nothing, the arguments of each function, cells left out, and how to repeat the check."""
     notes = [f"  {each.implementation}, {rule}: {found}" for each in judged for rule, found in each.notes.items()]
     if notes:
         say("")
@@ -209,7 +213,7 @@ def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
     for note in notes:
         say(note, "dim")
     print_kept_memory(results)
-    _print_not_tried(results)
+    _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     say("")
     is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
     for spec in results.plan.implementations:
@@ -229,7 +233,7 @@ def verdicts(results: Results) -> dict[str, str]:
 
 
 def checked(results: Results) -> dict[str, object]:
-    """What a check found, for programs: for each implementation its verdict, coverage, conventions and notes."""
+    """The findings of a check, for programs: for each implementation its verdict, coverage and conventions."""
     return {
         each.implementation: {
             "verdict": str(each.verdict),
@@ -252,14 +256,10 @@ def _say_others(records: Sequence[Record]) -> None:
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
-    """What cells have in common in which one implementation is wrong in one way."""
+    """The key of cells in which one implementation is wrong in one way."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
     return record.implementation, record.status, *(mistakes or (message,))
-
-
-def _num_scores(workload: Workload) -> int:
-    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
 def print_findings(results: Results) -> None:
@@ -268,13 +268,13 @@ def print_findings(results: Results) -> None:
         if record.is_finding:
             say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
     print_kept_memory(results)
-    _print_not_tried(results)
+    _print_not_tried(results.records)
 
 
-def _print_not_tried(results: Results) -> None:
+def _print_not_tried(records: Iterable[Record]) -> None:
     reasons = Counter(
         f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
-        for record in results.records
+        for record in records
         if record.status is not Status.ok and not record.is_finding
     )
     if reasons:
@@ -286,13 +286,8 @@ def _print_not_tried(results: Results) -> None:
 
 def print_kept_memory(results: Results) -> None:
     """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
-    for record in results.records:
-        for metric in KEPT:
-            found = record.measurement(metric)
-            value = found.samples[0].value if found is not None else 0.0
-            if found is not None and value and (metric == KEPT_MEMORY or VERBOSITY.is_verbose):
-                text = next(iter(found.warnings), f"keeps {show(value, 'bytes')} once")
-                say(f"{record.arm} {text} ({record.workload.direction})")
+    for line in story.kept_memory(results, KEPT if VERBOSITY.is_verbose else (KEPT_MEMORY,)):
+        say(line)
 
 
 def is_over_a_limit(record: Record) -> bool:
@@ -325,25 +320,16 @@ def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts, the first column unbroken unless it is so long that the others would have no room.
-
-    A dense one has no lines between its columns, and is 120 characters wide if need be.
-    """
-    console = Console()
-    made = Table(show_edge=False, pad_edge=False)
+    """A plain table of texts; a dense one is 120 characters wide if need be."""
+    width, texts = Console().width, [[plain(text) for text in row] for row in rows]
     if dense:
-        made.box, made.padding = SIMPLE_HEAD, (0, 0, 0, 0)
-        console = Console(width=max(console.width, DENSE_WIDTH))
-    is_short = all(len(row[0]) <= LONGEST_UNBROKEN for row in rows)
-    for number, column in enumerate(columns):
-        made.add_column(column, overflow="fold", no_wrap=number == 0 and is_short)
-    for row in rows:
-        made.add_row(*map(escape, row))
-    console.print(made)
+        _print_lines(text_lines(columns, texts, width=max(width, DENSE_WIDTH), gap=" "))
+    else:
+        _print_lines(text_lines(columns, texts, width=width))
 
 
 def summary(found: Results) -> dict[str, object]:
-    """What a program wants to know of a run."""
+    """The cells of a run, for programs."""
     columns = [*SUMMARY_KEYS, *(metric.name for metric in metric_columns(found))]
     return {
         "run": found.run,
@@ -362,7 +348,7 @@ def summary(found: Results) -> dict[str, object]:
 
 
 def _of_hosts(found: Results) -> dict[str, object]:
-    """What hosts say together, where several have measured: a row for each comparison on each kind of host."""
+    """The verdicts of all hosts together: a row for each comparison on each kind of host."""
     together = hosts.over_all(found)
     if together is None:
         return {}
@@ -388,7 +374,7 @@ def print_sides(results: Results) -> None:
     print_troubles(results)
     for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
         say(title, "bold")
-        columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
+        columns = ("implementation", "length", "base", "candidate", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         say("")
@@ -400,7 +386,6 @@ def print_sides(results: Results) -> None:
     _print_failed(failed(results))
     for line in untried(results):
         say(line, "yellow")
-    say(sides.headline(results), "bold")
 
 
 def _print_failed(cells_and_lines: Iterable[tuple[Record, str]]) -> None:

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
-from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks, tokens_of
-from attnbench.contract.ring_pass import ring_pass
 from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
@@ -44,7 +42,6 @@ __all__ = [
     "Implementation",
     "Mask",
     "Padding",
-    "Rank",
     "SlidingWindow",
     "Weights",
     "Workload",
@@ -57,14 +54,10 @@ __all__ = [
     "missing_package",
     "nn",
     "not_a_window",
-    "not_over_ranks",
     "only_on",
-    "over_ranks",
     "product_flops",
     "repeat_heads",
-    "ring_pass",
     "softmax_with_sinks",
-    "tokens_of",
     "without_attend",
 ]
 
@@ -292,8 +285,8 @@ class Implementation:
     `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
     `built_in` returns the values of axes that it has built in, such as {"mask": "causal"}: a check sets them
     everywhere, and a run for all that take part (contract/adapters.py).
-    `is_approximate` says that it means to be close to attention, and not equal: its error is shown with its time, and
-    it is never ranked with others.
+    `is_approximate` says that it means to be close to attention, and not equal: its error is shown, and it is neither
+    judged nor ranked with others.
 
     Raises:
         ValueError: there is no such backend or feature.

@@ -328,7 +328,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
         extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
         residual: the module returns its input plus attention.
         has_cache: the module keeps a cache of its own, which is emptied before each call; inference alone.
-        approximate: it means to be close, and not equal: its error is shown next to its time.
+        approximate: it means to be close, and not equal: its error is shown, without a judgement.
         changes_scores: `call` passes on masks that change scores as well, where no masks are listed.
         axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
         unsupported: f(workload) -> the reason why it cannot run, or None.

@@ -74,22 +74,6 @@ class BoundMask:
         """The score of each head's sink (H,), in the dtype of the inputs; None where there are none."""
         return self.inputs.get("sinks")
 
-    def cached(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Key (B, G, S, K) and value (B, G, S, V) in that dtype, read from a cache; themselves where there is none.
-
-        A cache in pages has key (P, G, page, K) and value (P, G, page, V), and in `inputs` `block_table` (B, pages),
-        the pages of each row's tokens in order. One in 8 bits has `key_scale` and `value_scale` (G,).
-        """
-        return self._read(key, "key_scale", dtype), self._read(value, "value_scale", dtype)
-
-    def _read(self, tensor: Tensor, scale: str, dtype: torch.dtype) -> Tensor:
-        if "block_table" in self.inputs:
-            pages = tensor[self.inputs["block_table"]]  # (P,G,page,K) -> (B,pages,G,page,K)
-            tensor = pages.transpose(1, 2).flatten(2, 3)[:, :, : self.sizes[2]]  # -> (B,G,S,K)
-        if scale in self.inputs:
-            tensor = tensor.to(dtype) * self.inputs[scale].to(dtype)[:, None, None]
-        return tensor
-
     def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """The result of `make`, called at the first use of this name: a form of the mask that few kernels need."""
         if name not in self._forms:

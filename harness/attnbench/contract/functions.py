@@ -127,7 +127,6 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
 
     class FunctionAttention(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-            key, value = mask.cached(key, value, query.dtype)
             passed = _of_mask(names, mask, query.dtype, spec)
             if name := names.get("num_kv_heads"):
                 passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]

@@ -177,8 +177,12 @@ class Device(Protocol):
     def flush(self) -> object:
         """Empty the caches: write twice as much as the largest one holds."""
 
-    def interference_probe(self) -> Callable[[], object]:
-        """Fixed small work, which takes longer while others use the device (statistics/interference.py)."""
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
+        """Fixed small work, which takes longer while others use the device (statistics/interference.py).
+
+        On the host it has as many threads as the workload: other work that one thread never notices stops two threads,
+        which wait for one another.
+        """
 
     def loads(self, dtype: str) -> list[Load]:
         """Matrix products and copies that show its ceilings for a dtype; those of one kind and dtype smallest first."""

@@ -11,7 +11,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from time import perf_counter_ns
@@ -37,6 +37,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
+SHARE_OF_PROBE = 2**16
+"""Numbers that each thread of an interference probe copies: torch gives a thread no fewer than half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """Half precision may be faster in a dtype that holds all its values, where there is no hardware for it."""
 PRECISION = {
@@ -117,21 +119,27 @@ class Cpu(Device):
         """Write to a buffer of twice the largest cache's size."""
         return self._beyond_caches.add_(1)
 
-    def interference_probe(self) -> Callable[[], object]:
-        """A small matrix product and a copy that leaves the first caches.
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
+        """A small matrix product, and a copy that leaves the first caches, which all threads share.
 
-        It runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a second on
-        the cores of whatever comes next in the block.
+        The product runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a
+        second on the cores of whatever comes next in the block. With several threads the copy is torch's, which wakes
+        the threads that the arms use.
         """
         draws = np.random.default_rng(0)
         matrix = draws.standard_normal((64, 64), dtype=np.float32)
         product = np.empty_like(matrix)
         source = draws.standard_normal(2**17, dtype=np.float32)  # 512 KiB
-        target = np.empty_like(source)
+        copy: Callable[[], object] = partial(np.copyto, np.empty_like(source), source)
+        if num_threads > 1:
+            import torch
+
+            numbers = torch.zeros(SHARE_OF_PROBE * num_threads)
+            copy = partial(torch.add, numbers, 1.0, out=torch.empty_like(numbers))
 
         def work() -> None:
             np.einsum("ij,jk->ik", matrix, matrix, out=product)  # numpy's own loops
-            np.copyto(target, source)
+            copy()
 
         return work
 

@@ -256,7 +256,7 @@ class Cuda(Device):
         """Write to a buffer of twice the second-level cache's size."""
         return self._beyond_caches.add_(1)
 
-    def interference_probe(self) -> Callable[[], object]:
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - all of the device
         """A matrix product and a copy."""
         import torch
 

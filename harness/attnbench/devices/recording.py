@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # as in devices/__init__.py
 
 MEMORY = "[memory]"
 """The profiler's name of an event that takes or gives back memory."""
+HOST = "CPU"
+"""The activity that is the host's."""
 BARE_ALLOCATIONS = ("aten::empty", "aten::resize", "aten::new_empty")
 
 
@@ -111,21 +113,22 @@ def record(
 ) -> Recording:
     """Call once under the profiler, which watches `activities`; `finish` is called while the result is still there.
 
+    torch.profiler would import the compiler first, which takes a second.
+
     Raises:
         Exception: whatever the call raises.
     """
     from torch import Tensor
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
-    watched = [getattr(ProfilerActivity, name) for name in activities]
-    with profile(activities=watched, profile_memory=True) as seen:
+    beyond_host = next((name.lower() for name in activities if name != HOST), None)
+    with profile(use_kineto=True, use_cpu=HOST in activities, use_device=beyond_host, profile_memory=True) as seen:
         kept = call()
         finish()
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
+    assert seen.kineto_results is not None
     tensors = [each for each in (kept if isinstance(kept, tuple | list) else [kept]) if isinstance(each, Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return Recording(
-        events=seen.profiler.kineto_results.events(),
+        events=seen.kineto_results.events(),
         result={storage.data_ptr(): storage.nbytes() for storage in storages},
     )

@@ -11,7 +11,7 @@ import enum
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from attnbench import plugins
 from attnbench.checking import oracle
 from attnbench.checking.case import Inputs, bind, build, place, reason_against
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.checking.reference import differences
+from attnbench.checking.reference import roundings
+from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection import walkthrough
 from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Json, Numbers, Walkthrough, listed, shape_of
@@ -33,8 +34,6 @@ from attnbench.workloads.workload import Workload
 
 PROJECTED = ("query", "key", "value")
 MOST_JOINED_WORDS = 48
-TOLERANCE = 1e-5
-"""How far float32 may differ from float64 here, as a share of the largest value: some hundred roundings."""
 
 
 class _Trouble(str):
@@ -59,31 +58,33 @@ class Comparison:
     place: tuple[int, ...] | None = None  # of the largest difference: the first of several
     trouble = ""  # what happened where there is nothing to compare
 
-    def __init__(self, name: str, oracle: Tensor, given: object, *, is_private: bool = False) -> None:
-        """Compare what somebody's code gave, which may be anything, with the oracle's tensor.
+    def __init__(self, tolerance: Tolerance, given: object, *, is_private: bool = False) -> None:
+        """Compare what somebody's code gave, which may be anything, with what the oracle did.
 
         `is_private` says that the output is right, and this is how it gets there.
         """
+        name, oracle = tolerance.name, tolerance.expected
         self.name, self.step, self.letters = name, "projection" if name in PROJECTED else name, LETTERS[name]
         self.oracle: Numbers = oracle.numpy()
+        self.tolerance = tolerance.largest  # a difference up to this counts as none
+        self.outcome = Outcome.its_own if is_private else Outcome.differs
         expected = shape_of(self.letters, self.oracle.shape)
         if isinstance(given, _Trouble):
             self.trouble = plain(given)
         elif not isinstance(given, Tensor):
             self.trouble = f"it gave a {type(given).__name__}, no tensor; it should be {expected}"
         elif given.shape == oracle.shape and given.is_floating_point():
-            actual = given.detach().double().cpu()
-            apart, self.place = differences(actual, oracle)
-            self.actual, self.largest = actual.numpy(), float(apart[self.place])
+            judged = tolerance.judge(given)
+            error, self.tolerance = judged.decisive
+            self.actual, self.place = given.detach().double().cpu().numpy(), judged.worst
+            self.largest = math.inf if error is None else error
+            if judged.agrees:
+                self.outcome = Outcome.agrees
         else:
             shape = tuple(given.shape)
             text = shape_of(self.letters, shape) if len(shape) == len(self.letters) else str(shape)
             dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
             self.trouble = f"its shape is {text}{dtype}; it should be {expected}"
-        self.tolerance = TOLERANCE * float(oracle.abs().max())  # a difference up to this counts as none
-        self.outcome = Outcome.its_own if is_private else Outcome.differs
-        if self.largest <= self.tolerance:
-            self.outcome = Outcome.agrees
 
     def where(self, words: tuple[str, ...]) -> str:
         """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
@@ -211,9 +212,15 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
     workload, inputs = walk.workload, walk.inputs
-    right = oracle.answer(workload, inputs, torch.arange(workload.seq_len))  # (B, T, D)
+    limits, rows = _Limits(workload, inputs), torch.arange(workload.seq_len)
+    narrow = inputs.map(torch.Tensor.float)
+    right = limits.of(
+        "output",
+        oracle.answer(workload, inputs, rows),  # (B, T, D)
+        *(oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS),
+    )
     if isinstance(implementation, str):
-        return OracleDiff(walk=walk, comparisons=(Comparison("output", right, implementation),))
+        return OracleDiff(walk=walk, comparisons=(Comparison(right, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
@@ -221,10 +228,10 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     mask, placed = bind(workload), place(inputs, workload)
     module = _asked(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
     if isinstance(module, _Trouble):
-        return OracleDiff(walk=walk, comparisons=(Comparison("output", right, module),))
+        return OracleDiff(walk=walk, comparisons=(Comparison(right, module),))
     x = placed.tensors["x"]
     mask.inputs = {name: tensor for name, tensor in placed.tensors.items() if name in workload.operands}
-    output = Comparison("output", right, _asked(lambda: module(x.clone(), None, mask=mask)))
+    output = Comparison(right, _asked(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
     kind = type(module)
@@ -233,43 +240,72 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     elif kind.project is Attention.project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
     else:  # where the output is right, a difference is the module's own way to compute it
-        comparisons += _projections(module, inputs, x, is_right=output.outcome is Outcome.agrees)
+        comparisons += _projections(module, limits, inputs, x, is_right=output.outcome is Outcome.agrees)
     reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
         reason = f"{kind.__name__} has no attend"
     if reason:
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
-        comparisons += _weights_and_context(module, workload, inputs, mask)
+        comparisons += _weights_and_context(module, limits, inputs, mask)
     return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-def _projections(module: Attention, inputs: Inputs, x: Tensor, *, is_right: bool) -> list[Comparison]:
+class _Limits:
+    """How far steps of one sentence may be from float64: the rule of the check, in float32."""
+
+    def __init__(self, workload: Workload, inputs: Inputs) -> None:
+        """Keep how many roundings its scores are worth."""
+        self.workload = workload
+        bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
+        self.num_roundings = roundings(workload, "output", bound)
+
+    def of(self, name: str, right: Tensor, *honest: Tensor) -> Tolerance:
+        """The limits of one step, from what honest forms give in float32."""
+        shown = [by_row(each.double() - right, -2) for each in honest]
+        return Tolerance(name, right, shown, axis=-2, dtype=torch.float32, num_roundings=self.num_roundings)
+
+
+def _projections(
+    module: Attention, limits: "_Limits", inputs: Inputs, x: Tensor, *, is_right: bool
+) -> list[Comparison]:
     """Query, key and value."""
     given = _asked(lambda: module.project(x.clone(), x.clone()))
     if not (isinstance(given, tuple | list) and len(given) == len(PROJECTED)):
         trouble = given if isinstance(given, _Trouble) else _Trouble("project must give query, key and value")
         given = [trouble] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
-    return [Comparison(name, *each, is_private=is_right) for name, *each in zip(PROJECTED, right, given, strict=True)]
+    honest = oracle.project(x, x, inputs.weights.map(torch.Tensor.float))
+    tolerances = map(limits.of, PROJECTED, right, honest)
+    return [Comparison(*each, is_private=is_right) for each in zip(tolerances, given, strict=True)]
 
 
-def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
+def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
     """The weights that the module uses on the oracle's query and key, then its context."""
     x = inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
-    rows = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=inputs.tensors)
+    rows = oracle.row_mask(limits.workload, torch.arange(limits.workload.seq_len), inputs=inputs.tensors)
     mask.inputs = {name: tensor.float() for name, tensor in rows.inputs.items()}
-    right = oracle.attend(query.double(), key.double(), value.double(), rows)
+    narrow = replace(rows, inputs=mask.inputs)
+    right = limits.of(
+        "context",
+        oracle.attend(query.double(), key.double(), value.double(), rows),
+        *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
+    )
 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = Comparison("context", right, _asked(lambda: actual(value)))
+    context = Comparison(right, _asked(lambda: actual(value)))
     if context.trouble:  # it hides the weights too
         return [context]
     weights = _asked(lambda: recover_weights(actual, value))
-    return [Comparison("weights", oracle.weights(query.double(), key.double(), rows), weights), context]
+    right = limits.of(
+        "weights",
+        oracle.weights(query.double(), key.double(), rows),
+        *(oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS),
+    )
+    return [Comparison(right, weights), context]
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401

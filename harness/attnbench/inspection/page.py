@@ -77,7 +77,7 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
             pictures["joined"] = _joined(inspection.joined, [len(walk.words) for walk in inspection.walks])
         pictures["mask"] = _mask(inspection.walks[0])
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
-        differing = [(diff, each) for diff, each in pairs if each.largest > each.tolerance]
+        differing = [(diff, each) for diff, each in pairs if each.outcome is not Outcome.agrees]
         for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
             if comparison.actual is not None and comparison.place is not None:
                 pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
@@ -132,7 +132,7 @@ def _compared(
     differences = np.abs(actual - comparison.oracle)[0]
     finite = np.where(np.isfinite(differences), differences, np.nan)
     largest = float(np.nanmax(finite, initial=comparison.tolerance))
-    is_wrong = comparison.largest > comparison.tolerance
+    is_wrong = comparison.outcome is not Outcome.agrees
     heads = sorted({place[1], *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
     name = style.label(inspection.implementation)
     figure, grid = _grid([len(walk.words)] * len(heads), 3)

@@ -10,13 +10,13 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, Inspection, OracleDiff, Outcome
+from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff, Outcome
 from attnbench.inspection.walkthrough import LETTERS, NUM_KEYS, WIDTHS, Numbers, Walkthrough, descriptions, examples
 from attnbench.units import MISSING, plain, significant
 
 SMALLEST_PLAIN = 1e-3
 METHOD = (
-    f"float32 compared with float64; a difference counts above {TOLERANCE:g} of the largest value. Each step is given "
+    "float32 compared with float64; a difference counts beyond what honest float32 code shows. Each step is given "
     "what the oracle computed before it, the output is the whole module's, and the weights are its context where the "
     "values are unit vectors."
 )

@@ -1,6 +1,6 @@
 """What the ranks of one call say of it: what they send, how long the slowest takes, and how unequal their work is.
 
-Counted and timed in the ranks (contract/ranks.py): from when all are ready to when each has its own part of the result,
+Counted and timed in the ranks (ranks/rank.py): from when all are ready to when each has its own part of the result,
 without what it takes to share out the inputs and to collect the output.
 """
 
@@ -12,7 +12,7 @@ from attnbench.metrics import Metric
 
 if TYPE_CHECKING:
     from attnbench.checking.case import Case
-    from attnbench.contract.rank_group import Report
+    from attnbench.ranks.group import Report
     from attnbench.workloads.workload import Workload
 
 
@@ -23,7 +23,7 @@ def has_ranks(workload: Workload) -> bool:
 
 def passes(case: Case) -> list[list[Report]]:
     """What each rank says of each pass of one call, after a first one."""
-    from attnbench.contract.rank_group import group_of
+    from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)
     with case.grad_mode():

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import Choosing, Searching, shortlist
+from attnbench.processes.choosing import SessionDesk, shortlist
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
@@ -39,7 +39,8 @@ from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
-from attnbench.timing.schedule import State
+from attnbench.timing.schedule import Race, State, Strategy
+from attnbench.timing.strategies import Choice, Search
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ A plan may have others: "shortlist", "choose" and "search" look for the fastest,
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
 a call, and then sleep, so that they take none of the other's cores."""
+SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
+"""Implementations of ours whose package takes seconds to import: fresh processes find it imported."""
 PREDICTING_S = 60.0
 """What a dry run may take."""
 
@@ -115,11 +118,15 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             measure_ceilings(session)
         if "trace" in stages:
             trace_cells(session, folder)
-        ended = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
-        if "choose" in stages:
-            ended = Choosing(session).run()
-        if "search" in stages:
-            ended = Searching(session).run()
+        strategies: dict[str, Strategy] = {
+            "time": Race(plan=plan),
+            "choose": Choice(plan=plan),
+            "search": Search(plan=plan, desk=SessionDesk(session)),
+        }
+        ended = ""
+        for stage, strategy in strategies.items():
+            if stage in stages and LATENCY in plan.metrics:
+                ended = TimingStage(session).run(strategy, stage)
         reason = "; ".join(filter(None, [ended, left_out]))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
@@ -141,6 +148,8 @@ def refuse_interpreted(plan: Plan) -> None:
 def client_for(plan: Plan, folder: Path) -> WorkerClient:
     """The worker of a run, which prints into its folder; several where not all arms share a process."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
+    slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
+    settings = settings | {messages.PRELOADED: ",".join(sorted(slow))} if slow and LATENCY in plan.metrics else {}
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings)
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}

@@ -26,6 +26,8 @@ from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
+PRELOADED = "ATTNBENCH_PRELOADED"
+"""The variable in a template's environment that names modules, joined by commas, which it imports if it can."""
 FORK = 0
 """What the template (processes/worker/__main__.py) is sent: this number, for a worker, or the process id of one."""
 
@@ -50,11 +52,15 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
-class Prepare(CellRequest, frozen=True, kw_only=True, tag="prepare"):
-    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
+class LimitedRequest(CellRequest, frozen=True, kw_only=True):
+    """A request about a cell that is not tried beyond these limits."""
 
     call_limit_s: float
     memory_limit_bytes: int
+
+
+class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
+    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
@@ -62,23 +68,42 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     has_dropout: bool
     executed_flops: int | None
+    is_approximate: bool = False
     call_s: float | None = None  # predicted, of one call; None: from nothing that is shorter
     peak_bytes: float | None = None  # likewise; None where it is far from any limit, or the workload so short
 
 
-class Check(Prepare, frozen=True, kw_only=True, tag="check"):
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the oracle is asked: about a workload, without the probes that are left out; with `is_brief` about one."""
+
+    workload: Workload
+    seed: int
+    is_brief: bool = False
+    left_out: tuple[str, ...] = ()
+
+
+class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
     looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
     `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
-    in full at a workload of the same kind.
+    in full at a workload of the same kind. While the implementation is called, the oracle is asked what the next check
+    needs: `following`.
     """
 
     seed: int
     is_brief: bool = False
+    left_out: tuple[str, ...] = ()  # probes
+    rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
     tries_unaligned: bool = False
+    following: Question | None = None
+
+    @property
+    def question(self) -> Question:
+        """What the oracle is asked."""
+        return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +294,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
             arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
             called_s=called_s,
             states=tuple(states),
+            probe=f"{self.workload.device}, {self.workload.num_threads} threads",
         )
 
 

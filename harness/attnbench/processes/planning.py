@@ -12,7 +12,7 @@ from attnbench.devices import device, names
 from attnbench.processes.declared import Axes, Declared, declared, suited, together
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
-from attnbench.storage.records import FALSE_SHARE
+from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
 from attnbench.workloads import flashinfer_trace, huggingface, models, policy, sweep
 from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
@@ -67,7 +67,21 @@ class Selection:
     allocator: str | None = None
     metrics: Sequence[str] | None = None
     isolation: str = "process"
+    rejects: Sequence[str] = ()
     declarations: Mapping[str, Declared] | None = None  # by spec, where they have been asked for already
+
+
+def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
+    """Those of REJECTABLE that a check is asked to reject.
+
+    Raises:
+        ValueError: there is no such choice.
+    """
+    choices_of = {"empty_rows": ("any", "zero"), "hidden_nan": ("note", "reject")}
+    for name, value in (("empty_rows", empty_rows), ("hidden_nan", hidden_nan)):
+        if value not in (choices := choices_of[name]):
+            raise ValueError(f"{name}={value} is not allowed: it is one of {', '.join(choices)}")
+    return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
 def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
@@ -148,6 +162,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         mixes=mixes,
         traced=traced,
         left_out=left_out,
+        rejects=tuple(selection.rejects),
     )
 
 

@@ -152,6 +152,7 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
         build=remote.build,
         source="another process",
         has_dropout=prepared.has_dropout,
+        is_approximate=prepared.is_approximate,
     )
 
 
@@ -402,7 +403,7 @@ class Candidates:
         grad_output = exchange.receive(place, called.output.device)
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
-            made = pull_back(called.output, list(called.leaves.values()), grad_output, keeps_graph=True)
+            made = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
         for name, gradient in zip(called.leaves, made, strict=True):
             if gradient is not None:
                 require_plain(f"gradient of {name}", gradient)

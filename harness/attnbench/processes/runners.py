@@ -448,19 +448,20 @@ class IsolatingClient(WorkerClient):
         shared = Part(self._client(""), tuple(by_runner.pop("")))
         parts = []
         for name, own in by_runner.items():  # with controls, as the baseline has one
-            arms = (*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, ""))
-            parts.append(Part(self._client(name), arms, owner=own[0][0]))
+            arms = dict.fromkeys([*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, "")])
+            parts.append(Part(self._client(name), tuple(arms), owner=own[0][0].as_measured()))
         watch = _Stopwatch(self.now)
         visit = take_turns(request, [shared, *parts], watch.ask)
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         self.waited_s += watch.waited_s
-        arm, spec = next((arm, spec) for arm, spec in shared.arms if arm.role is Role.measured)
-        cell = {"workload": request.workload, "arm": arm, "spec": spec}
-        usual = self._witness(cell, shared, visit.samples(arm), watch)
-        if isinstance(usual, messages.Failed):
-            return usual
-        disturbed = max(1.0, usual[0]), max(1.0, usual[1])  # what other work on the machine does to any witness
+        disturbed = 1.0, 1.0  # what other work on the machine does to any witness; not known if none is trusted
+        for arm, spec in [each for each in shared.arms if each[0].role is Role.measured][:1]:
+            cell = {"workload": request.workload, "arm": arm, "spec": spec}
+            usual = self._witness(cell, shared, visit.samples(arm), watch)
+            if isinstance(usual, messages.Failed):
+                return usual
+            disturbed = max(1.0, usual[0]), max(1.0, usual[1])
         doubts: dict[str, str] = {}
         for part in parts:
             for arm, spec in part.arms:

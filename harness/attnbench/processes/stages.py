@@ -23,12 +23,12 @@ from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
-from attnbench.timing.schedule import Race, State, load_libraries, visit_seed
+from attnbench.timing.schedule import State, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.workloads import policy
+from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
@@ -45,11 +45,15 @@ FRESH_S, MOST_BLOCKS = 0.2, 4
 shorter than that, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+MOST_AHEAD = 2**20
+"""Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
+PLACE = ("device", "float32_matmul_precision")
+"""Axes that the whole process has."""
+SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
+"""Probes that a check may leave out at a workload, and how many of them."""
+VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
-DECIDED = "every comparison is decided"
-NOTHING = "there is nothing to compare"
-SPENT = "the budget is spent"
 UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
@@ -68,6 +72,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Cell = tuple[Workload, Arm]
 
 
 @dataclass
@@ -163,6 +168,11 @@ class Session:
             reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
         return reply
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What a request says of the limits of a call."""
+        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
         """What a request about one cell says of it."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
@@ -214,9 +224,12 @@ def check_limit_s(plan: Plan) -> float:
 def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
 
-    What is predicted to be just out of reach is looked at once more at the end: the machine may have been busy.
+    A run that times tries every probe and rule on the first workload of a kind that an implementation passes, and the
+    normal inputs on the others, which differ in sizes. What is predicted to be just out of reach is looked at once more
+    at the end: the machine may have been busy.
     """
     plan = session.plan
+    times, passed = LATENCY in plan.metrics and not stops_when_wrong, set[tuple[Arm, frozenset[tuple[str, object]]]]()
     limit_s = check_limit_s(plan)
     asked = plan.asked
     workloads = spread(asked) if len(asked) > MANY else asked
@@ -224,49 +237,101 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
         workloads = _most_informative_first(workloads)
     wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
+    ahead = Ahead(session) if LATENCY not in plan.metrics else None
     close = []
-    for number, (workload, arm) in enumerate(cells):
-        if (workload.id, arm) not in session.state.status and not (stops_when_wrong and arm in wrong):
+
+    def is_open(cell: Cell) -> bool:
+        return (cell[0].id, cell[1]) not in session.state.status and not (stops_when_wrong and cell[1] in wrong)
+
+    for number, cell in enumerate(cells):
+        workload, arm = cell
+        if is_open(cell):
             if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
                 left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            if not check_cell(session, workload, arm, is_last=False):
-                close.append((workload, arm))
+            is_brief = times and (arm, _kind(workload)) in passed
+            more = ahead.asked(cell, filter(is_open, cells[number + 1 :])) if ahead else {"is_brief": is_brief}
+            if not check_cell(session, workload, arm, is_last=False, **more):
+                close.append(cell)
             elif session.state.status[workload.id, arm] is Status.disagrees:
                 wrong.add(arm)
+        if session.state.status.get((workload.id, arm)) is Status.ok:
+            passed.add((arm, _kind(workload)))
     for workload, arm in close:
         check_cell(session, workload, arm)
     session.show_progress("check", "", len(cells), len(cells))
     return ""
 
 
-def check_cell(  # noqa: PLR0913 - each changes what is asked
+def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
+    """What workloads of one kind have in common: all axes but lengths, batch size and seed."""
+    return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
+
+
+class Ahead:
+    """What a check knows of the cells that follow: whether they are supported, and what the oracle is asked there."""
+
+    def __init__(self, session: Session) -> None:
+        """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
+        self.session = session
+        self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
+        costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
+        spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
+        self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
+
+    def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
+        """What the request to check a cell says besides, where those cells follow."""
+        question = self._following(cell[0], following)
+        known = {"prepared": self.prepared.pop(cell)} if cell in self.prepared else {}
+        return {"left_out": self.left_out[cell[0].id], "following": question, **known}
+
+    def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
+        """What the oracle is asked next, if that is a small workload in the same place: the judge does so meanwhile.
+
+        The cells up to there are prepared.
+        """
+        session = self.session
+        for workload, arm in cells:
+            is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
+            if workload.num_scores > MOST_AHEAD or not is_alike or session.specs[arm] in session.unloadable:
+                return None
+            if (workload, arm) not in self.prepared:
+                request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
+                reply = session.ask(request)
+                assert isinstance(reply, messages.Prepared | messages.Failed)
+                self.prepared[workload, arm] = reply
+            if workload != current and isinstance(self.prepared[workload, arm], messages.Prepared):
+                left_out = self.left_out[workload.id]
+                return messages.Question(workload=workload, seed=session.plan.seed, left_out=left_out)
+        return None
+
+
+def check_cell(
     session: Session,
     workload: Workload,
     arm: Arm,
     *,
     is_last: bool = True,
-    is_brief: bool = False,
-    call_limit_s: float | None = None,
+    prepared: messages.Prepared | messages.Failed | None = None,
+    **more: Any,  # noqa: ANN401 - as messages.Check has them
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `call_limit_s` holds in place of the plan's. What cannot be loaded is tried once, however many cells it has.
+    `more` is said in the request, in place of what the plan says, and `prepared` what preparing the cell gave, where it
+    is known. What cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
         names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
         session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
         return True
-    request = messages.Check(
-        **session.request_of(workload, arm),
-        call_limit_s=session.plan.call_limit_s if call_limit_s is None else call_limit_s,
-        memory_limit_bytes=session.plan.memory_limit_bytes,
-        seed=session.plan.seed,
-        is_brief=is_brief,
-    )
-    reply = session.ask(request)
+    asked = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
+    request = messages.Check(**session.request_of(workload, arm), **asked)
+    if isinstance(prepared, messages.Failed):
+        reply: messages.Reply = prepared
+    else:
+        reply = session.ask(msgspec.structs.replace(request, prepared=prepared))
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False
@@ -294,9 +359,8 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
 
     def rank(workload: Workload) -> tuple[bool, int, int]:
         new = len(set(workload.axes().items()) - tried)
-        scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
         says_little = workload.kv_len < FEWEST_KEYS or workload.seq_len == 1
-        return says_little, -new, scores * workload.head_dim
+        return says_little, -new, workload.num_scores * workload.head_dim
 
     while rest:
         ordered.append(min(rest, key=rank))
@@ -393,50 +457,34 @@ def trace_cells(session: Session, folder: Path) -> None:
 
 
 class TimingStage:
-    """Visits workloads until every comparison is decided, or the budget is spent."""
+    """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
         """Every cell that has passed so far takes part."""
         self.session = session
         self.state, self.plan = session.state, session.plan
-        alive = (w for w in self.plan.asked if self.state.live(w.id, session.specs))
-        self.workloads = {workload.id: workload for workload in alive}
-        self.places = {workload: number for number, workload in enumerate(self.workloads)}
+        self.workloads = {workload.id: workload for workload in self.plan.workloads}
+        alive = [each.id for each in self.plan.asked if self.state.live(each.id, session.specs)]
+        self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified: float = math.inf
         if self.plan.sides is not None or is_ours:
             self.num_verified = 1
-        self._began_s = self._shortest_s = 0.0  # of a pass
 
-    def run(self) -> str:
-        """Pass by pass, visit what is open; return why timing ended."""
-        load_libraries()
-        race = Race(self.plan)
-        while (step := race.next(self.state, self._live())) is not None:
-            if step.is_fresh and not self._begin_pass(race):
-                return SPENT
-            if not race.is_first(self.state, step.workload) and self.session.elapsed_s > self.plan.budget_s:
-                return SPENT
-            self._show_progress(f"{step.words}, {race.num_open} open")
-            self.visit(self.workloads[step.workload], step.arms)
-        return DECIDED if race.judged else NOTHING if self.workloads else ""
+    def run(self, strategy: Strategy, stage: str = "time") -> str:
+        """Visit what the strategy says; return why it came to its end."""
 
-    def _begin_pass(self, race: Race) -> bool:
-        """Start a fresh process, unless no pass that the budget still allows for can decide anything."""
-        now_s = self.session.elapsed_s
-        if self._began_s:
-            spent_s = now_s - self._began_s
-            self._shortest_s = min(self._shortest_s or spent_s, spent_s)
-        left_s = self.plan.budget_s - now_s
-        if not race.reaches_a_look(self.state, left_s / self._shortest_s if self._shortest_s else math.inf):
-            return False
-        self._began_s = now_s
-        self.session.start_worker()
-        return True
+        def step(taken: Step) -> None:
+            if taken.is_fresh:
+                self.session.start_worker()
+            self._show_progress(stage, taken.words)
+            self.visit(self.workloads[taken.workload], taken.arms)
+
+        return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)
 
     def _live(self) -> dict[str, list[Arm]]:
         """The live arms of each workload; of two sides those that are live on both."""
-        live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
+        live = {workload: self.state.live(workload, self.session.specs) for workload in self.places}
         if self.plan.sides is not None:
             live = {workload: self._on_both_sides(arms) for workload, arms in live.items()}
         return live
@@ -446,13 +494,12 @@ class TimingStage:
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
 
-    def _show_progress(self, cell: str) -> None:
-        visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
-        share = min(
-            visits / (self.plan.num_rounds * len(self.workloads)),
-            self.session.elapsed_s / max(self.plan.budget_s, 1e-9),
-        )
-        self.session.show_progress("time", cell, share, 1.0)
+    def _show_progress(self, stage: str, cell: str) -> None:
+        share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
+        if stage == "time":
+            visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
+            share = min(visits / (self.plan.num_rounds * len(self.places)), share)
+        self.session.show_progress(stage, cell, share, 1.0)
 
     def _num_blocks(self, workload: Workload) -> int:
         """How many blocks the next visit has: more where they are short next to what a fresh process costs.
@@ -463,7 +510,7 @@ class TimingStage:
         if not taken:
             return least
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
-        fixed_s = FRESH_S / max(1, len(self.workloads))
+        fixed_s = FRESH_S / max(1, len(self.places))
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         else:

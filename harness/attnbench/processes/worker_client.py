@@ -19,6 +19,7 @@ from typing import Protocol, Self
 import msgspec
 
 from attnbench.devices import device
+from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import PROBE, UNALIGNED, RuleResult, Status
@@ -46,20 +47,6 @@ ROOT = Path(__file__).parents[2]
 def module_path(*folders: Path) -> str:
     """PYTHONPATH of a process that looks into these folders first, and then where this one does."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
-
-
-def waits_s(process: int) -> float:
-    """Seconds for which the threads of a process have been ready to run, and had to wait for a processor.
-
-    0 where there is no such process, or the system counts nothing. Source: the second number of schedstat,
-    https://docs.kernel.org/scheduler/sched-stats.html.
-    """
-    waited_ns, threads = 0, Path(f"/proc/{process}/task")
-    with suppress(OSError):
-        for thread in os.listdir(threads):  # noqa: PTH208 - names are enough
-            with suppress(OSError):
-                waited_ns += int((threads / thread / "schedstat").read_bytes().split()[1])
-    return waited_ns / 1e9
 
 
 class WorkerClient(Protocol):
@@ -373,10 +360,12 @@ def check(
     judge: Callable[[messages.Work | messages.Answer], messages.Reply],
 ) -> messages.Reply:
     """The judge's answer about a cell: each call of the implementation that it asks for is made by the runner."""
-    prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
-    if not isinstance(prepared, messages.Prepared):
-        return prepared
-    reply = consulted(msgspec.structs.replace(request, prepared=prepared), runner, judge)
+    if request.prepared is None:
+        prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
+        if not isinstance(prepared, messages.Prepared):
+            return prepared
+        request = msgspec.structs.replace(request, prepared=prepared)
+    reply = consulted(request, runner, judge)
     account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
     changed = runner(account) if isinstance(reply, CellChecked) else None
     return changed if isinstance(changed, messages.Failed) else reply

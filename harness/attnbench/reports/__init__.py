@@ -1,9 +1,10 @@
-"""What a report is. Each module of this package that holds an upper-case REPORT is one, by its stem, or has several.
+"""The interface of reports. A module of this package that holds an upper-case REPORT is one, by its stem, or several.
 
 Idea of showing as a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+import textwrap
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,15 +49,16 @@ class Report:
     """One way to show results.
 
     `write` puts its files into an existing folder and returns their paths; `draw`, where there is one, gives the same
-    pictures without files, and report.html shows them.
+    pictures without files. Reports that are not usual are written only if `attnbench report --format` names them.
     """
 
     summary: str
     write: Callable[[Results, Path], list[Path]]
     draw: Callable[[Results], list[Picture]] | None = None
+    is_usual: bool = True
 
 
-def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Report:
+def text_report(file: str, summary: str, text: Callable[[Results], str], *, is_usual: bool = True) -> Report:
     """The report that is a single file of text; none is written where the text is empty."""
 
     def write(results: Results, folder: Path) -> list[Path]:
@@ -65,7 +67,7 @@ def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Repo
             return []
         return [put(path, content)]
 
-    return Report(summary=summary, write=write)
+    return Report(summary=summary, write=write, is_usual=is_usual)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -74,3 +76,39 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+NARROWEST, UNBROKEN = 12, 40
+"""Characters that a column, and the first column, keep when a table is made narrower."""
+
+
+def text_lines(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int = 0,
+    right: Collection[int] = (),
+    gap: str = "  ",
+) -> list[str]:
+    """A table as lines of text, its headings first; columns in `right` are aligned to the right.
+
+    Where it is wider than `width`, the widest columns are broken into several lines, the first one last.
+    """
+    every = [list(headings), *(list(row) for row in rows)]
+    sizes = [max(len(row[place]) for row in every) for place in range(len(headings))]
+    while width and sum(sizes) + len(gap) * (len(sizes) - 1) > width:
+        wide = [place for place, size in enumerate(sizes) if size > (NARROWEST if place else UNBROKEN)]
+        if not wide:
+            break
+        sizes[max(wide, key=lambda place: sizes[place])] -= 1
+    lines = []
+    for row in every:
+        parts = [textwrap.wrap(text, size) or [""] for text, size in zip(row, sizes, strict=True)]
+        for number in range(max(map(len, parts), default=0)):
+            texts = [own[number] if number < len(own) else "" for own in parts]
+            padded = [
+                text.rjust(size) if place in right else text.ljust(size)
+                for place, (text, size) in enumerate(zip(texts, sizes, strict=True))
+            ]
+            lines.append(gap.join(padded).rstrip())
+    return lines

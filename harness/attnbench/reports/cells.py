@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -65,8 +66,6 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
     "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
     "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
-    "page_size": lambda size: f"pages of {size}" if size else "in one piece",
-    "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",
     "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
@@ -100,9 +99,9 @@ def columns(results: Results) -> list[Column]:
     return [*FIRST, *metrics, *LAST]
 
 
-def legend(results: Results) -> str:
-    """What the columns mean, each in a sentence."""
-    explained = [column for column in columns(results) if column.explanation]
+def legend(shown_columns: Iterable[Column]) -> str:
+    """What columns mean, each in a sentence."""
+    explained = [column for column in shown_columns if column.explanation]
     return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in explained)
 
 
@@ -132,7 +131,7 @@ def shown(results: Results) -> "pd.DataFrame":
     kept = kept.assign(
         title=kept["workload"].map(titles(results)),
         group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
-        is_doubtful=bool(doubts(results)),
+        is_doubtful=is_doubtful(results),
     )
     assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
     return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
@@ -144,13 +143,14 @@ def groups(results: Results) -> dict[str, list[Row]]:
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
 
 
-def title(axes: Axes, varying: Collection[str] = ()) -> str:
+def title(axes: Axes, varying: Collection[str] = (), leave_out: Collection[str] = ()) -> str:
     """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Left out are axes that follow from others or hold their default. One without words of its own is also shown where
-    it is among `varying`.
+    Left out are axes that follow from others or hold their default, and those of `leave_out`. One without words of its
+    own is also shown where it is among `varying`.
     """
-    return _joined((axis for axis in (*WORDS, *OTHERS) if _is_shown(axis, axes, varying)), axes)
+    shown_axes = (axis for axis in (*WORDS, *OTHERS) if axis not in leave_out and _is_shown(axis, axes, varying))
+    return _joined(shown_axes, axes)
 
 
 @lru_cache(maxsize=1)
@@ -177,7 +177,7 @@ def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
     """What sets one panel apart from others that differ in those axes: "causal · H=8"; usual values are not said."""
     first = rows(cells.iloc[:1])[0]
     return DOT.join(
-        _word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
+        word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
     )
 
 
@@ -193,7 +193,8 @@ def base(plan: Plan) -> str:
     return plain(plan.baseline) if plan.sides is None else "the base"
 
 
-def _word(axis: str, axes: Axes) -> str:
+def word(axis: str, axes: Axes) -> str:
+    """The value of one axis in words."""
     value = axes[axis]
     if axis in WORDS:
         return WORDS[axis](value)
@@ -209,7 +210,7 @@ def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
 def _joined(names: Iterable[str], axes: Axes) -> str:
     """The words of some axes, with nothing but a space between sizes."""
     return ", ".join(
-        (" " if are_sizes else ", ").join(_word(axis, axes) for axis in group)
+        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
         for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
     )
 
@@ -245,17 +246,10 @@ def ratio(row: Row) -> str:
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
-VERDICTS = {verdict: str(verdict) for verdict in Verdict} | {Verdict.equivalent: "equal"}
-"""What each verdict is called in sentences."""
-
-
 def verdict(row: Row) -> str:
-    """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
-    is_doubtful = row.get("is_doubtful") and row["verdict"] is not None
-    return f"doubtful: {_verdict(row)}" if is_doubtful else _verdict(row)
-
-
-def _verdict(row: Row) -> str:
+    """The verdict with its factor, or the difference that would show; only "doubtful" if the session is."""
+    if row.get("is_doubtful") and row["verdict"] is not None:
+        return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
     match row["verdict"]:
@@ -266,8 +260,8 @@ def _verdict(row: Row) -> str:
         case Verdict.undecided:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
             return f"undecided ({seen or row['reason']}{more}){_same_kernel(row)}"
-        case found:
-            return f"{found}{_same_kernel(row)}"
+        case _:
+            return f"{factor(row['ratio'])}{_same_kernel(row)}"
 
 
 def _same_kernel(row: Row) -> str:
@@ -315,21 +309,9 @@ def _metric(found: MetricColumn) -> Column:
     return Column(heading=found.heading, text=text, explanation=explanation)
 
 
-def _rate(row: Row, column: str, unit: str, share: str) -> str:
-    text = show(row[column], unit)
-    return text if row[share] is None else f"{text} ({percent(row[share])})"
-
-
-def _executed(row: Row) -> str:
-    if row["latency_s"] is None:
-        return MISSING
-    if row["executed_flops"] is None or not row["useful_flops"]:
-        return "unknown"
-    return f"{significant(row['executed_flops'] / row['useful_flops'], 2)} x"
-
-
-def _intensity(row: Row) -> str:
-    return MISSING if row["latency_s"] is None else f"{significant(row['arithmetic_intensity'], 3)} FLOP/B"
+def _rate(row: Row) -> str:
+    text = show(row["flops_per_s"], "flops/s")
+    return text if row["matmul_share"] is None else f"{text} ({percent(row['matmul_share'])})"
 
 
 FIRST = (
@@ -358,31 +340,14 @@ FIRST = (
         text=lambda row: plain(row["ran"] or MISSING),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
     ),
-    Column(
-        heading="operators",
-        text=lambda row: MISSING if row["num_operators"] is None else f"{row['num_operators']:,.0f}",
-    ),
-    Column(
-        heading="allocated",
-        text=lambda row: show(row["allocated_bytes"], "bytes"),
-        explanation="all that one call asks for, freed or not",
-    ),
 )
 LAST = (
     Column(
         heading="FLOP/s",
-        text=lambda row: _rate(row, "flops_per_s", "flops/s", "matmul_share"),
+        text=_rate,
         explanation="useful FLOPs (of visible pairs) per second, in brackets as a share of the fastest matrix product "
         "of this run",
     ),
-    Column(
-        heading="bandwidth",
-        text=lambda row: _rate(row, "bytes_per_s", "bytes/s", "copy_share"),
-        explanation="compulsory bytes (inputs read once, results written once) per second, in brackets as a share of "
-        "the fastest copy of this run",
-    ),
-    Column(heading="intensity", text=_intensity, explanation="useful FLOPs for each compulsory byte"),
-    Column(heading="executed", text=_executed, explanation="how many FLOPs are computed for each useful one"),
     Column(
         heading="error",
         text=error,

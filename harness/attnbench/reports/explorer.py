@@ -29,12 +29,7 @@ METRICS = {
 SORTED_BY = {
     "time per call": "paired_latency_s",
     "ratio": "ratio",
-    "operators": "num_operators",
-    "allocated": "allocated_bytes",
     "FLOP/s": "flops_per_s",
-    "bandwidth": "bytes_per_s",
-    "intensity": "arithmetic_intensity",
-    "executed": "executed_flops",
     "error": "error_ratio",
     "peak memory": "peak_memory_bytes",
     "length": "kv_len",
@@ -92,6 +87,8 @@ def _row(
     texts = [row["title"], *(column.text(row) for column in columns)]
     keys = [row["title"], *(_key(column, row) for column in columns)]
     verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
+    verdict = "undecided" if verdict and row["is_doubtful"] and not row["is_baseline"] else verdict
+    verdict = "equal" if verdict == "equivalent" else verdict
     is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
     return {
         "run": run,

@@ -88,7 +88,7 @@ def traces(stored: Results) -> list[dict[str, Any]]:
 
 def _evaluation(record: Record, times_s: dict[Key, float], reference: Key) -> dict[str, Any] | None:
     """What a trace says of a cell; None where nothing was tried, or a right answer has no time."""
-    if record.status is Status.unsupported or record.is_predicted:
+    if record.status in {Status.unsupported, Status.approximate} or record.is_predicted:
         return None
     status = TRACED.get(record.status, FAILED)
     correctness = performance = None

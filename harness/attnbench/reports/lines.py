@@ -77,9 +77,12 @@ def cells_of(found: Sequence[Panel]) -> pd.DataFrame:
     return pd.concat([panel.cells for panel in found])
 
 
-def draw(results: Results, plot: Plot) -> list[Picture]:
-    """The picture of a run, with its first six panels at most; none where no row has a value."""
-    found = panels(cells.shown(results))
+def draw(results: Results, plot: Plot, fewest_lengths: int = 1) -> list[Picture]:
+    """The picture of a run, with its first six panels at most; none where no row has a value.
+
+    Panels have that many lengths at least.
+    """
+    found = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
     full = [panel for panel in found if any(map(plot.has_point, rows(panel.cells)))]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
     more = [f"No panel, as there is no value: {group}." for group in empty]
@@ -328,6 +331,15 @@ MEMORY = Plot(
     absent="peak memory not measured, or none above the inputs",
     finish=_draw_theory,
 )
+
+ENOUGH_LENGTHS = 5
+"""Lengths of a panel that show how time grows."""
+
+
+def usual(results: Results) -> list[Picture]:
+    """The one picture of a page: time against length where some panel has enough lengths."""
+    return draw(results, LATENCIES, ENOUGH_LENGTHS)
+
 
 REPORT = {
     "latency_plot": style.report(

@@ -134,7 +134,7 @@ function spec(rows, ink, soft) {
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
   const order = data.implementations;
   const tooltip = ["implementation", ...(data.runs.length > 1 ? ["run"] : []), "group", "length", "verdict", "time", "ratio", "memory", "samples"].map((field) => ({ field, type: "nominal" }));
-  const verdicts = { domain: ["faster", "equivalent", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", soft, "#dd6b20", soft, ink, soft] };
+  const verdicts = { domain: ["faster", "equal", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", soft, "#dd6b20", soft, ink, soft] };
   const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0", "circle", "circle"] }; // undecided: a ring
   const width = Math.max(160, $("chart").clientWidth - 40);
   const top = { orient: "top", columns: width < 600 ? 3 : 6 };

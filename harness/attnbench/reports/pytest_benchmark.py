@@ -4,14 +4,12 @@ Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/
 name is left out of machine_info. What has no time has no place in that format and stands under `not_measured`.
 """
 
-import json
 import statistics
 from typing import Any
 
 from pytest_benchmark.stats import Stats
 
 from attnbench.analysis.results import Results
-from attnbench.reports import text_report
 from attnbench.storage.records import LATENCY, Record
 from attnbench.units import plain
 
@@ -71,10 +69,3 @@ def _benchmark(record: Record, results: Results) -> dict[str, Any]:
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }
-
-
-REPORT = text_report(
-    "benchmark.json",
-    "times in the format of pytest-benchmark",
-    lambda results: json.dumps(document(results), indent=1, allow_nan=False) + "\n",
-)

@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +19,8 @@ from matplotlib.ticker import FixedLocator
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, arm_of, rows, varying
-from attnbench.reports import Picture, cells, grouped, style
+from attnbench.reports import Picture, Report, cells, grouped, lines, style
+from attnbench.storage.files import put
 from attnbench.storage.records import Arm, Verdict
 from attnbench.units import plain, significant
 
@@ -188,4 +190,16 @@ def _handles(shapes: Sequence[Shape]) -> list[Line2D]:
     ]
 
 
-REPORT = style.report("ratio_plot", "who is faster on each shape, with intervals and verdicts, as SVG and PNG", draw)
+def write_picture(results: Results, folder: Path) -> list[Path]:
+    """The one picture of a run's folder: time against length, or else ratios."""
+    return [put(folder / "picture.png", each.png()) for each in (lines.usual(results) or draw(results))[:1]]
+
+
+REPORT = {
+    "picture": Report(summary="the one picture of a run: time against length, or ratios", write=write_picture),
+    "ratio_plot": style.report(
+        "ratio_plot",
+        "who is faster on each shape, with intervals and verdicts, as SVG and PNG",
+        draw,
+    ),
+}

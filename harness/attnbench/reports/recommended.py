@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.analysis.comparisons import doubts, num_processes
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import (
     OVER,
     SLOWER,
     TOO_LONG,
     Change,
+    Exclusion,
     Lead,
     Recommendation,
     changes_along,
@@ -18,7 +20,7 @@ from attnbench.analysis.recommendation import (
 )
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
-from attnbench.storage.events import RELATIVE, Ladder
+from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
 
@@ -59,19 +61,19 @@ def answer(found: Recommendation) -> str:
 
 def _nothing_left(found: Recommendation) -> str:
     """Why nobody is left: what the least would need, or the one reason of all."""
-    over = {name: peak for name, peak in found.peaks.items() if found.excluded.get(name, "").startswith(OVER)}
+    over = {name: found.peaks[name] for name, why in found.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
         return f"the least memory that any needs is {show(over[least], 'bytes')}, by {least}"
     if not found.excluded:
         return "no implementation was timed"
-    reasons = {_kind(reason) for reason in found.excluded.values()}
+    reasons = {_without_numbers(str(why)) for why in found.excluded.values()}
     if len(reasons) == 1:
-        return plain(next(iter(found.excluded.values())))
+        return plain(str(next(iter(found.excluded.values()))))
     return "no implementation is left; why each is excluded stands below"
 
 
-def _kind(reason: str) -> str:
+def _without_numbers(reason: str) -> str:
     """A reason without its numbers, which differ between those who share it."""
     return re.sub(r"[\d.]+", "#", reason)
 
@@ -116,7 +118,7 @@ def changed(change: Change) -> str:
 
 
 def figures(found: Recommendation) -> list[tuple[str, ...]]:
-    """A row for each candidate: name, time of a call, how many times as long as the choice, peak memory.
+    """A row for each candidate: name, time of a call, how much slower than the choice, peak memory.
 
     A time is the choice's median, times the ratio: medians of visits that were made at other moments are no ratio.
     """
@@ -124,7 +126,8 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
     for name, own in found.seconds.items():
         lead = found.lead(name)
         seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.ratio
-        to_choice = "choice" if name == found.choice else MISSING if lead is None else _factor(lead)
+        to_choice = MISSING if lead is None else factor(lead.ratio, lead.low, lead.high)
+        to_choice = "choice" if name == found.choice else to_choice
         mark = " (PyTorch's own)" if name == found.reference else ""
         rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
     return rows
@@ -148,18 +151,19 @@ def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]
 def keeps_reasons_back(found: Recommendation) -> bool:
     """Whether `of_excluded` leaves out why somebody is no candidate."""
     kinds = _by_kind(found).values()
-    return any(not _shared(members) and ": " in reason for members in kinds for _, reason in members)
+    return any(not _shared(members) and why.detail for members in kinds for _, why in members)
 
 
-def _by_kind(found: Recommendation) -> dict[str, list[tuple[str, str]]]:
-    return grouped(found.excluded.items(), lambda item: item[1].partition(":")[0])
+def _by_kind(found: Recommendation) -> dict[str, list[tuple[str, Exclusion]]]:
+    return grouped(found.excluded.items(), lambda item: item[1].kind)
 
 
-def _shared(members: Sequence[tuple[str, str]]) -> str:
+def _shared(members: Sequence[tuple[str, Exclusion]]) -> str:
     """The reason that all of a kind share, but for its numbers; "" where there is none, or numbers are all of it."""
-    reasons = [reason.partition(": ")[2] for _, reason in members]
-    is_one = len({*map(_kind, reasons)}) == 1 and (len(reasons) == 1 or RELATIVE not in reasons[0])
-    return reasons[0] if is_one else ""
+    reasons = [why.detail for _, why in members]
+    is_one = len({*map(_without_numbers, reasons)}) == 1
+    has_words = len(reasons) == 1 or members[0][1].kind not in {SLOWER, OVER}
+    return reasons[0] if is_one and has_words else ""
 
 
 def measured(results: Results) -> dict[str, Any]:

@@ -1,26 +1,16 @@
 """Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
 
-from attnbench.analysis.comparisons import by_side, comparisons, losses, whole
+from attnbench.analysis.comparisons import by_side, losses
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns
-from attnbench.reports import cells, story, text_report
+from attnbench.reports import cells, endings, story, text_report
 from attnbench.storage.events import Side
-from attnbench.units import MISSING, escaped, markdown_list, markdown_table, percent, plain, span
+from attnbench.units import MISSING, escaped, markdown_list, markdown_table, plain
 
 
 def headline(results: Results) -> str:
     """The verdict on the whole, in a sentence."""
-    found = whole(results)
-    if found is None:
-        return "nothing can be said of the whole: no cell has times on both sides"
-    seen, number = span(found.ratio, found.low, found.high), len(comparisons(results))
-    over = f"over {number} cell{'s' * (number > 1)}"
-    text = f"{cells.VERDICTS[found.verdict]}: the candidate takes {seen} times as long as the base {over}"
-    if found.reason is not None:
-        text += f" ({found.reason})"
-    if found.detectable is not None:
-        text += f"; a slowdown of {percent(found.detectable)} would have shown"
-    return f"{text}; differences below {percent(found.margin)} do not matter"
+    return endings.of_sides(results).sentence
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -74,7 +64,6 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
                 "length": cells.length(row),
                 "base": "new" if other is None else _time(other),
                 "candidate": _time(row),
-                "ratio": cells.ratio(row),
                 "verdict": cells.verdict(row),
             }
             for metric in metrics:

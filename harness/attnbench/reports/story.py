@@ -1,26 +1,36 @@
-"""The run as readable text, summary.md, and as a page with pictures, report.html.
+"""The run as readable text, summary.md, and as a page with a picture, report.html.
 
-Both say what was run and where, how far to trust it, what went wrong, and have a table for each group of workloads.
+Both begin with the answer, and end with the facts of the run and of the machine.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import Answer, answers, comparisons, doubts, noises, throttled, too_noisy
+from attnbench.analysis.comparisons import comparisons, contention, doubts, noises, throttled, too_noisy
+from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
-from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
+from attnbench.reports import (
+    Picture,
+    answers,
+    cells,
+    endings,
+    explorer,
+    grouped,
+    hosts,
+    lines,
+    recommended,
+    text_report,
+)
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import Environment, Status, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Status, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -30,23 +40,19 @@ from attnbench.units import (
     percent,
     plain,
     show,
-    significant,
-    span,
 )
 from attnbench.workloads.workload import Workload
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
-"""A run that took more than so many times its budget says why."""
-FEW_NAMED = 3
-"""Of more implementations these are named."""
-LEAST_LENGTHS = 3
-"""Of fewer, the greatest says nothing of those between."""
+"""A run that takes longer than its budget by this factor says why."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
     """A template of this folder with what summary and page both say, and more; where it is HTML, texts are escaped."""
+    import jinja2  # here, as below what draws pictures: a check needs neither, and both take half a second
+
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html.jinja"]),
@@ -58,61 +64,79 @@ def rendered(template: str, results: Results, **more: object) -> str:
         facts=facts(results),
         findings=findings(results),
         troubles=troubles(results),
-        notable=notable.findings(results),
         answer=answer(results),
-        means=means(results),
-        baseline=cells.base(results.plan),
-        legend=cells.legend(results),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
     )
 
 
+MOST_LINES = 200
+"""The most lines of summary.md; other tables are in report.html and records.csv."""
+IN_SUMMARY = (
+    "length",
+    "implementation",
+    "status",
+    "time per call",
+    "ratio",
+    "verdict",
+    "peak memory",
+    "error",
+    "notes",
+)
+"""The columns of its tables."""
+
+
 def summary(results: Results) -> str:
-    """The run as Markdown."""
-    columns = cells.columns(results)
+    """The run as Markdown, with as many tables of cells as fit."""
+    columns = [column for column in cells.columns(results) if column.heading in IN_SUMMARY]
+    found = hosts.over_all(results)
+    across = {} if found is None else hosts.verdicts(found)
+    shapes, base = answers.shapes(results), cells.base(results.plan)
+
+    def text(tables: dict[str, str], num_left_out: int) -> str:
+        return rendered(
+            "summary.md.jinja",
+            results,
+            shared=answers.shared(shapes) if shapes else "",
+            table=markdown_table(answers.table(shapes, base)),
+            legend=cells.legend(columns),
+            tables=tables,
+            num_left_out=num_left_out,
+            kinds={} if found is None else hosts.kinds(found),
+            shown_host=hosts.shown(results),
+            across={title: markdown_table(rows) for title, rows in across.items()},
+        )
+
     tables = {
         title: markdown_table([{column.heading: column.text(row) for column in columns} for row in rows])
         for title, rows in cells.groups(results).items()
     }
-    found = hosts.over_all(results)
-    across = {} if found is None else hosts.verdicts(found)
-    return (
-        rendered(
-            "summary.md.jinja",
-            results,
-            tables=tables,
-            kinds={} if found is None else hosts.kinds(found),
-            shown_host=hosts.shown(results),
-            across={title: markdown_table(rows) for title, rows in across.items()},
-        ).rstrip("\n")
-        + "\n"
-    )
+    number = len(tables)
+    while tables and text(tables, number - len(tables)).count("\n") > MOST_LINES:
+        tables.popitem()
+    return text(tables, number - len(tables)).rstrip("\n") + "\n"
 
 
 def page(results: Results, others: Sequence[Results] = ()) -> str:
-    """The run as one page, complete in itself: the answer, what to explore, pictures, and then all about the run.
+    """The run as one page, complete in itself: the answer, one picture, what to explore, and then all about the run.
 
     `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
     script, which sets it as text.
     """
-    drawn = [
-        picture
-        for report in plugs("attnbench.reports", "REPORT").values()
-        if report.draw is not None
-        for picture in report.draw(results)
-    ]
-    found = hosts.over_all(results)
+    found, shapes = hosts.over_all(results), answers.shapes(results)
     return rendered(
         "page.html.jinja",
         results,
+        table=answers.table(shapes, cells.base(results.plan)),
         kinds={} if found is None else hosts.kinds(found),
         shown_host=hosts.shown(results),
         across={} if found is None else hosts.verdicts(found),
-        figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
-        asked=asked(results, others),
+        figures=[inlined(picture, number) for number, picture in enumerate(lines.usual(results), start=1)],
+        shared=answers.shared(shapes) if shapes else "",
+        legend=cells.legend(cells.columns(results)),
+        memory=answers.memory_line(shapes),
+        verdict=verdict(results, others),
         machine=machine(results),
-        undisturbed=undisturbed(results),
         beyond=beyond(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
@@ -121,10 +145,10 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
 
 
 def asked(results: Results, others: Sequence[Results] = ()) -> str:
-    """What was asked, in a line: the title of the page."""
+    """The sweep with its numbers of implementations and shapes."""
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
-    shapes = f"{len(plan.workloads)} workload{'s' * (len(plan.workloads) > 1)}"
+    shapes = f"{len(plan.workloads)} shape{'s' * (len(plan.workloads) > 1)}"
     what = f"{names} implementation{'s' * (names > 1)} on {shapes}"
     if plan.sides is not None:
         what = f"Two states of the code: {what}"
@@ -132,19 +156,41 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
     return plain(f"{what}{more}" if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}{more}")
 
 
-def machine(results: Results) -> str:
-    """On which machine, when, and by which version, in a line."""
+TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
+"""Parts of a processor's name that say nothing."""
+
+
+def verdict(results: Results, others: Sequence[Results] = ()) -> str:
+    """The sweep, and whether all of it is right."""
+    if results.plan.sides is not None:
+        return f"{asked(results, others)}: {endings.of_sides(results).sentence}"
+    worst = endings.marks(results, without=cells.absent(results))
+    checks = count_checks(results)
+    if not checks:
+        return f"{asked(results, others)}, nothing was checked"
+    against = f"({checks} check{'s' * (checks > 1)} against float64)"
+    bad = {name: each for name, each in worst.items() if each in {Mark.wrong, Mark.failed, Mark.imprecise}}
+    if not bad:
+        return f"{asked(results, others)}, all right {against}"
+    return f"{asked(results, others)}: {conclude(worst, Question.measurement).words} {against}"
+
+
+def machine(results: Results) -> list[str]:
+    """The machine, the method, and the margin."""
     found = next(iter(results.environments.values()), None)
-    where = "" if found is None else f"{found.accelerator or found.cpu}, {found.num_threads} threads, "
-    versions = "" if found is None else f", torch {found.versions.get('torch', MISSING)}"
-    return plain(f"{where}{results.started.time}{versions}, run {results.run}")
-
-
-def undisturbed(results: Results) -> str:
-    """Said where nothing is to be said against a session: which differences show."""
+    parts = []
+    if found is not None:
+        name = found.accelerator or " ".join(TRADE.sub(" ", found.cpu).split())
+        cores = found.num_threads or found.num_physical_cores
+        torch = found.versions.get("torch", MISSING).removesuffix("+cpu")
+        parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
+    parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
     if not any(results.num_visits.values()):
-        return "Nothing was timed." if results.records else "Nothing was checked."
-    return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. {method(results)}")
+        return [plain(", ".join([*parts, "nothing was timed"]))]
+    number = verdicts.num_processes(results)
+    parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
+    parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
+    return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
 
 
 NOT_COUNTED = {Status.unsupported, Status.error}
@@ -152,7 +198,7 @@ NOT_COUNTED = {Status.unsupported, Status.error}
 
 
 def beyond(results: Results) -> list[str]:
-    """What was predicted to be out of reach, in memory or time: a line for each implementation and status."""
+    """Cells that were predicted to be out of reach: a line for each implementation and status."""
     out = [record for record in results.records if record.is_predicted and record.status not in NOT_COUNTED]
     titles = cells.titles(results)
     alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
@@ -171,7 +217,7 @@ def inlined(picture: Picture, number: int) -> Markup:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """What was asked and how it went, each under its name."""
+    """Facts of the run by name: its plan and its course."""
     plan, records, load = results.plan, results.records, results.system_load
     called_s = results.check_s + results.called_s
     counts = Counter(str(record.status) for record in records)
@@ -222,10 +268,10 @@ def described(environment: Environment) -> dict[str, str]:
 
 
 def troubles(results: Results) -> list[str]:
-    """What a reader must know before any result: the run was cut short, or the machine had other work to do."""
+    """Warnings that come before any result: the run was cut short, or the machine was busy."""
     lines = []
     if results.elapsed_s is None:
-        lines.append("This run did not come to its end: what is missing below was not measured.")
+        lines.append("This run did not come to its end: missing cells were not measured.")
     if results.num_left_out and results.plan.metrics:  # a check leaves out what is wrong already
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(results.plan.budget_s)
@@ -240,11 +286,13 @@ def troubles(results: Results) -> list[str]:
     if said and is_usual:  # else it is a doubt
         lines.append(said)
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
+    busy = contention(results)
+    lines += [busy] * (busy not in doubts(results)) if busy else []
     return [*doubts(results), *hosts.excluded(results), *([noisy] if noisy else []), *lines]
 
 
 def findings(results: Results) -> list[str]:
-    """What went wrong: one line for each implementation, group of workloads and reason, with the lengths."""
+    """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths."""
     titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
@@ -257,149 +305,58 @@ def findings(results: Results) -> list[str]:
     return lines
 
 
-MOST_NAMED = 4
-"""Of more implementations, so many are named with their times."""
-
-
 def of_model(results: Results) -> list[str]:
-    """What the run says of the whole model: the time of the attention of all its layers, for each point and arm."""
-    lines = []
+    """The time of the attention of all layers of a model, for each point and arm."""
+    said = []
     for label, found in grouped(totals(results), lambda each: each.mix.label).items():
         timed = [each for each in found if each.seconds is not None]
         whole = f"{results.plan.model} {label}" if results.plan.model else label
         calls = f"{found[0].num_calls} {'layers' if results.plan.model else 'calls'} of attention"
-        named = [f"{each.arm} {show(each.seconds, 's')}{_beside_base(each)}" for each in timed[:MOST_NAMED]]
+        named = [f"{each.arm} {show(each.seconds, 's')}{_to_base(each)}" for each in timed[:MOST_NAMED]]
         rest = f", {len(timed) - MOST_NAMED} more are slower" if len(timed) > MOST_NAMED else ""
         missing = [str(each.arm) for each in found if each.seconds is None]
         none = f"; no time: {', '.join(missing)}" if missing else ""
         text = ", ".join(named) + rest if named else "none has a time for all of them"
-        lines.append(plain(f"{whole}, {calls}: {text}{none}."))
-    return lines
-
-
-def _beside_base(total: Total) -> str:
-    """As in: (2.3x as long as sdpa, 2.2 to 2.4)."""
-    if total.ratio is None or total.ratio == 1.0:
-        return ""
-    number, _, interval = span(total.ratio, total.low, total.high).partition(" ")
-    return f" (x{number}{', ' if interval else ''}{interval.strip('()')})"
-
-
-def answer(results: Results) -> list[str]:
-    """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
-
-    Before these what the run says of a whole model, where it was planned for one. Where hosts of several kinds, or
-    several hosts for each cell, have measured, only what they say together; else that comes first.
-    """
-    together = hosts.lines(results)
-    return together if hosts.speaks(results) else together + _answer(results)
-
-
-def _answer(results: Results) -> list[str]:
-    if results.plan.command != "run":
-        doubtful = "doubtful: " if doubts(results) else ""
-        return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
-    if results.plan.sides is not None or not comparisons(results):
-        return of_model(results)
-    titles = cells.titles(results)
-    arms = {each.implementation for each in comparisons(results)}
-    are_two = len(arms) == 1
-    words = _between_two(results) if are_two else [(each.workload, _of_shape(each)) for each in answers(results)]
-    parts: dict[str, dict[str, list[Workload]]] = {}
-    for workload, text in words:
-        parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
-    said = {title: "; ".join(f"{text} at {_lengths(at)}" for text, at in own.items()) for title, own in parts.items()}
-    for title, text in (_crossings(results, titles) if are_two else {}).items():
-        said[title] = f"{text}: {said[title]}"
-    head = "doubtful: " if doubts(results) else ""
-    found_of_model = [plain(f"{head}{line}") for line in of_model(results)]
-    lines = [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
-    return found_of_model + lines
-
-
-def _crossings(results: Results, titles: dict[str, str]) -> dict[str, str]:
-    """Of one implementation and the baseline: in each group of three lengths or more, from which one is the faster.
-
-    A group has no such text where nobody is faster at its greatest length.
-    """
-    found = {}
-    for title, members in grouped(comparisons(results), lambda each: titles[each.workload.id]).items():
-        members.sort(key=lambda each: (each.workload.kv_len, each.workload.seq_len))
-        names = {Verdict.faster: members[-1].implementation, Verdict.slower: cells.base(results.plan)}
-        last = names.get(members[-1].verdict)
-        if last is None or len(members) < LEAST_LENGTHS:
-            continue
-        others = [number for number, each in enumerate(members) if names.get(each.verdict) != last]
-        first = members[others[-1] + 1 if others else 0].workload
-        found[title] = (
-            f"{last} is faster from {_lengths([first])} on" if others else f"{last} is faster at every length"
-        )
-    return found
-
-
-def _lengths(workloads: list[Workload]) -> str:
-    return f"T={', '.join(cells.length(workload.axes()) for workload in workloads)}"
-
-
-def _between_two(results: Results) -> list[tuple[Workload, str]]:
-    """Of one implementation and the baseline: on each workload which is faster."""
-    said = []
-    for each in comparisons(results):
-        name, base = each.implementation, each.baseline
-        match each.verdict:
-            case Verdict.equivalent:
-                text = f"{name} and {base} are equal within {percent(each.margin)}"
-            case Verdict.undecided:
-                seen = span(each.ratio, each.low, each.high)
-                text = f"undecided: {name} takes {seen} times as long as {base} ({each.reason})"
-            case Verdict.slower:
-                text = _faster(base, name, each.ratio, each.low, each.high)
-            case Verdict.faster:
-                low, high = (None if end is None else 1 / end for end in (each.high, each.low))
-                text = _faster(name, base, 1 / each.ratio, low, high)
-        same = " (the same kernel ran)" if each.is_same_kernel else ""
-        said.append((each.workload, f"{text}{same}"))
+        said.append(plain(f"{whole}, {calls}: {text}{none}."))
     return said
 
 
-def _of_shape(found: Answer) -> str:
-    """What is faster than the baseline, equal, slower and undecided on one workload."""
-    base = found.baseline
-    parts = []
-    if found.faster:
-        named = [f"{each.implementation} {significant(1 / each.ratio, 3)}x" for each in found.faster[:FEW_NAMED]]
-        parts.append(f"faster than {base}: {_some(named, len(found.faster))}")
-    elif not found.undecided:
-        parts.append(f"nothing is faster than {base}")
-    if found.equal:
-        names = [f"{each.implementation}{' (same kernel)' * each.is_same_kernel}" for each in found.equal[:FEW_NAMED]]
-        parts.append(f"equal within {percent(found.equal[0].margin)}: {_some(names, len(found.equal))}")
-    if found.slower:
-        names = [f"{each.implementation} {significant(each.ratio, 3)}x" for each in found.slower[:1]]
-        parts.append(f"slower: {len(found.slower)}, the least {names[0]}")
-    if found.undecided:
-        names = [each.implementation for each in found.undecided[:FEW_NAMED]]
-        parts.append(f"undecided: {_some(names, len(found.undecided))}")
-    return "; ".join(parts)
+def kept_memory(results: Results, metrics: Collection[str] = (KEPT_MEMORY,)) -> list[str]:
+    """A line for each cell in which memory grows with each call; with other metrics also what first calls keep."""
+    lines = []
+    for record in results.records:
+        for metric in metrics:
+            found = record.measurement(metric)
+            value = found.samples[0].value if found is not None and found.samples else 0.0
+            if found is not None and value:
+                text = next(iter(found.warnings), f"keeps {show(value, 'bytes')} once")
+                lines.append(plain(f"{record.arm} {text} ({record.workload.direction})"))
+    return lines
 
 
-def _some(names: Sequence[str], number: int) -> str:
-    """The first of them, and how many more there are."""
-    return ", ".join(names) + (f" and {number - len(names)} more" if number > len(names) else "")
+MOST_NAMED = 4
+"""Implementations that a sentence names with their times."""
 
 
-def _faster(name: str, other: str, factor: float, low: float | None, high: float | None) -> str:
-    """As in: sdpa is 1.34x faster than fused (1.31 to 1.38)."""
-    number, _, interval = span(factor, low, high).partition(" ")
-    return f"{name} is {number}x faster than {other} {interval}".rstrip()
+def _to_base(total: Total) -> str:
+    """As in: (2.30x slower (2.20 to 2.40))."""
+    if total.ratio is None or total.ratio == 1.0:
+        return ""
+    return f" ({factor(total.ratio, total.low, total.high)})"
 
 
-def means(results: Results) -> list[str]:
-    """Each implementation over all of its workloads: the geometric mean of its ratios. It describes, and is no test."""
-    return [
-        plain(f"{name}: {significant(ratio, 3)} over {number} workloads")
-        for name, (ratio, number) in verdicts.means(results).items()
-    ]
+def answer(results: Results) -> list[str]:
+    """Recommend an implementation in a few sentences.
+
+    Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
+    """
+    together = hosts.lines(results)
+    if hosts.speaks(results):
+        return together
+    if results.plan.command != "run":
+        doubtful = "doubtful: " if doubts(results) else ""
+        return together + [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
+    return [*together, *of_model(results), *answers.advice(results)]
 
 
 def method(results: Results) -> str:
@@ -420,12 +377,18 @@ def decided(results: Results) -> str:
         return text
     if all(each.reason == Reason.few_processes for each in undecided):
         return f"{text}: too few processes, a verdict needs {FEWEST_PROCESSES}"
+    more = more_time(undecided)
+    return f"{text}; {more or 'no time that can be predicted would decide the others'}"
+
+
+def more_time(undecided: Sequence[Comparison]) -> str:
+    """The time that would decide half of the undecided, and all within reach; "" if it is not known."""
     within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not within_reach:
-        return f"{text}; no time that can be predicted would decide the others"
+        return ""
     half = within_reach[: (len(within_reach) + 1) // 2]
     more = "" if len(half) == len(within_reach) else f", {duration(max(within_reach))} for {len(within_reach)}"
-    return f"{text}; about {duration(max(half))} more would decide {len(half)} of the others{more}"
+    return f"about {duration(max(half))} more would decide {len(half)}{more}"
 
 
 def interference(results: Results, *, is_brief: bool = False) -> str:
@@ -475,7 +438,7 @@ def _ceilings(results: Results) -> str:
 
 
 def _noise(results: Results) -> str:
-    """What the baseline against itself showed: a warning at most, since no verdict depends on it."""
+    """The difference between the baseline and itself; no verdict depends on it."""
     known = [each for each in noises(results).values() if each.largest is not None]
     if not known:
         return "too few processes to say how far two equal times lie apart"

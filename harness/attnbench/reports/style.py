@@ -273,7 +273,12 @@ def _fit_for_a_page(svg: str) -> str:
 def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
     """The report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
     drawn = lru_cache(maxsize=1)(draw)
-    return Report(summary=summary, write=lambda results, folder: save(drawn(results), folder, stem), draw=drawn)
+    return Report(
+        summary=summary,
+        write=lambda results, folder: save(drawn(results), folder, stem),
+        draw=drawn,
+        is_usual=False,
+    )
 
 
 def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:

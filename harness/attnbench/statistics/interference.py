@@ -7,7 +7,7 @@ that block, so that a verdict that is watched while samples come in never change
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from attnbench.statistics.intervals import Block, place_of
@@ -24,14 +24,11 @@ MANY = 0.25
 
 
 class InterferenceGauge:
-    """Judges probes in the order in which they were taken."""
+    """Judges probes in the order in which they were taken, each among those of its kind."""
 
     def __init__(self) -> None:
         """Begin with no probes."""
-        self._recent: deque[float] = deque()  # of this process
-        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
-        self._ordered: list[float] = []  # those of this process by size
-        self._epoch = -1
+        self._kinds: defaultdict[str, _Probes] = defaultdict(_Probes)
         self.discarded: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
 
@@ -40,29 +37,49 @@ class InterferenceGauge:
         """How many blocks are discarded."""
         return sum(map(len, self.discarded.values()))
 
-    def add(self, workload: str, probes: Iterable[Sample]) -> None:
+    def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
         """Add the probes of one visit, and discard each block whose probe took far longer than those before.
 
-        Those of its own process count, and as long as these are few, those of earlier ones, too: a process of a
-        comparison of few cells makes four blocks.
+        `kind` names the probe: another device or number of threads takes another time.
         """
-        recent, ordered = self._recent, self._ordered
+        known = self._kinds[kind]
         for sample in probes:
-            if sample.epoch != self._epoch:
-                self._before.extend(recent)
-                recent.clear()
-                ordered.clear()
-                self._epoch = sample.epoch
             self.num_blocks += 1
-            log, number = math.log(sample.value), len(ordered)
-            known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
-            # Most are below the bound that no spread can change, and are spared the rest.
-            if len(known) >= FEWEST and log - known[(len(known) - 1) // 2] > LARGEST_CALM and _is_late(log, known):
+            if known.is_late(sample):
                 self.discarded.setdefault(workload, set()).add(place_of(sample))
-            recent.append(log)
-            insort(ordered, log)
-            if number >= WINDOW:
-                del ordered[bisect_left(ordered, recent.popleft())]
+
+
+class _Probes:
+    """The latest probes of one kind.
+
+    Those of the same process count, and as long as these are few, those of earlier ones, too: a process of a comparison
+    of few cells makes four blocks.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()  # of this process
+        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
+        self._ordered: list[float] = []  # those of this process by size
+        self._epoch = -1
+
+    def is_late(self, sample: Sample) -> bool:
+        """Whether the next probe is late, which then is one of the known ones."""
+        recent, ordered = self._recent, self._ordered
+        if sample.epoch != self._epoch:
+            self._before.extend(recent)
+            recent.clear()
+            ordered.clear()
+            self._epoch = sample.epoch
+        log, number = math.log(sample.value), len(ordered)
+        known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
+        # Most are below the bound that no spread can change, and are spared the rest.
+        is_beyond = len(known) >= FEWEST and log - known[(len(known) - 1) // 2] > LARGEST_CALM
+        is_late = is_beyond and _is_late(log, known)
+        recent.append(log)
+        insort(ordered, log)
+        if number >= WINDOW:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        return is_late
 
 
 def _is_late(log: float, known: list[float]) -> bool:

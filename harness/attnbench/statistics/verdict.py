@@ -5,13 +5,17 @@ process is the unit: each comparison has one number from each process, a log rat
 
 A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with
 the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
-share the error level by Holm's procedure, which ends at one level; at that level every interval of a session is made,
-so that an interval excludes a ratio of 1 exactly where the procedure rejects "the same time".
+share the error level by a procedure that ends at one level; at that level every interval of a session is made, so that
+an interval excludes a ratio of 1 exactly where the procedure rejects "the same time". Which procedure depends on the
+question. A gate, which expects no difference, must not cry wolf: Holm's bounds the probability of any false alarm. A
+table of many implementations has many true differences: Benjamini and Yekutieli's bounds the share of false ones among
+the differences that it names, whatever depends on what, and finds far more of them.
 
 One margin, the one that the user asked for, decides what matters. Slower: the interval lies beyond 1, and the ratio
 beyond the margin. Equal: the interval lies inside the margin. Noise can only make a verdict undecided.
 
-Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; equal spending over looks, O. J. Dunn, 1961,
+Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; Y. Benjamini and D. Yekutieli, 2001,
+https://doi.org/10.1214/aos/1013699998, theorem 1.3; equal spending over looks, O. J. Dunn, 1961,
 https://doi.org/10.1080/01621459.1961.10482090; the process as the unit, Kalibera and Jones, 2013,
 https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
 """
@@ -19,7 +23,7 @@ https://doi.org/10.1145/2464157.2464160. Why: docs/adr/0046.
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -50,10 +54,11 @@ class Reason(enum.StrEnum):
     """Why a comparison is undecided."""
 
     few_processes = "too few processes"
-    one_process = "one process cannot decide less than the spread between processes"
+    one_process = "one process decides nothing below 3 %, by which processes differ"
     imprecise = "interval too wide"
     threshold = "threshold below what would show"
     machine_state = "the machine was in another state"
+    doubtful = "other work disturbed the machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +216,19 @@ def holm_level(values: ArrayLike, allowed: float) -> Array:
     return level
 
 
+def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
+    """The level at which Benjamini and Yekutieli's procedure ends (...), for p-values (..., m), as `holm_level`.
+
+    Among the rejected at most the `allowed` share is false in expectation, whatever depends on what.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    ranks = np.arange(1, ordered.shape[-1] + 1)
+    step = allowed / (len(ranks) * np.sum(1 / ranks))
+    num_rejected = np.where(ordered <= step * ranks, ranks, 0).max(axis=-1)
+    level: Array = step * np.maximum(num_rejected, 1)
+    return level
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """An effect with its verdict, and the interval that decided."""
@@ -220,6 +238,8 @@ class Judgement:
     """Relative. A smaller difference does not matter."""
     level: float
     """The two-sided error of the interval; with all looks and comparisons of the session it comes to 5 %."""
+    is_doubtful: bool = False
+    """Whether other work may have changed the times, so that no verdict is given."""
 
     @property
     def ratio(self) -> float:
@@ -245,7 +265,7 @@ class Judgement:
     def verdict(self) -> Verdict:
         """What the interval and the margin say."""
         half, log, beyond = self.half_width, self.effect.log, math.log1p(self.margin)
-        if half is None:
+        if half is None or self.is_doubtful:
             return Verdict.undecided
         if abs(log) > max(half, beyond):
             return Verdict.faster if log < 0 else Verdict.slower
@@ -256,6 +276,8 @@ class Judgement:
         """Why it is undecided; None where it is decided."""
         if self.verdict is not Verdict.undecided:
             return None
+        if self.is_doubtful:
+            return Reason.doubtful
         if self.effect.error is None:
             return Reason.few_processes
         return Reason.one_process if self.effect.bias else Reason.imprecise
@@ -282,6 +304,8 @@ class Judgement:
         """Processes in all after which it would be decided if nothing else changes; None: not even after all looks."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
+        if self.is_doubtful:
+            return None
         error, number = self.effect.error, self.effect.num_processes
         if error is None:
             return FEWEST_PROCESSES
@@ -293,18 +317,29 @@ class Judgement:
         return None
 
 
+def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
+    """The same without verdicts: other work may have changed the times."""
+    return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
+
+
 def judge(
-    effects: Mapping[Name, Effect], margin: float | Mapping[Name, float] = SMALLEST_EFFECT, error: float = FALSE_SHARE
+    effects: Mapping[Name, Effect],
+    margin: float | Mapping[Name, float] = SMALLEST_EFFECT,
+    error: float = FALSE_SHARE,
+    *,
+    expects_differences: bool = False,
 ) -> dict[Name, Judgement]:
     """Judge the comparisons of a session together.
 
     With probability 1 - `error` every interval of a session without any true difference contains 1, at every look.
-    A margin may differ from comparison to comparison where rules say so; it has no part in the error.
+    Where the session `expects_differences`, as a table of implementations does, at most that share of those that it
+    names are false. A margin may differ from comparison to comparison where rules say so; it has no part in the error.
     """
     if not effects:
         return {}
     # Comparisons with other numbers of looks never meet in one session, but a share of the error is safe in any case.
     shared = error / max(each.num_looks for each in effects.values())
-    level = float(holm_level([each.p_value for each in effects.values()], shared))
+    level_of = yekutieli_level if expects_differences else holm_level
+    level = float(level_of([each.p_value for each in effects.values()], shared))
     margins = margin if isinstance(margin, Mapping) else dict.fromkeys(effects, margin)
     return {name: Judgement(effect=each, margin=margins[name], level=level) for name, each in effects.items()}

@@ -11,6 +11,7 @@ from attnbench.storage.records import (
     CANDIDATE,
     FALSE_SHARE,
     LARGEST_EQUIVALENCE,
+    REJECTABLE,
     Agreement,
     Arm,
     Ceilings,
@@ -79,10 +80,6 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
 
-RELATIVE = "times as long as"
-"""In the message of a cell that was left out of a shortlist, between how many times and whom."""
-
-
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads that differ in one axis alone, in order, along which somebody may change places with somebody else.
 
@@ -134,6 +131,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unasked: tuple[str, ...] = ()  # workloads that are looked at only where something else asks for it
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are checked alone
+    rejects: tuple[str, ...] = ()  # those of REJECTABLE that are findings, where a check otherwise notes them
     shortlist: int = 0  # so many implementations of each workload are tried, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
@@ -152,6 +150,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"false_share={self.false_share} is not allowed: give {allowed}")
         if self.allocator not in ALLOCATORS:
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
+        if unknown := set(self.rejects) - set(REJECTABLE):
+            raise ValueError(f"rejects={min(unknown)} is not allowed: it is one of {', '.join(REJECTABLE)}")
         for name, choices in {"cache": CACHES, "launch": LAUNCHES, "pace": PACES}.items():
             if (given := getattr(self, name)) not in choices:
                 raise ValueError(f"{name}={given} is not allowed: {name} is one of {', '.join(choices)}")
@@ -289,6 +289,7 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
     status: Status
     message: str = ""
     is_predicted: bool = False
+    is_outpaced: bool = False  # predicted to be so much slower than others that it was left out of the shortlist
     agreement: Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
@@ -344,6 +345,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     elapsed_s: float = 0.0  # what the run had taken when it ended
     states: tuple[DeviceState, ...] = ()  # of the device, before its blocks and after each; none: not known
     doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: why its times so far may be wrong
+    probe: str = ""  # which interference probe it had: those of one device and number of threads are alike
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:
         """Those of one arm; empty where it took no part."""

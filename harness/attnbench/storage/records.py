@@ -91,6 +91,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     rms: float | None = 0.0
     allowed_rms: float = 0.0
     rows: tuple[int, int] = (0, 0)
+    largest: float = 0.0  # of the right answer's numbers, in size; 0 in journals written before 2026-12
     is_rounding: bool = False  # beyond its limits, but no more than honest roundings that add up
 
     @property
@@ -110,6 +111,13 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
         """Error / tolerance, of the largest or the RMS error, whichever is larger; None where one is not finite."""
         peak = _share(self.error, self.allowed)
         return None if peak is None or self.rms_ratio is None else max(peak, self.rms_ratio)
+
+    @property
+    def decisive(self) -> tuple[float | None, float]:
+        """The largest error and its limit; where only the RMS error is beyond its own, that and its limit."""
+        peak, rms = _share(self.error, self.allowed), self.rms_ratio
+        is_rms = peak is not None and rms is not None and peak <= 1 < rms
+        return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
     @property
     def rms_ratio(self) -> float | None:
@@ -144,6 +152,11 @@ REPEATABLE = "repeatable"
 """The rule that the same input twice gives the same answer."""
 UNALIGNED = "unaligned inputs"
 """The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
+
+
+EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
+REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
+"""What a check may be asked to reject: other answers than 0 for queries without keys; NaN from hidden places."""
 
 
 FLOAT32, RANGE = "float32", "range"
@@ -202,6 +215,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
 
     @property
+    def error_share(self) -> float | None:
+        """The largest error of the output on normal inputs, as a share of the largest value; None: not finite."""
+        normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
+        return _share(normal[0].error, normal[0].largest) if normal else None
+
+    @property
     def error_ratio(self) -> float | None:
         """The largest error / tolerance of all tensors; None where nothing was compared or an error is not finite."""
         ratios = [tensor.ratio for _, tensor in self.tensors()]
@@ -250,6 +269,7 @@ class Status(enum.StrEnum):
 
     ok = "ok"
     disagrees = "disagrees"
+    approximate = "approximate"  # it means to be close to attention: compared, and neither judged nor timed
     unsupported = "unsupported"
     fallback = "fallback"
     out_of_memory = "out_of_memory"
@@ -276,12 +296,14 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """What makes a sample from a device with queues suspicious."""
+    """What makes a sample suspicious: the first four on a device with queues, the others on the processor."""
 
     host_bound = 1  # its device time is less than a few times what the host needs to issue it
     not_hidden = 2  # the device had to wait for the host while it was timed
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # when the current stream was done, the device was busy elsewhere
+    waits_read = 16  # the system says how long threads wait for a processor
+    waited = 32  # and they waited for a good part of the sample
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -305,8 +327,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
-    machine's one-minute load average when it began. On a device with queues, `host_s` is what the host needed to issue
-    a call, and `flags` are of `Flag`; elsewhere both are 0. Before the `num_calls` timed calls came `num_untimed`
+    machine's one-minute load average when it began. `flags` are of `Flag`. On a device with queues, `host_s` is what
+    the host needed to issue a call; elsewhere it is 0. Before the `num_calls` timed calls came `num_untimed`
     others, which took `untimed_s` together; both are 0 in journals that do not record it. The calls that warm up a
     process, of all arms in turn, count before its first sample.
     """
@@ -488,6 +510,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status was foreseen and the cell not tried
+    is_outpaced: bool = False  # left out of the shortlist, since others are predicted to be much faster
     agreement: Agreement | None = None
     operators: Operators | None = None
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
@@ -514,8 +537,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell went wrong: neither ok, nor unsupported, nor predicted to be out of reach."""
-        return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
+        """Whether the cell went wrong: neither ok, unsupported or approximate, nor predicted to be out of reach."""
+        accepted = {Status.ok, Status.unsupported, Status.approximate}
+        return self.status not in accepted and not self.is_predicted
 
     @property
     def is_imprecise(self) -> bool:

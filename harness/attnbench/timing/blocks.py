@@ -23,8 +23,9 @@ from typing import NamedTuple
 import msgspec
 
 from attnbench.devices import Clock
+from attnbench.devices.waiting import own_waits_s
 from attnbench.storage.events import TOUCH_BELOW_S
-from attnbench.storage.records import PROBE, Arm, Sample
+from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
@@ -51,6 +52,9 @@ ROUND_S = 0.05
 """So long, at least, each arm is called before the clock is read again."""
 MOST_READ = 64
 """Samples of an arm from which the typical time of its call is taken: its latest."""
+WAITED = 0.1
+"""A sample whose threads waited for a processor for a larger share of its time is disturbed: on an idle machine, where
+threads wake one another, one of twenty samples comes to half of that."""
 SETTLED_SHARE = 0.2
 """A process that uses less of a processor than this is taken to be asleep."""
 
@@ -128,7 +132,8 @@ class Conditions:
     """What is done and read around every sample.
 
     `on_turn` is called with each arm before its calls, so that a crash can be blamed on the right one. `count_faults`
-    reads the process's count of minor page faults, and `read_load` the number of processes that want to run: of this
+    reads the process's count of minor page faults, `read_load` the number of processes that want to run, and
+    `read_waits` the seconds that the process's threads have waited for a processor, None if nothing says it: of this
     process and this machine, unless the clock belongs to another. `flush`, where given, empties the caches before
     every call. `on_block` is called before the first block and after each. `read_clock` reads the frequency at which
     the device computes; 0: nothing says it.
@@ -137,12 +142,13 @@ class Conditions:
     on_turn: Callable[[Arm], object] = lambda _: None
     count_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     read_load: Callable[[], float] = (lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0
+    read_waits: Callable[[], float | None] = own_waits_s
     flush: Callable[[], object] | None = None
     on_block: Callable[[], object] = lambda: None
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0)
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)
 """Where the clock is simulated, nothing is read of this machine."""
 
 
@@ -302,9 +308,13 @@ def heat(
 def _sample(  # noqa: PLR0913, PLR0917 - what a sample is made of
     timed: TimedCall, num_calls: int, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions
 ) -> Sample:
-    load = conditions.read_load()
+    load, waits_s = conditions.read_load(), conditions.read_waits()
     start_s, faults = clock.now(), conditions.count_faults()
     reading = clock.read(timed.call, num_calls, conditions.flush)
+    num_faults, waited = conditions.count_faults() - faults, Flag(0)
+    if waits_s is not None:
+        waited_s = (conditions.read_waits() or 0.0) - waits_s
+        waited = Flag.waits_read | (Flag.waited if waited_s > WAITED * reading.elapsed_s else Flag(0))
     timed.called_s += reading.elapsed_s
     return Sample(
         value=reading.elapsed_s / num_calls,
@@ -314,10 +324,10 @@ def _sample(  # noqa: PLR0913, PLR0917 - what a sample is made of
         block=place[0],
         slot=place[1],
         start_s=start_s,
-        num_faults=conditions.count_faults() - faults,
+        num_faults=num_faults,
         load=load,
         host_s=reading.host_s / num_calls,
-        flags=int(reading.flags) | timed.flags,
+        flags=int(reading.flags) | timed.flags | int(waited),
     )
 
 

@@ -83,7 +83,8 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     import torch
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
-    compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one")
+    probe = device("cpu").interference_probe(torch.get_num_threads())
+    compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one", gauge_work=probe)
     compared.run(budget_s, stops=False)
     return judge_noise(compared)
 

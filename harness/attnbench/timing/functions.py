@@ -4,19 +4,65 @@ All visits share the memory layout of one process, which moves a ratio by up to 
 however many visits there are. Used by the doctor, the acceptance tests and the fixture `attention_bench`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from attnbench.devices import Clock, device
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import Block, effect_of, visit_numbers
-from attnbench.statistics.verdict import LOOKS, Effect, Judgement, effect, judge
-from attnbench.storage.records import FALSE_SHARE, PROBE, Arm, Sample, Verdict
+from attnbench.statistics.intervals import Block
+from attnbench.statistics.verdict import LOOKS, Effect, Judgement, effect
+from attnbench.storage.events import ArmSamples, Plan, VisitFinished
+from attnbench.storage.records import FALSE_SHARE, LATENCY, PROBE, Arm, Key, Sample, Verdict
 from attnbench.timing import blocks
-from attnbench.timing.schedule import load_libraries, visit_seed
+from attnbench.timing.schedule import (
+    DECIDED,
+    SPENT,
+    Live,
+    State,
+    Step,
+    cell_numbers,
+    control_numbers,
+    effects,
+    follow,
+    judged,
+    load_libraries,
+    visit_seed,
+)
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 HERE = "here"
 """Stands in for the workload's name that a run has."""
+
+
+@dataclass
+class Repeat:
+    """A strategy for one process: all arms, until every comparison is decided or can be no more.
+
+    Without `stops`, all of the budget is spent.
+    """
+
+    plan: Plan
+    stops: bool = True
+    reason: str = ""
+
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
+        """All arms once more."""
+        number = state.num_visits[HERE]
+        is_first = number < LOOKS[0]
+        is_look = self.stops and number % LOOKS[0] == 0  # some visits may have no undisturbed block
+        if not is_first and now_s >= self.plan.budget_s:
+            self.reason = SPENT
+        elif not is_first and is_look and not any(each.needs_more for each in judged_here(self.plan, state).values()):
+            self.reason = DECIDED
+        return None if self.reason else Step(workload=HERE, arms=tuple(live[HERE]))
+
+
+def judged_here(plan: Plan, state: State) -> dict[Key, Judgement]:
+    """The verdicts on what was sampled in this process."""
+    taken, discarded = state.samples.get(HERE, {}), state.gauge.discarded.get(HERE, set())
+    return judged(plan, effects(plan, cell_numbers(plan, HERE, taken, discarded, plan.specs)))
 
 
 class FunctionComparison:
@@ -47,22 +93,53 @@ class FunctionComparison:
         if baseline not in calls:
             raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
         load_libraries()
-        self.baseline, self.reference = baseline, Arm(implementation=baseline)
-        self.control = self.reference.as_control()
-        self.rivals = [name for name in calls if name != baseline]
-        self.calls = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
-        self.calls.append(blocks.TimedCall(arm=self.control, call=calls[baseline]))
+        self.arms = {name: Arm(implementation=name) for name in calls}
+        self.reference = self.arms[baseline]
+        self.calls = [blocks.TimedCall(arm=self.arms[name], call=call) for name, call in calls.items()]
+        self.calls.append(blocks.TimedCall(arm=self.reference.as_control(), call=calls[baseline]))
         self.calls.append(blocks.TimedCall(arm=PROBE, call=gauge_work or device("cpu").interference_probe()))
-        self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
-        self.false_share = false_share
+        self.plan = Plan(
+            sweep=HERE,
+            workloads=(),
+            implementations=tuple(calls),
+            baseline=baseline,
+            metrics=(LATENCY,),
+            budget_s=0.0,
+            call_limit_s=0.0,
+            timeout_s=0.0,
+            memory_limit_bytes=0,
+            num_blocks=num_blocks,
+            smallest_effect=smallest_effect,
+            false_share=false_share,
+            seed=seed,
+        )
         self.clock = clock or device("cpu").clock
         self.conditions = conditions or blocks.Conditions()
-        self.samples: dict[Arm, list[Sample]] = {}
+        self.state = State()
+        self.visits: list[VisitFinished] = []
         self.judgements: dict[str, Judgement] = {}
         self.settled_s: dict[str, float] = {}  # after how many seconds each verdict was settled
-        self.gauge = InterferenceGauge()
-        self.num_visits, self.spent_s = 0, 0.0
-        self.start_s = self.clock.now()
+        self.spent_s, self.start_s = 0.0, self.clock.now()
+
+    @property
+    def seed(self) -> int:
+        """Of all orders."""
+        return self.plan.seed
+
+    @property
+    def num_visits(self) -> int:
+        """Visits so far."""
+        return self.state.num_visits[HERE]
+
+    @property
+    def samples(self) -> Mapping[Arm, Sequence[Sample]]:
+        """Those of each arm, in time order."""
+        return self.state.samples.get(HERE, {})
+
+    @property
+    def gauge(self) -> InterferenceGauge:
+        """What the interference probes show."""
+        return self.state.gauge
 
     @property
     def discarded(self) -> set[Block]:
@@ -72,7 +149,7 @@ class FunctionComparison:
     @property
     def noise(self) -> Effect:
         """The ratio of the baseline to itself, over visits."""
-        found = visit_numbers([self.samples[self.control]], [self.samples[self.reference]], self.discarded)
+        found = control_numbers(self.samples, self.reference, self.discarded)
         return effect([*found.values()] or [0.0], is_watched=False)
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
@@ -80,39 +157,32 @@ class FunctionComparison:
 
         Without `stops`, all of the budget is spent.
         """
-        while self.spent_s < budget_s or self.num_visits < LOOKS[0]:
-            self.visit()
-            if stops and self.num_visits % LOOKS[0] == 0:  # some visits may have no undisturbed block
-                self.judge()
-                if not any(judged.needs_more for judged in self.judgements.values()):
-                    return
+        strategy = Repeat(msgspec.structs.replace(self.plan, budget_s=max(0.0, budget_s)), stops)
+        live = {HERE: [*self.arms.values()]}
+        follow(strategy, self.state, lambda: live, lambda: self.spent_s, lambda _: self.visit())
         self.judge()
 
     def visit(self) -> None:
         """Take one more visit."""
-        seed = visit_seed(self.seed, HERE, self.num_visits)
+        number = self.num_visits
         at = blocks.Visit(
             epoch=0,
-            number=self.num_visits,
-            num_blocks=self.num_blocks,
-            seed=seed,
+            number=number,
+            num_blocks=self.plan.num_blocks,
+            seed=visit_seed(self.seed, HERE, number),
             known=blocks.known(self.samples),
         )
         taken = blocks.visit(self.calls, self.clock, at, self.conditions)
-        for arm, samples in taken.items():
-            self.samples.setdefault(arm, []).extend(samples)
-        self.gauge.add(HERE, taken[PROBE])
-        self.num_visits += 1
+        arms = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
+        self.visits.append(VisitFinished(workload=HERE, epoch=0, visit=number, arms=arms))
+        self.state.apply(self.visits[-1])
         self.spent_s = self.clock.now() - self.start_s
+        if self.num_visits % LOOKS[0] == 0:
+            self.judge()
 
     def judge(self) -> None:
         """Judge every rival by what was sampled so far."""
-        both = [self.samples[self.reference], self.samples[self.control]]
-        found = {
-            name: visit_numbers([self.samples[Arm(implementation=name)]], both, self.discarded) for name in self.rivals
-        }
-        effects = {name: effect_of(own) for name, own in found.items() if own}
-        self.judgements = judge(effects, self.smallest_effect, self.false_share)
-        for name, judged in self.judgements.items():
-            if judged.verdict is not Verdict.undecided:
+        self.judgements = {arm.implementation: each for (_, arm), each in judged_here(self.plan, self.state).items()}
+        for name, each in self.judgements.items():
+            if each.verdict is not Verdict.undecided:
                 self.settled_s.setdefault(name, self.spent_s)

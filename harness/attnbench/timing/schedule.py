@@ -5,10 +5,12 @@ what is decided gets no more visits. So processes stay balanced over comparisons
 number. What comes next follows from the journal alone, so that a run that was killed goes on where it was.
 """
 
+import math
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +26,11 @@ WHOLE: Key = ("*", Arm())
 """In place of a cell: all cells of a session with two sides together."""
 Taken = Mapping[Arm, Sequence[Sample]]
 """The samples of one workload, by arm, controls among them."""
+Live = Mapping[str, Sequence[Arm]]
+"""By workload, the arms that have passed so far."""
+DECIDED = "every comparison is decided"
+NOTHING = "there is nothing to compare"
+SPENT = "the budget is spent"
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
@@ -81,8 +88,8 @@ def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """The verdicts on the effects of a run, judged together."""
-    return judge(known, plan.smallest_effect, plan.false_share)
+    """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
+    return judge(known, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
 
 
 @dataclass
@@ -132,7 +139,7 @@ class State:
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
                     arms.setdefault(taken.arm, []).extend(taken.samples)
-                self.gauge.add(event.workload, event.samples(PROBE))
+                self.gauge.add(event.workload, event.samples(PROBE), event.probe)
             case events.WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event
@@ -157,27 +164,53 @@ class Step:
 
 
 class Strategy(Protocol):
-    """What a run visits next; None where nothing more can be learned."""
+    """Says what is visited next, from the state alone."""
 
-    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> Step | None:
-        """The next visit, among the live arms of each workload."""
+    reason: str  # why it came to its end
+
+    def next(self, state: State, live: Live, now_s: float) -> Step | None:
+        """The next visit, among the live arms of each workload; None at the end."""
+
+
+def follow(
+    strategy: Strategy,
+    state: State,
+    live: Callable[[], Live],
+    now_s: Callable[[], float],
+    visit: Callable[[Step], object],
+) -> str:
+    """Visit what a strategy says, which sees each visit in the state; return why it came to its end."""
+    load_libraries()
+    while (step := strategy.next(state, live(), now_s())) is not None:
+        visit(step)
+    return strategy.reason
 
 
 @dataclass
-class Race:
-    """Passes over the open comparisons of a run, until every one is decided."""
+class Passes(ABC):
+    """A strategy whose every pass is a fresh process, which visits each open workload once."""
 
     plan: Plan
-    judged: dict[Key, Judgement] = field(default_factory=dict)
-    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with what they are of
+    reason: str = ""
     _pass: dict[str, list[Arm]] = field(default_factory=dict)  # what the process has still to visit
 
-    @property
-    def num_open(self) -> int:
-        """Comparisons without a verdict."""
-        return sum(each.verdict is Verdict.undecided for each in self.judged.values())
+    @abstractmethod
+    def open(self, state: State, live: Live) -> dict[str, list[Arm]]:
+        """By workload, the arms that need more visits."""
 
-    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> Step | None:
+    @abstractmethod
+    def may_begin(self, state: State, now_s: float) -> bool:
+        """Whether the budget allows for another pass."""
+
+    @abstractmethod
+    def ended(self, live: Live) -> str:
+        """Why it came to its end where nothing is open."""
+
+    def may_go_on(self, state: State, workload: str, now_s: float) -> bool:  # noqa: ARG002 - for some there is more to ask
+        """Whether the budget allows for another visit in the pass."""
+        return True
+
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
         """The least-visited open workload that this process has not visited; after the last a fresh process."""
         is_fresh = not any(live.get(workload) for workload in self._pass)
         if is_fresh:
@@ -188,12 +221,48 @@ class Race:
             default=None,
         )
         if workload is None:
+            self.reason = self.ended(live)
+            return None
+        if (is_fresh and not self.may_begin(state, now_s)) or not self.may_go_on(state, workload, now_s):
+            self.reason = SPENT
             return None
         arms = [arm for arm in self._pass.pop(workload) if arm in live[workload]]
         words = f"{workload}, pass {state.num_visits[workload] + 1}"
         return Step(workload=workload, arms=tuple(arms), is_fresh=is_fresh, words=words)
 
-    def open(self, state: State, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
+
+@dataclass
+class Race(Passes):
+    """Passes over the open comparisons of a run, until every one is decided."""
+
+    judged: dict[Key, Judgement] = field(default_factory=dict)
+    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with what they are of
+    _began_s: float = 0.0
+    _shortest_s: float = 0.0  # of a pass
+
+    @property
+    def num_open(self) -> int:
+        """Comparisons without a verdict."""
+        return sum(each.verdict is Verdict.undecided for each in self.judged.values())
+
+    def may_begin(self, state: State, now_s: float) -> bool:
+        """Whether a pass that the budget still allows for can decide anything."""
+        if self._began_s:
+            spent_s = now_s - self._began_s
+            self._shortest_s = min(self._shortest_s or spent_s, spent_s)
+        left_s = self.plan.budget_s - now_s
+        self._began_s = now_s
+        return self.reaches_a_look(state, left_s / self._shortest_s if self._shortest_s else math.inf)
+
+    def may_go_on(self, state: State, workload: str, now_s: float) -> bool:
+        """Within the budget, or as long as the first passes last."""
+        return self.is_first(state, workload) or now_s <= self.plan.budget_s
+
+    def ended(self, live: Live) -> str:
+        """Every comparison is decided, or there was none."""
+        return DECIDED if self.judged else NOTHING if live else ""
+
+    def open(self, state: State, live: Live) -> dict[str, list[Arm]]:
         """By workload, the arms that need more visits, with their references.
 
         Everything is open in the first passes, and as long as a session with two sides has no verdict on the whole.

@@ -13,7 +13,7 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 def score_matrix_bytes(workload: Workload) -> int:
     """What the textbook form needs for one score matrix: B * H * T * S numbers of the workload's dtype."""
-    return workload.num_heads * every_pair(workload) * DTYPE_BYTES[workload.dtype]
+    return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
 def every_pair(workload: Workload) -> int:
@@ -134,16 +134,13 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
     """Numbers in so many tokens of the inputs, in the weights of scope `module`, and in all other operands.
 
-    Values that are part of the keys are not counted again; what is stored in fewer bits counts as so much less.
+    Values that are part of the keys are not counted again.
     """
     heads, groups = workload.num_heads, workload.num_kv_heads
     widths = workload.head_dim + workload.value_dim
     others = sum(map(math.prod, workload.operands.values()))
     if workload.scope == "attention":
         of_a_key = workload.head_dim if workload.layout == "value_in_key" else widths
-        in_cache = keys * groups * of_a_key
-        if workload.cache_dtype != "same":
-            in_cache = -(-in_cache // DTYPE_BYTES[workload.dtype])  # one byte each
-        return queries * heads * workload.head_dim + in_cache + others
+        return queries * heads * workload.head_dim + keys * groups * of_a_key + others
     tokens = max(queries, keys) if workload.seq_len == workload.kv_len else queries + keys  # x alone, or a context too
     return workload.embed_dim * (tokens + (heads + groups) * widths) + others

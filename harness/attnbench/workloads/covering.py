@@ -62,3 +62,24 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
             rows.append(row)
             uses.update(row.items())
     return [valued(row) for row in rows]
+
+
+def dispensable(rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """Of each row, up to `most` of some names that it may do without: each name still meets each value of each axis.
+
+    The first rows do without most; of several names the one that the others of its values meet most often.
+    """
+    meetings = Counter((name, *item) for row in rows for name in names for item in row.items())
+    found = []
+    for row in rows:
+        left_out: list[str] = []
+
+        def fewest(name: str, row: Mapping[str, Any] = row) -> int:
+            return min(meetings[name, *item] for item in row.items())
+
+        for name in sorted(names, key=fewest, reverse=True):
+            if len(left_out) < most and fewest(name) > 1:
+                left_out.append(name)
+                meetings.subtract((name, *item) for item in row.items())
+        found.append(tuple(left_out))
+    return found

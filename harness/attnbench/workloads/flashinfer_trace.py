@@ -35,7 +35,7 @@ DEFINITIONS = {
 UNABSORBED = 128
 """Width of DeepSeek's keys before their projection is absorbed, without the part that is rotated."""
 MEAN_LENGTHS = "the lengths of a batch are all as their mean, since its indptr is not at hand"
-IN_ONE_PIECE = "values that are part of the keys lie in one piece, not in pages"
+IN_ONE_PIECE = "keys and values lie in one piece, not in pages"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +126,10 @@ def read(line: Line, path: Path) -> tuple[dict[str, Any], list[str]]:
         "head_dim": width,
         "value_dim": shape.get("V", width),
         "layout": "value_in_key" if is_absorbed else "contiguous",
-        "page_size": 0 if is_absorbed else shape.get("page", 0),
         "scale": _scale(line, width, (UNABSORBED + shape["rope"]) ** -0.5 if is_absorbed else 0.0),
     }
     lengths, remarks = _lengths(line, path, shape.get("page", 1), is_decode=is_decode)
-    if is_absorbed and shape["page"] > 1:
+    if "page" in shape:
         remarks.append(IN_ONE_PIECE)
     return axes | lengths, remarks
 
@@ -228,9 +227,9 @@ def described(workload: Workload) -> Line | None:
     plain = {"dtype": DTYPE, "direction": "inference", "scope": "attention", "layout": "contiguous", "sinks": "none"}
     axes = workload.axes()
     is_plain = all(axes[axis] == value for axis, value in plain.items())
-    if not is_plain or workload.cache_dtype != "same" or workload.head_dim != workload.value_dim or workload.dropout:
+    if not is_plain or workload.is_retired or workload.head_dim != workload.value_dim or workload.dropout:
         return None
-    batch, queries, keys, page = workload.batch_size, workload.seq_len, workload.kv_len, workload.page_size
+    batch, queries, keys = workload.batch_size, workload.seq_len, workload.kv_len
     mask = workload.mask_rule
     if mask.name == "ragged":
         lengths = [int(end) + queries for end in mask.table(batch, queries, keys)]
@@ -239,20 +238,9 @@ def described(workload: Workload) -> Line | None:
     else:
         return None
     shape = f"h{workload.num_heads}_kv{workload.num_kv_heads}_d{workload.head_dim}"
-    counts = {"len_indptr": batch + 1}
-    if page:
-        pages = sum(math.ceil(length / page) for length in lengths)
-        counts |= {"num_pages": pages, "num_kv_indices": pages}
-    else:
-        counts |= {"total_kv": sum(lengths)}
-    if page and queries == 1:
-        definition, counts = f"gqa_paged_decode_{shape}_ps{page}", counts | {"batch_size": batch}
-    elif page:
-        definition, counts = f"gqa_paged_prefill_causal_{shape}_ps{page}", counts | {"total_q": batch * queries}
-    else:
-        definition, counts = f"gqa_ragged_prefill_causal_{shape}", counts | {"total_q": batch * queries}
-    tensors = ["q", "k_cache", "v_cache"] if page else ["q", "k", "v"]
-    inputs: dict[str, dict[str, Any]] = {name: {"type": "random"} for name in tensors}
+    counts = {"len_indptr": batch + 1, "total_kv": sum(lengths), "total_q": batch * queries}
+    inputs: dict[str, dict[str, Any]] = {name: {"type": "random"} for name in ("q", "k", "v")}
     inputs["sm_scale"] = {"type": "scalar", "value": workload.score_scale}
+    definition = f"gqa_ragged_prefill_causal_{shape}"
     identity = str(uuid.uuid5(uuid.NAMESPACE_URL, workload.id))
     return Line(definition=definition, workload=Call(uuid=identity, axes=counts, inputs=inputs))

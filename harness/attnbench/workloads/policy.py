@@ -201,7 +201,7 @@ def logs_of(shapes: Sequence[Shape]) -> Floats:
 def is_plain(workload: Workload) -> bool:
     """Whether a workload is attention of query, key and value with a mask and a scale: what a policy chooses for."""
     usual = Workload()
-    same = ("scope", "dropout", "rotary", "sinks", "page_size", "cache_dtype", "float32_matmul_precision")
+    same = ("scope", "dropout", "rotary", "sinks", "is_retired", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
         getattr(workload, axis) == getattr(usual, axis) for axis in same
     )

@@ -11,10 +11,10 @@ import msgspec
 
 from attnbench.plugins import unknown
 from attnbench.workloads.covering import cover
-from attnbench.workloads.workload import CHOICES, Workload
+from attnbench.workloads.workload import CHOICES, RETIRED, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
-AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
+AXES = {field.name: field for field in msgspec.structs.fields(Workload) if field.name not in RETIRED}
 MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
@@ -265,9 +265,10 @@ def make(axes: Mapping[str, Any]) -> Workload:
     Raises:
         ValueError: an axis that does not exist, or a value of the wrong kind, or not allowed.
     """
-    _check_axes(axes)
+    given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
+    _check_axes(given)
     converted = {}
-    for axis, value in axes.items():
+    for axis, value in given.items():
         try:
             converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
         except msgspec.ValidationError:

@@ -21,7 +21,6 @@ ROTARIES = ("halves", "interleaved")
 SCOPES = ("attention", "module")
 LAYOUTS = ("contiguous", "transposed", "mixed", "expanded", "broadcast", "value_in_key")
 SINKS = ("none", "learned")
-CACHE_DTYPES = ("same", "float8_e4m3fn")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 CHOICES = {
     "dtype": DTYPES,
@@ -30,7 +29,6 @@ CHOICES = {
     "bias": BIASES,
     "layout": LAYOUTS,
     "sinks": SINKS,
-    "cache_dtype": CACHE_DTYPES,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
 FEATURES = {
@@ -38,9 +36,10 @@ FEATURES = {
     "sinks": "sinks (`mask.sinks`)",
     "rotary": "rotary positions (inside of it)",
     "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
-    "cache": "a cache in pages, or in 8 bits (`mask.cached`)",
 }
 """What an implementation says that it takes, since one that does not know of it would ignore it; and where it is."""
+RETIRED = ("page_size", "cache_dtype")
+"""Fields that are no axes any more: older journals have them."""
 MOST_THREADS = 1024
 """PyTorch crashes with too many."""
 MOST_RANKS = 64
@@ -48,7 +47,7 @@ MOST_RANKS = 64
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
 """The variable that says how many seconds a call of several ranks may take."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
-FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "page_size")
+FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
 """Axes of whole numbers up to LARGEST."""
 DEFAULT_HEAD_DIM = 64
 FOLLOWS = {
@@ -71,6 +70,8 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
+FEW_SCORES = 2**18
+"""Up to this many scores, a second thread takes longer to wake than it saves."""
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
@@ -107,8 +108,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scale: float = 0.0  # what products of query and key are multiplied by; 0: 1 / sqrt(head_dim)
     rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are turned by their places
     sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
-    page_size: int = 0  # key and value lie in pages of so many tokens, which a block table names; 0: in one piece
-    cache_dtype: str = "same"  # in what key and value are stored: as dtype, or in 8 bits with a scale for each head
+    page_size: int = 0  # one of RETIRED
+    cache_dtype: str = "same"  # one of RETIRED
     world_size: int = 1  # how many ranks compute one call together
 
     def __post_init__(self) -> None:
@@ -164,10 +165,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
-        if self.has_cache and (self.scope, self.direction, self.layout) != ("attention", "inference", "contiguous"):
-            given = f"page_size={self.page_size} and cache_dtype={self.cache_dtype}"
-            needed = "scope=attention, direction=inference and layout=contiguous"
-            raise ValueError(f"{given} need {needed}: a cache is read")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # one alone is shared with nobody
             fill("layout", "contiguous")
@@ -209,15 +206,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return float(match[2] or DEFAULT_ROTARY_BASE) if match else 0.0
 
     @property
-    def has_cache(self) -> bool:
-        """Whether key and value are stored in another form than the call computes with."""
-        return bool(self.page_size) or self.cache_dtype != CACHE_DTYPES[0]
+    def is_retired(self) -> bool:
+        """Whether it has an axis that only older journals have: its results are read, and it is not tried again."""
+        return bool(self.page_size) or self.cache_dtype != "same"
 
     @property
     def features(self) -> tuple[str, ...]:
         """Those of FEATURES that an implementation must take to compute it."""
         needed = {"scale": self.scale, "sinks": self.sinks != "none", "rotary": self.rotary != "none"}
-        needed |= {"learned bias": self.mask_rule.is_learned, "cache": self.has_cache}
+        needed["learned bias"] = self.mask_rule.is_learned
         return tuple(name for name in FEATURES if needed[name])
 
     @property
@@ -236,6 +233,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def longest(self) -> int:
         """The longer of the query and key lengths."""
         return max(self.seq_len, self.kv_len)
+
+    @property
+    def num_scores(self) -> int:
+        """B * H * T * S."""
+        return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
         """The workload with `length` as its longer length, the other one in proportion, and its mask made to fit."""

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import sys
+import types
 from collections.abc import Callable
 
 import pytest
@@ -100,7 +102,7 @@ def apart(task: Callable[[], object]) -> object:
 
 
 def changed(source: str) -> tuple[state.Changes, state.Changes]:
-    guard = state.Guard()
+    guard = state.Guard(state.Guard())
     exec(source, {"torch": torch, "os": os, "sys": __import__("sys")})  # noqa: S102 - the change that is planted
     return guard.restore(), guard.restore()
 
@@ -123,6 +125,20 @@ def test_a_note_is_no_setting(source, said):
     first, _ = apart(lambda: changed(source))
     assert not first.settings
     assert any(said in each for each in first.notes), first
+
+
+def changed_after_an_import() -> state.Changes:
+    first = state.Guard()
+    module = types.ModuleType("attnbench.fresh")
+    module.compute = len
+    sys.modules[module.__name__] = module
+    guard = state.Guard(first)
+    module.compute = max
+    return guard.restore()
+
+
+def test_a_guard_knows_functions_that_were_imported_after_the_one_before_it():
+    assert any("attnbench.fresh.compute" in each for each in apart(changed_after_an_import).settings)
 
 
 def asked(path, spec: str):

@@ -1,10 +1,14 @@
 """The worker sets what a workload asks of the process, for check and timing alike, and puts it back."""
 
+import itertools
+import threading
+from typing import get_args
+
 import msgspec
 import pytest
 import torch
 
-from attnbench.checking import diagnosis, oracle
+from attnbench.checking import agreement, diagnosis, oracle
 from attnbench.processes.messages import (
     Check,
     Failed,
@@ -14,6 +18,7 @@ from attnbench.processes.messages import (
     Profile,
     SampleBlocks,
     Trace,
+    Work,
 )
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
@@ -67,7 +72,8 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
-    monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
+    begin = torch.autograd.profiler.profile._start_trace
+    monkeypatch.setattr("torch.autograd.profiler.profile._start_trace", noting(begin, profiles))
     worker = Worker(Heartbeat())
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
     arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
@@ -93,6 +99,11 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
 
 
+def test_no_request_is_of_another_s_kind() -> None:
+    kinds = get_args(Work)
+    assert [(one, other) for one, other in itertools.permutations(kinds, 2) if issubclass(one, other)] == []
+
+
 def test_what_is_unsupported_is_so_and_not_predicted():
     point = Workload(seq_len=8, num_heads=2, head_dim=4)
     asked = Prepare(
@@ -104,6 +115,29 @@ def test_what_is_unsupported_is_so_and_not_predicted():
     long = msgspec.structs.replace(point, seq_len=2048, kv_len=2048)
     over = Worker(Heartbeat()).answer(msgspec.structs.replace(asked, workload=long, spec="fused", memory_limit_bytes=1))
     assert (over.status, over.is_predicted) == ("out_of_memory", True)
+
+
+def test_a_judge_asks_the_oracle_once_about_what_follows(monkeypatch):
+    asked, ask_oracle = [], agreement.ask_oracle
+
+    def counted(workload, *arguments, **more):
+        asked.append((workload.seq_len, threading.current_thread() is threading.main_thread(), more["left_out"]))
+        return ask_oracle(workload, *arguments, **more)
+
+    monkeypatch.setattr(agreement, "ask_oracle", counted)
+    runner = Worker(Heartbeat())
+    judge = Worker(Heartbeat(), runner.answer)
+    first, second, third = (
+        msgspec.structs.replace(request_to_check("fused", seq_len), left_out=("huge",)) for seq_len in (4, 5, 6)
+    )
+    followed = msgspec.structs.replace(first, following=second.question)
+    unasked = msgspec.structs.replace(second, following=first.question)
+    for request in (followed, unasked, third):
+        found = checked(request, runner, judge)
+        assert found.status == "ok"
+        assert "huge" not in {each.probe for each in found.agreement.probes}
+    assert [each[:2] for each in asked if each[0] != 4] == [(5, False), (6, True)]
+    assert {left_out for *_, left_out in asked} == {("huge",)}
 
 
 WRONG = """

@@ -8,13 +8,12 @@ from attnbench.devices.cuda import Cuda
 from attnbench.devices.queued import QueuedClock
 from studies.acceptance import on_cuda
 from studies.acceptance.gpus import CudaGpu
-from studies.acceptance.plan import ON_CUDA
 from studies.simulated.gpu import COLD_S, SimulatedGpu
 
 
-@pytest.mark.parametrize("test", ON_CUDA)
+@pytest.mark.parametrize("test", on_cuda.TESTS)
 def test_an_honest_device_passes(test):
-    found = getattr(on_cuda, test)(SimulatedGpu(), short=True)
+    found = on_cuda.TESTS[test](SimulatedGpu())
     assert found.passes, found.found
     assert found.rows
 
@@ -97,7 +96,7 @@ def test_both_ways_have_as_many_turns_early_as_late():
 
 
 def test_clocks_that_follow_what_ran_before_pass_g3():
-    assert on_cuda.heat_up(SimulatedGpu(carry=0.2), short=True).passes
+    assert on_cuda.heat_up(SimulatedGpu(carry=0.2)).passes
 
 
 def test_a_clock_that_counts_the_flush_fails_g4():

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, num_processes
+from attnbench.analysis.comparisons import by_side, compared, doubts, num_processes
 from attnbench.analysis.gate import certain, machine
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
@@ -70,6 +70,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
         asked,
         notes=list(_notes(base, candidate, asked)),
         invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
+        doubtful=[*(f"base: {line}" for line in doubts(base)), *(f"candidate: {line}" for line in doubts(candidate))],
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
 
@@ -97,6 +98,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
         thresholds,
         notes=[measured(results), *(f"{name} is gone: {reason}" for name, reason in sides.lost.items())],
         invalid=invalid,
+        doubtful=doubts(results),
         is_cut_short=results.elapsed_s is None,
     )
 
@@ -109,20 +111,20 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
     *,
     notes: Sequence[str] = (),
     invalid: Sequence[str] = (),
+    doubtful: Sequence[str] = (),
     is_cut_short: bool = False,
 ) -> Decision:
     """One decision of what is certain about the cells and the rulings on time, that on the suite last.
 
-    What is certain stays certain in a session whose times are not valid, so that a finding comes first; only in a run
-    that was cut short is a lost cell no finding.
+    What is certain stays certain in a session whose times are not valid or doubtful, so that a finding comes first;
+    only in a run that was cut short is a lost cell no finding.
     """
     rulings, suite = timed
-    if invalid:  # that a time is missing, or the reference's, stays
+    if invalid or doubtful:  # that a time is missing, or the reference's, stays
+        why = "the session is not valid" if invalid else "its times are doubtful"
         unjudged = {"kind": Kind.undecided, "outcome": OUTCOMES[Kind.undecided]}
         *rulings, suite = (
-            msgspec.structs.replace(
-                each, **unjudged, words=f"not judged, since the session is not valid; seen: {each.words}"
-            )
+            msgspec.structs.replace(each, **unjudged, words=f"not judged, since {why}; seen: {each.words}")
             if each.effect is not None
             else each
             for each in (*rulings, suite)
@@ -137,6 +139,8 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
         outcome, words = Outcome.invalid, "; ".join(invalid)
     elif findings:
         outcome, words = Outcome.finding, ", ".join(findings)
+    elif doubtful:
+        outcome, words = Outcome.inconclusive, doubtful[0]
     else:
         outcome, words = _without_findings(rulings, suite, thresholds)
     records = [record for each in matches for record in (each.base, each.candidate) if record is not None]
@@ -148,7 +152,7 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
         words=words,
         suite=suite,
         rulings=tuple(rulings),
-        notes=(*notes, *thresholds.notes([each.key for each in matches], metrics)),
+        notes=(*doubtful, *notes, *thresholds.notes([each.key for each in matches], metrics)),
         invalid=tuple(invalid),
     )
 

@@ -10,7 +10,7 @@ from attnbench.checking import steps
 from attnbench.checking.mistakes.parts import partial_softmaxes, twice, without
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, hide, product, wrong
-from attnbench.contract import tokens_of
+from attnbench.ranks import tokens_of
 from attnbench.workloads.masks import Causal
 from attnbench.workloads.workload import Workload
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.checking import steps
-from attnbench.checking.case import block_table, cache_scales, paged
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, after, before, hide, product, project, table, wrong
 from attnbench.contract import Weights, softmax_with_sinks
@@ -351,58 +350,15 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
     yield wrong("sinks_gradient_zero", words, "is_gradient is_factor", weights=detached)
 
 
-def of_caches(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes of keys and values that are read from each other, from pages, or from 8 bits."""
-
-    def read(*rows: tuple[str, str, Callable[[Tensor, Tensor], Pair]]) -> Iterator[Mistake]:
-        for name, words, change in rows:
-
-            def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, change: Callable[..., Pair]) -> Pair:
-                key, value = change(key, value)
-                return steps.heads(query, key, value, mask)
-
-            yield wrong(name, words, heads=partial(heads, change=change))
-
+def values_in_keys(workload: Workload) -> Iterator[Mistake]:
+    """Mistakes of values that lie in the memory of their keys."""
     if workload.layout == "value_in_key" and workload.value_dim < workload.head_dim:
         words = "the values are the last V numbers of their keys instead of the first"
-        yield from read(("value_at_end_of_key", words, lambda k, v: (k, k[..., k.shape[-1] - v.shape[-1] :])))
-    if workload.page_size:
-        right = block_table(workload)
 
-        def gathered(tensor: Tensor, pages: Tensor) -> Tensor:
-            read = paged(tensor, right.to(tensor.device), workload.page_size)[pages.to(tensor.device)]
-            return read.transpose(1, 2).flatten(2, 3)[:, :, : workload.kv_len]  # (B,pages,G,page,K) -> (B,G,S,K)
+        def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+            return steps.heads(query, key, key[..., key.shape[-1] - value.shape[-1] :], mask)
 
-        name, in_line = "pages_in_wrong_order", torch.arange(right.numel()).view(right.shape)
-        tables = {"the block table is ignored": in_line}
-        tables |= {"each batch row reads the pages of the next one": right.roll(-1, 0)}
-        tables |= {"each row's pages are read in the opposite order": right.flip(1)}
-        for words, pages in tables.items():
-            yield from read((name, words, lambda k, v, pages=pages: (gathered(k, pages), gathered(v, pages))))  # type: ignore[misc]
-    if workload.cache_dtype != "same":
-
-        def scale(tensor: Tensor) -> Tensor:
-            return cache_scales(tensor)[:, None, None]
-
-        def with_first(tensor: Tensor) -> Tensor:
-            return tensor * (scale(tensor)[:1] / scale(tensor))
-
-        words = "the scales of the cache's keys and values are exchanged"
-        first = "the cache's scale of head 0 is used for every head"
-        yield from read(
-            (
-                "cache_scale_ignored",
-                "the cache's keys are not multiplied by their scale",
-                lambda k, v: (k / scale(k), v),
-            ),
-            (
-                "cache_scale_ignored",
-                "the cache's values are not multiplied by their scale",
-                lambda k, v: (k, v / scale(v)),
-            ),
-            ("cache_scales_exchanged", words, lambda k, v: (k * scale(v) / scale(k), v * scale(k) / scale(v))),
-            ("cache_scale_of_first_head", first, lambda k, v: (with_first(k), with_first(v))),
-        )
+        yield wrong("value_at_end_of_key", words, heads=heads)
 
 
 def dropped(weights: Tensor, factor: float) -> Tensor:
@@ -470,5 +426,5 @@ def singles(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of its own."""
     if workload.scope == "module":
         yield from projections(workload)
-    for kind in (of_scores, of_biases, of_softcap, of_sinks, of_caches, of_memory, of_gradients):
+    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory, of_gradients):
         yield from kind(workload)

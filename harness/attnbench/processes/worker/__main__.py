@@ -2,11 +2,13 @@
 
 Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
 second, where a start of Python with torch takes seconds. The template never loads an implementation, so that every
-worker begins clean. All that its workers leave behind becomes its own, and it ends that with them.
+worker begins clean; it imports the packages that PRELOADED names, which take seconds, too. All that its workers leave
+behind becomes its own, and it ends that with them.
 """
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -18,10 +20,11 @@ from queue import SimpleQueue
 
 import msgspec
 import psutil
+import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradient torch imports it, for half a second
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
-from attnbench.processes.messages import FORK, NUMBER, Consulted, Envelope, Heartbeat, Reply, Request
+from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Consulted, Envelope, Heartbeat, Reply, Request
 from attnbench.processes.worker.answers import Worker
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -34,6 +37,9 @@ def main() -> None:
     """
     line = socket.socket(fileno=int(sys.argv[1]))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name in filter(None, os.environ.get(PRELOADED, "").split(",")):
+        with suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that a worker's collections copy none of our pages
     alive: set[int] = set()

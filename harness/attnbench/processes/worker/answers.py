@@ -7,10 +7,12 @@ coordinator knows which arm it was.
 import math
 import os
 import random
+import threading
 import time
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from attnbench.checking.reference import Reference, reference_for_probe, require
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads
+from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
@@ -35,7 +38,7 @@ from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured
 from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 BROKEN = "fails from now on in its process, which is replaced"
@@ -116,6 +119,9 @@ class Bench:
         return agreement.verify(case, self.reference(on_step))
 
 
+APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
+
+
 class Worker:
     """Answers requests; keeps what is costly to make between them."""
 
@@ -123,6 +129,11 @@ class Worker:
     def exchange(self) -> Exchange:
         """Where outputs are handed in."""
         return Exchange()
+
+    @cached_property
+    def guard(self) -> state.Guard:
+        """What must not change during a request."""
+        return state.Guard()
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Keep nothing yet. `consult` asks the process that holds a candidate: a judge needs it."""
@@ -132,10 +143,12 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: agreement.References | None = None
+        self.references: tuple[messages.Question, agreement.References] | None = None
+        self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
+        self.helper = ThreadPoolExecutor(1)
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], agreement.RulesAt] = defaultdict(dict)  # by spec and seed
-        self.probes: dict[str, blocks.TimedCall] = {}
+        self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # the calls of a witness sample,
@@ -143,7 +156,7 @@ class Worker:
         self.drawn: tuple[Workload, Inputs] | None = None  # a judge's, with the cells that it has screened
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
-        self.turn, self.guard = PROBE, state.Guard()  # whose fault a failure is, and what must not change meanwhile
+        self.turn = PROBE  # whose fault a failure is
         self.built: set[str] = set()  # specs
         self.is_alone = False  # one implementation has the process for itself
         self.is_pending = False  # what the guard remembers is from before an earlier request
@@ -167,7 +180,10 @@ class Worker:
             self.observed = None
         if not isinstance(request, messages.Consulted):
             self.candidates = Candidates()
-        torch.set_num_threads(request.workload.num_threads or self.num_threads)
+        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(
+            request, messages.Prepare | messages.Consulted
+        )
+        torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         self.notes, self.is_altered = [], False
@@ -175,14 +191,16 @@ class Worker:
         is_first_build = isinstance(request, messages.Build) and request.spec not in self.built
         is_quick = self.is_quick(request) and not is_first_build
         if not self.is_pending and not is_quick:
-            self.guard = state.Guard()
-        self.is_pending = is_quick
+            self.guard = state.Guard(self.guard)
+        self.guard.expect(state.THREADS)
+        self.is_pending, is_accounted = is_quick, is_quick
         try:
             reply = self._reply(request)
             if is_quick:
                 self.guard.require_unchanged()
             elif not isinstance(reply, messages.Failed):
-                self._account(is_making=is_first_build or isinstance(request, messages.Prepare))
+                self._account(is_making=is_first_build or isinstance(request, messages.LimitedRequest))
+                is_accounted = True
         except Exception as error:  # noqa: BLE001 - as said above
             is_predicted = isinstance(error, attempts.OutOfReachError)
             if not is_predicted:
@@ -202,7 +220,7 @@ class Worker:
         except CandidateLostError as lost:
             reply = lost.failed
         finally:
-            changes = state.Changes() if is_quick else self.guard.restore()
+            changes = state.Changes() if is_accounted else self.guard.restore()
             torch.set_float32_matmul_precision(usual)
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
@@ -240,8 +258,8 @@ class Worker:
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is one of many, or timed: what it has changed is looked for by a later one."""
-        return isinstance(request, messages.Witness | messages.Consulted) or (
+        """Whether a request is one of many, timed or a judge's: what it has changed is looked for by a later one."""
+        return isinstance(request, messages.Witness | messages.Consulted | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )
 
@@ -326,6 +344,7 @@ class Worker:
         return messages.Prepared(
             has_dropout=made.has_dropout,
             executed_flops=made.executed_flops(request.workload),
+            is_approximate=made.is_approximate,
             call_s=call_s,
             peak_bytes=peak_bytes,
         )
@@ -347,36 +366,58 @@ class Worker:
         """Check whether the implementation is right; each of its calls is made by the process that holds it."""
         assert self.consult is not None
         assert request.prepared is not None
-        self.heartbeat.beat()
-        is_known = self.references is not None and self.references.workload.id == request.workload.id
-        if self.references is None or not is_known or self.references.is_brief != request.is_brief:
-            self.references = None  # so that its memory is free
-            self.references = agreement.ask_oracle(
-                request.workload, request.seed, on_step=self.heartbeat.beat, is_brief=request.is_brief
-            )
-        self.heartbeat.beat()
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
-        torch.set_num_threads(1)  # else threads of both processes spin where the other one computes
         try:
+            references = self.asked(request)
+            torch.set_num_threads(1)  # else threads of both processes spin where the other one computes
             if request.tries_unaligned:
-                noted = agreement.try_unaligned(self.references, candidate)
+                noted = agreement.try_unaligned(references, candidate)
                 only = Agreement(oracle=oracle.NAME, probes=(), rules=(noted,))
                 return CellChecked(**request.names, status=Status.ok, agreement=only)
-            compared = agreement.compare(self.references, candidate, self.rules[request.spec, request.seed])
+            known = self.rules[request.spec, request.seed]
+            compared = agreement.compare(references, candidate, known, rejects=request.rejects)
+            agreed = compared.agreement
+            if candidate.is_approximate and agreed.probes:
+                return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
+            if agreed.grade is Grade.wrong:
+                earlier = self.diagnosed[request.spec]
+                agreed = agreement.diagnose(references, candidate, compared, earlier)
+                earlier.append(agreed)
         finally:
             torch.set_num_threads(num_threads)
-        agreed = compared.agreement
-        if agreed.grade is Grade.wrong:
-            earlier = self.diagnosed[request.spec]
-            agreed = agreement.diagnose(self.references, candidate, compared, earlier)
-            earlier.append(agreed)
         return CellChecked(
             **request.names,
             status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
             message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
             agreement=agreed,
             executed_flops=request.prepared.executed_flops,
+        )
+
+    def asked(self, request: messages.Check) -> agreement.References:
+        """The oracle's answers that a check needs; the last ones are kept."""
+        self.heartbeat.beat()
+        if self.references is None or self.references[0] != request.question:
+            self.references = None  # so that its memory is free
+            ahead, self.ahead = self.ahead, None
+            is_known = ahead is not None and ahead[0] == request.question
+            answer = ahead[1].result() if ahead is not None and is_known else self.ask(request.question)
+            self.references = request.question, answer
+        if request.following is not None and request.following != request.question:
+            self.ahead = request.following, self.helper.submit(self.ask, request.following)
+        self.heartbeat.beat()
+        return self.references[1]
+
+    def ask(self, question: messages.Question) -> agreement.References:
+        """Ask the oracle; ahead of a check in one thread, since a candidate uses the other processors meanwhile."""
+        if question.workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
+            torch.set_num_threads(1)
+        return agreement.ask_oracle(
+            question.workload,
+            question.seed,
+            on_step=self.heartbeat.beat,
+            is_brief=question.is_brief,
+            left_out=question.left_out,
         )
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Witnessed:
@@ -502,9 +543,10 @@ class Worker:
                 beat = partial(self.heartbeat.beat, arms.index(arm))
                 calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch, beat))
                 continue
-            if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
-                self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
-            calls.append(self.probes[name])
+            kind = request.workload.device, torch.get_num_threads()
+            if kind not in self.probes:
+                self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
+            calls.append(self.probes[kind])
         called_s = -sum(timed.called_s for timed in calls)
         states: list[DeviceState] = []
 
@@ -514,6 +556,7 @@ class Worker:
 
         conditions = blocks.Conditions(
             on_turn=on_turn,
+            read_waits=own_waits_s if here.is_host else lambda: None,
             flush=here.flush if request.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,

@@ -19,10 +19,10 @@ from attnbench import plugins
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
-from attnbench.contract.rank_group import RankLostError, RankSilentError
 from attnbench.devices import CaptureError, device
-from attnbench.processes.messages import Attempt, Attempted, Prepare
+from attnbench.processes.messages import Attempt, Attempted, LimitedRequest
 from attnbench.processes.remote import CandidateError
+from attnbench.ranks import RankLostError, RankSilentError
 from attnbench.storage.memory_events import SHARE_OF_FREE, timeline
 from attnbench.storage.records import Status
 from attnbench.units import show
@@ -176,7 +176,7 @@ def drawing_bytes(workload: Workload) -> int:
     return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
 
 
-def require_within_limits(request: Prepare, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
+def require_within_limits(request: LimitedRequest, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
     """Climb the staircase of shorter lengths; return what a call is predicted to cost.
 
     Raises:

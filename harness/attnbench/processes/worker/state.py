@@ -138,8 +138,9 @@ def _flags() -> dict[str, Watched]:
     return made
 
 
+THREADS = "the number of threads"
 QUICK: dict[str, Watched] = {
-    "the number of threads": Watched(torch.get_num_threads, torch.set_num_threads),
+    THREADS: Watched(torch.get_num_threads, torch.set_num_threads),
     "the default dtype": Watched(torch.get_default_dtype, torch.set_default_dtype),
     "the precision of float32 matmuls": Watched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": Watched(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
@@ -271,20 +272,24 @@ def _look(read: Read) -> object:
         return f"unreadable ({type(error).__name__})"
 
 
-def _owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _of_tensors() -> Mapping[str, Any]:
+    return {**vars(torch._C.TensorBase), **vars(torch.Tensor)}
+
+
+def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     """What holds functions that nobody may replace, by name."""
     for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time):
-        yield place.__name__, vars(place)
+        yield place.__name__, partial(vars, place)
     for name in DEVICE_TYPES:
-        yield f"torch.{name}", vars(getattr(torch, name))
-    yield "torch.Tensor", {**vars(torch._C.TensorBase), **vars(torch.Tensor)}
-    yield "torch.nn.Module", vars(torch.nn.Module)
+        yield f"torch.{name}", partial(vars, getattr(torch, name))
+    yield "torch.Tensor", _of_tensors
+    yield "torch.nn.Module", partial(vars, torch.nn.Module)
     for name, place in list(sys.modules.items()):
         if name.startswith("attnbench.") and isinstance(place, ModuleType):
-            yield name, vars(place)
+            yield name, partial(vars, place)
             for made in list(vars(place).values()):
                 if isinstance(made, type) and made.__module__ == name:
-                    yield f"{name}.{made.__qualname__}", vars(made)
+                    yield f"{name}.{made.__qualname__}", partial(vars, made)
 
 
 class Functions:
@@ -292,14 +297,21 @@ class Functions:
 
     def __init__(self) -> None:
         """Copy what holds them, which is faster than looking at each."""
-        self._held = {owner: dict(held) for owner, held in _owners()}
+        self._num_modules = len(sys.modules)
+        self._ours = {name: place for name, place in sys.modules.items() if name.startswith("attnbench.")}
+        self._held = [(owner, read, dict(read())) for owner, read in _owners()]
         self._wrapped = {name: getattr(torch, name) for name in WRAPPED_BY_LIBRARIES}
         self._codes = [
             (f"{owner}.{name}", value, value.__code__)
-            for owner, held in self._held.items()
-            for name, value in held.items()
+            for owner, _, before in self._held
+            for name, value in before.items()
             if type(value) is FunctionType
         ]
+
+    @property
+    def are_all(self) -> bool:
+        """Whether no module was imported since, which may have functions that matter."""
+        return self._num_modules == len(sys.modules)
 
     def unwrap(self) -> list[str]:
         """Put back what libraries wrap; the names of what was wrapped."""
@@ -311,9 +323,11 @@ class Functions:
     def replaced(self) -> list[str]:
         """The names of those that are others now. Functions that were added are none: torch imports much late."""
         found = [name for name, value, code in self._codes if value.__code__ is not code]
-        for owner, held in _owners():
-            before = self._held.get(owner)
-            if before is None or (before.keys() == held.keys() and all(map(is_, before.values(), held.values()))):
+        found += [name for name, place in self._ours.items() if sys.modules.get(name) is not place]
+        for owner, read, before in self._held:
+            held = read()
+            has_same_names = len(before) == len(held) and all(map(is_, before, held))
+            if has_same_names and all(map(is_, before.values(), held.values())):
                 continue
             for name, value in before.items():
                 if held.get(name) is not value and _matters(owner, name, value, held.get(name)):
@@ -347,13 +361,20 @@ def _short(value: object) -> str:
 class Guard:
     """Watches the state of the process: what it was like when the guard was made."""
 
-    def __init__(self) -> None:
-        """Remember everything."""
+    def __init__(self, earlier: "Guard | None" = None) -> None:
+        """Remember everything; functions as an earlier guard does, which has found none replaced."""
         self._settings = {name: _look(each.read) for name, each in SETTINGS.items()}
         self._notes = {name: _look(each.read) for name, each in NOTES.items()}
-        self._functions, self._files = Functions(), _files()
+        self._functions: Functions = (
+            earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
+        )
+        self._files = _files()
         self._threads = set(threading.enumerate())
         self._children = _children()
+
+    def expect(self, name: str) -> None:
+        """Remember a setting anew, which the harness itself has changed."""
+        self._settings[name] = _look(SETTINGS[name].read)
 
     def require_unchanged(self) -> None:
         """Look at what is read quickly, and put it back.

@@ -1,0 +1,167 @@
+"""How every command ends: a mark for each thing that was judged, and from the marks one sentence and one exit code.
+
+Tables show the marks, the sentence counts them, and the exit code belongs to the worst of them. All three come from
+`conclude`, so they cannot disagree.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attnbench.analysis.judgements import CheckVerdict
+from attnbench.analysis.results import Results
+from attnbench.storage.records import Record, Status, Verdict
+from attnbench.units import plain, span
+
+MOST_NAMED = 3
+"""Names of the worst mark that the sentence lists."""
+
+
+class Ending(enum.StrEnum):
+    """The end of a command; each has an exit code."""
+
+    passed = "pass"
+    finding = "fail"
+    inconclusive = "inconclusive"
+    invalid = "invalid session"
+
+
+class Mark(enum.StrEnum):
+    """The state of one implementation, or of one cell, in a word; the worst first."""
+
+    wrong = "WRONG"
+    failed = "failed"
+    slower = "slower"
+    doubtful = "doubtful"
+    not_judged = "not judged"
+    in_part = "judged in part"
+    undecided = "undecided"
+    imprecise = "imprecise"
+    equal = "equal"
+    faster = "faster"
+    decided = "decided"
+    right = "right"
+
+
+class Question(enum.StrEnum):
+    """The question of a command."""
+
+    rightness = "is it right?"  # check
+    measurement = "how fast is it?"  # run, growth, model
+    choice = "which is the fastest?"  # fastest
+    change = "did it get worse?"  # compare
+
+
+_BAD = {Mark.wrong: Ending.finding, Mark.failed: Ending.finding}
+_OPEN = {Mark.not_judged: Ending.inconclusive, Mark.undecided: Ending.inconclusive}
+ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
+    Question.rightness: {
+        Mark.wrong: Ending.finding,
+        **dict.fromkeys((Mark.failed, Mark.in_part, Mark.not_judged), Ending.inconclusive),
+    },
+    Question.measurement: _BAD,
+    Question.choice: {**_BAD, **_OPEN, Mark.doubtful: Ending.inconclusive},
+    Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.invalid},
+}
+"""How each command ends by a mark; any other mark is a pass."""
+URGENCY = (Ending.finding, Ending.invalid, Ending.inconclusive, Ending.passed)
+SPEEDS = {
+    Verdict.faster: Mark.faster,
+    Verdict.equivalent: Mark.equal,
+    Verdict.slower: Mark.slower,
+    Verdict.undecided: Mark.undecided,
+}
+TIMED = {*SPEEDS.values(), Mark.doubtful}
+"""Marks of a time."""
+
+
+def mark(
+    correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
+) -> Mark:
+    """Mark an answer and its time: a wrong or failed one has no time, and a doubtful time no verdict."""
+    if correct is CheckVerdict.wrong:
+        return Mark.wrong
+    if has_failed:
+        return Mark.failed
+    if correct is CheckVerdict.not_judged:
+        return Mark.not_judged
+    if speed is not None:
+        return Mark.doubtful if is_doubtful else SPEEDS[speed]
+    return Mark.imprecise if correct is CheckVerdict.imprecise else Mark.right
+
+
+def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool = False) -> Mark | None:
+    """The mark of a cell; None if it is unsupported or was predicted to be out of reach."""
+    if record.status is Status.unsupported or record.is_predicted:
+        return None
+    if record.is_wrong:
+        correct = CheckVerdict.wrong
+    elif record.is_imprecise:
+        correct = CheckVerdict.imprecise
+    else:
+        correct = CheckVerdict.not_judged if record.agreement is None else CheckVerdict.right
+    return mark(correct, speed, is_doubtful=is_doubtful, has_failed=record.is_finding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """The end of a command: how it ends, and why in a sentence."""
+
+    ending: Ending
+    words: str
+
+    @property
+    def sentence(self) -> str:
+        """The last line of a command: "fail: 1 of 3 WRONG (mistaken)"."""
+        return plain(f"{self.ending}: {self.words}.")
+
+
+def ending(marks: Sequence[Mark], question: Question) -> Ending:
+    """The most urgent ending of the marks; without any mark but `not judged` it is inconclusive."""
+    if all(each is Mark.not_judged for each in marks):
+        return Ending.inconclusive
+    found = {ENDINGS[question].get(each, Ending.passed) for each in marks}
+    return next(each for each in URGENCY if each in found)
+
+
+def conclude(
+    marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
+) -> Conclusion:
+    """Derive the sentence and the ending from the marks by name.
+
+    `details` say more about single names, such as by how much; `more` follows the counts.
+    """
+    if not marks:
+        return Conclusion(ending=Ending.inconclusive, words="nothing could be judged" + (f"; {more}" if more else ""))
+    end = ending(list(marks.values()), question)
+    parts = []
+    for kind in Mark:
+        names = [name for name, each in marks.items() if each is kind]
+        if not names:
+            continue
+        text = _counted(len(names), len(marks), kind)
+        if ENDINGS[question].get(kind, Ending.passed) is not Ending.passed or (details and len(marks) <= MOST_NAMED):
+            texts = [" ".join(filter(None, [name, (details or {}).get(name, "")])) for name in names[:MOST_NAMED]]
+            text += f" ({', '.join(texts)}{f' and {len(names) - MOST_NAMED} more' * (len(names) > MOST_NAMED)})"
+        parts.append(text)
+    return Conclusion(ending=end, words=", ".join(parts) + (f"; {more}" if more else ""))
+
+
+def _counted(number: int, total: int, kind: Mark) -> str:
+    if number == total:
+        return str(kind) if total == 1 else f"all {total} {kind}"
+    return f"{number} of {total} {kind}"
+
+
+def factor(ratio: float, low: float | None = None, high: float | None = None, than: str = "") -> str:
+    """A ratio of times as a factor of 1 or more: 0.5 is "2.00x faster", 1.1 "1.10x slower than sdpa (1.05 to 1.15)"."""
+    word = "faster" if ratio < 1.0 else "slower"
+    if ratio < 1.0:
+        ratio, low, high = 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
+    number, _, interval = span(ratio, low, high).partition(" ")
+    return " ".join(filter(None, [f"{number}x {word}", f"than {than}" if than else "", interval]))
+
+
+def count_checks(results: Results) -> int:
+    """Cells whose answers were compared with the oracle."""
+    return sum(record.agreement is not None for record in results.records)

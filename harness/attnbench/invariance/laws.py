@@ -1,0 +1,204 @@
+"""Laws of invariance: a query's output is the same, to the last bit, whatever else is computed in the same call.
+
+A kernel that splits the keys among its threads by the sizes of the call adds in another order when these change, so
+that a served model answers differently at another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
+LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
+
+Every law compares with one answer: causal attention of one sequence alone, all of its queries in one call. Shapes as in
+the contract; N is the longest batch that is tried.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, reason_against
+from attnbench.contract import Implementation
+from attnbench.devices import device
+from attnbench.invariance.events import LawTried
+from attnbench.workloads.workload import Workload
+
+BATCHES = (2, 3, 8)
+PADDED_BY = (1, 17, 64, 300)
+FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation at a shape: H, G, K, V, S, dtype, scale and sinks of a workload."""
+
+    implementation: Implementation
+    shape: Workload
+    seed: int
+
+    @cached_property
+    def drawn(self) -> Inputs:
+        """The inputs of N sequences, in the dtype and on the device."""
+        where, dtype = device(self.shape.device).torch_device, TORCH_DTYPES[self.shape.dtype]
+        asked = self.at(batch_size=max(BATCHES), seq_len=self.shape.kv_len, mask="causal")
+        longest = msgspec.structs.replace(asked, kv_len=self.shape.kv_len + max(PADDED_BY))
+        return draw_normal(longest, self.seed).map(lambda tensor: tensor.to(where, dtype))
+
+    def at(self, **axes: object) -> Workload:
+        """The shape with other axes."""
+        return msgspec.structs.replace(self.shape, **({"batch_size": 1} | axes))
+
+    def answer(self, workload: Workload, *, rows: slice, queries: slice) -> Tensor:
+        """The output for some of the sequences and queries, whose keys are the first S of the workload (B, H, T, V).
+
+        Raises:
+            UntriedError: the implementation does not take it.
+        """
+        if reason := reason_against(self.implementation, workload):
+            raise UntriedError(reason)
+        heads, groups = workload.num_heads, workload.num_kv_heads
+        given = {
+            "query": self.drawn.tensors["query"][rows, :heads, queries],
+            "key": self.drawn.tensors["key"][rows, :groups, : workload.kv_len],
+            "value": self.drawn.tensors["value"][rows, :groups, : workload.kv_len],
+        }
+        if "sinks" in self.drawn.tensors:
+            given["sinks"] = self.drawn.tensors["sinks"][:heads]
+        weights = draw_normal(workload, 0).weights.map(
+            lambda tensor: tensor.to(given["query"].device, given["query"].dtype)
+        )
+        inputs = Inputs(tensors={name: each.contiguous() for name, each in given.items()}, weights=weights)
+        case: Case = build(workload, self.implementation, inputs)
+        with case.grad_mode():
+            return case.output()
+
+    @cached_property
+    def alone(self) -> list[Tensor]:
+        """What every law compares with: each sequence alone, all queries at once (H, S, V)."""
+        length = self.shape.kv_len
+        asked = self.at(seq_len=length, kv_len=length, mask="causal")
+        return [
+            self.answer(asked, rows=slice(row, row + 1), queries=slice(0, length))[0] for row in range(max(BATCHES))
+        ]
+
+
+class UntriedError(Exception):
+    """The implementation does not take what a law asks for."""
+
+
+Comparison = tuple[str, Tensor, Tensor]
+"""What was varied, what came out, and what it is to be, both (B, H, T, V)."""
+
+
+def repeated(subject: Subject) -> Iterator[Comparison]:
+    """The same call again."""
+    length = subject.shape.kv_len
+    asked = subject.at(seq_len=length, kv_len=length, mask="causal")
+    for number in (2, 3):
+        made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
+        yield f"call {number}", made, subject.alone[0][None]
+
+
+def batched(subject: Subject) -> Iterator[Comparison]:
+    """More sequences in the call: prefill of all, and the last query of all."""
+    length = subject.shape.kv_len
+    for batch in BATCHES:
+        right = torch.stack(subject.alone[:batch])
+        whole = subject.at(batch_size=batch, seq_len=length, kv_len=length, mask="causal")
+        yield f"batch {batch}, prefill", subject.answer(whole, rows=slice(0, batch), queries=slice(0, length)), right
+    one = subject.at(seq_len=1, kv_len=length, mask="none")
+    last = slice(length - 1, length)
+    alone = [subject.answer(one, rows=slice(row, row + 1), queries=last) for row in range(max(BATCHES))]
+    for batch in BATCHES:
+        several = msgspec.structs.replace(one, batch_size=batch)
+        made = subject.answer(several, rows=slice(0, batch), queries=last)
+        yield f"batch {batch}, decode", made, torch.cat(alone[:batch])
+
+
+def padded(subject: Subject) -> Iterator[Comparison]:
+    """More keys in the call, which no query sees."""
+    length = subject.shape.kv_len
+    for more in PADDED_BY:
+        asked = subject.at(seq_len=length, kv_len=length + more, mask="causal")
+        made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
+        yield f"{more} hidden keys after the last", made, subject.alone[0][None]
+
+
+def ragged(subject: Subject) -> Iterator[Comparison]:
+    """The last query of sequences of which some are shorter, each compared with itself alone."""
+    length = subject.shape.kv_len
+    lengths = [length, length - length // 3, length // 2]
+    lengths = [max(1, each) for each in lengths]
+    asked = subject.at(batch_size=3, seq_len=1, kv_len=length, mask=f"padding({','.join(map(str, lengths))})")
+    made = subject.answer(asked, rows=slice(0, 3), queries=slice(length - 1, length))
+    for row, own in enumerate(lengths):
+        one = subject.at(seq_len=1, kv_len=own, mask="none")
+        alone = subject.answer(one, rows=slice(row, row + 1), queries=slice(length - 1, length))
+        yield f"a cache of {own} keys in a batch of caches up to {length}", made[row : row + 1], alone
+
+
+def in_chunks(subject: Subject) -> Iterator[Comparison]:
+    """Fewer queries in the call, the last of them: chunked prefill, down to decoding with one."""
+    length = subject.shape.kv_len
+    for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
+        mask = "causal_bottom_right" if number > 1 else "none"
+        asked = subject.at(seq_len=number, kv_len=length, mask=mask)
+        made = subject.answer(asked, rows=slice(0, 1), queries=slice(length - number, length))
+        words = f"the last {number} queries" if number > 1 else "decode: the last query"
+        yield f"{words} alone", made, subject.alone[0][None, :, length - number :]
+
+
+def fewer_heads(subject: Subject) -> Iterator[Comparison]:
+    """Half of the heads in the call, as a model split among two devices has them."""
+    length, groups = subject.shape.kv_len, subject.shape.num_kv_heads
+    if groups < FEWEST:
+        raise UntriedError("there is one key/value head only")
+    some = groups // 2
+    heads = some * (subject.shape.num_heads // groups)
+    asked = subject.at(seq_len=length, kv_len=length, mask="causal", num_heads=heads, num_kv_heads=some, embed_dim=0)
+    made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
+    yield f"{heads} of {subject.shape.num_heads} heads", made, subject.alone[0][None, :heads]
+
+
+LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
+    "run to run": repeated,
+    "batch size": batched,
+    "padding": padded,
+    "ragged batch": ragged,
+    "prefill, chunks, decode": in_chunks,
+    "heads": fewer_heads,
+}
+"""Every law by what is varied."""
+
+
+def tried(subject: Subject) -> Iterator[LawTried]:
+    """Put every law to the test, each to its first difference; what the implementation raises breaks a law."""
+    for law, compare in LAWS.items():
+        number = 0
+        try:
+            for varied, made, right in compare(subject):
+                number += 1
+                if words := difference(made, right):
+                    yield LawTried(law=law, num_tried=number, broken=f"{varied}: {words}")
+                    break
+            else:
+                yield LawTried(law=law, num_tried=number)
+        except UntriedError as untried:
+            yield LawTried(law=law, num_tried=number, reason=str(untried))
+        except Exception as error:  # noqa: BLE001 - somebody's code
+            text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+            yield LawTried(law=law, num_tried=number, broken=text)
+
+
+def difference(made: Tensor, right: Tensor) -> str:
+    """Where two outputs (B, H, T, V) differ first, in how many numbers, and by how much at most; or nothing."""
+    if made.shape != right.shape or made.dtype != right.dtype:
+        return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"
+    differs = (made != right) & ~(made.isnan() & right.isnan())
+    if not differs.any():
+        return ""
+    row, head, query, column = differs.nonzero()[0].tolist()
+    one, other = float(made[row, head, query, column]), float(right[row, head, query, column])
+    share = float(differs.double().mean())
+    apart = float((made.double() - right.double()).abs().max())
+    place = f"first at sequence {row}, head {head}, query {query}, column {column}: {one:.9g}, not {other:.9g}"
+    return f"{share:.0%} of the numbers differ, by up to {apart:.2g}; {place}"

@@ -1,0 +1,585 @@
+"""Attention inside a real model of the package transformers: checked layer by layer against float64, and timed.
+
+The model is built from a configuration with random weights. Its attention is exchanged through the package's own
+interface (https://huggingface.co/docs/transformers/attention_interface). The reference is the same model in float64,
+with the textbook form of the oracle as its attention and every mask written out; how far an honest float32 model may
+be from it is what two honest forms in the model's dtype show, as in the check of one call.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.checking import oracle
+from attnbench.checking.case import TORCH_DTYPES
+from attnbench.checking.oracle import RowMask
+from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
+from attnbench.contract import BoundMask, Weights
+from attnbench.contract.loading import implementation
+from attnbench.models.events import OWN, Asked, Built, Difference, Judged
+from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
+from attnbench.workloads.workload import Workload
+
+REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
+NUM_ROUNDINGS = 4.0
+"""A number of a model has passed through several layers: see `Tolerance`."""
+FREE_SHARE = 0.5
+"""Of the free memory, what the models and their gradients may take."""
+MOST_MASKS = 8
+BIAS = "position_bias"
+
+
+class RefusedError(ValueError):
+    """An attention cannot take part in a model, and says so itself, or the model does."""
+
+
+class Given(Mask):
+    """The mask that a model hands to its attention: boolean (B, T, S), True where visible, or None; and a bias."""
+
+    name = ""
+
+    def __init__(self, visible: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int]) -> None:
+        """Keep both; the bias is (B or 1, H or 1, T, S)."""
+        super().__init__()
+        self.visible = None if visible is None else visible.expand(sizes).cpu().numpy()
+        self.changes_scores = self.is_learned = bias is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether there is a mask."""
+        return self.visible is not None
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
+        """The mask itself (B, T, S)."""
+        return self.visible
+
+    def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
+        """None where some key may be hidden."""
+        return (None, None) if self.visible is None else None
+
+    def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
+        """As it is written there."""
+        return table[batch, query, key] if self.visible is not None else (key >= 0)
+
+    def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
+        """The query and the key themselves."""
+        return (query + key * 0, key + query * 0)
+
+    def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
+        """The bias there; of one that all batch rows or heads share, the first."""
+        table, (row, head, _) = tables[BIAS], places
+        return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
+
+
+PLAIN: dict[str, Any] = {"direction": "inference", "num_heads": 2, "head_dim": 8, "seq_len": 8}
+ASKING = {
+    "a scale": Workload(**PLAIN, scale=1.0),
+    "sinks": Workload(**PLAIN, sinks="learned"),
+    "a position bias": Workload(**PLAIN, mask="relative_buckets"),
+    "a softcap": Workload(**PLAIN, mask="softcap(20)"),
+}
+"""Workloads that have what a model may have; whether an implementation supports them says whether it knows of it."""
+
+
+@dataclass
+class Call:
+    """What a model's layer hands to its attention: tensors as in the contract, and all that is done to the scores."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None  # boolean (B, 1, T, S), True where visible
+    bias: Tensor | None
+    scale: float | None
+    sinks: Tensor | None
+    softcap: float | None
+    is_causal: bool
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """B, T, S."""
+        return self.query.shape[0], self.query.shape[2], self.key.shape[2]
+
+    @property
+    def rule(self) -> Mask:
+        """The mask as a rule."""
+        visible = None if self.mask is None else self.mask[:, 0]
+        plain: Mask = Causal() if self.is_causal and self.mask is None else Given(visible, None, self.sizes)
+        parts: list[Mask] = [plain] if plain.hides else []
+        if self.bias is not None:
+            parts.append(Given(None, self.bias, self.sizes))
+        if self.softcap is not None:
+            parts.append(Softcap(int(self.softcap)))
+        if not parts:
+            return Mask()
+        return parts[0] if len(parts) == 1 else _Joined(*parts)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """Sinks and bias, by the names under which masks look them up."""
+        given = {"sinks": self.sinks, BIAS: self.bias}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+class _Joined(Combined):
+    """Parts that may be of one kind: a mask that hides, and a bias."""
+
+    def __init__(self, *parts: Mask) -> None:
+        """Join them."""
+        self._parts = parts
+        Mask.__init__(self)
+        self.name = "given"
+        self.changes_scores = any(part.changes_scores for part in parts)
+        self.is_additive = all(part.is_additive for part in parts)
+        self.is_learned = any(part.is_learned for part in parts)
+
+
+def call_of(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **more: Any,  # noqa: ANN401
+) -> Call:
+    """What a model of the package hands over, read.
+
+    Raises:
+        ValueError: a mask of numbers, whose meaning is not known here.
+    """
+    mask = attention_mask
+    bias = more.get("position_bias")
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"the model hands over a mask of {mask.dtype}, and not a boolean one")
+    is_causal = more.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        bias=bias,
+        scale=more.get("scaling"),
+        sinks=more.get("s_aux"),
+        softcap=more.get("softcap"),
+        is_causal=bool(is_causal) and query.shape[2] > 1,
+    )
+
+
+def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
+    """An attention function of the package that computes one of the oracle's forms, every mask written out."""
+
+    def attend(  # the package's own signature: models pass the mask by position or by name
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **more: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, None]:
+        call = call_of(module, query, key, value, attention_mask, **(more | {"is_causal": False}))
+        rows = torch.arange(call.sizes[1])
+        given = RowMask(
+            rule=call.rule,
+            sizes=call.sizes,
+            num_heads=query.shape[1],
+            rows=rows,
+            device=query.device,
+            scale=call.scale,
+            inputs=call.inputs,
+        )
+        return form(query, key, value, given).transpose(1, 2), None
+
+    return attend
+
+
+class Candidate:
+    """An implementation of this project, or somebody's, as an attention function of the package."""
+
+    def __init__(self, spec: str) -> None:
+        """Load it.
+
+        Raises:
+            ValueError: it has no `attend`.
+            Exception: whatever loading it raises.
+        """
+        self.spec, self.made = spec, implementation(spec)
+        self.modules: dict[tuple[int, ...], nn.Module] = {}
+        self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **more: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, None]:
+        """What a layer asks for: query (B, H, T, K) and so on -> (B, T, H, V)."""
+        call = call_of(module, query, key, value, attention_mask, **more)
+        self.require(call)
+        attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
+        return attended.transpose(1, 2), None
+
+    def require(self, call: Call) -> None:
+        """Raise RefusedError where the implementation would ignore something that the model asks for, as it says."""
+        usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
+        has = {"a scale": not usual, "sinks": call.sinks is not None}
+        has |= {"a position bias": call.bias is not None, "a softcap": call.softcap is not None}
+        for what, is_there in has.items():
+            if is_there and (reason := self.made.unsupported(ASKING[what])):
+                raise RefusedError(f"the model has {what}: {reason}")
+
+    def module(self, call: Call) -> nn.Module:
+        """The implementation's module for the call's sizes."""
+        sizes = (*call.query.shape[1::2], call.key.shape[1], call.value.shape[-1])
+        if sizes not in self.modules:
+            heads, width, groups, value_dim = sizes
+            weights = Weights(
+                query=torch.zeros(heads, width, 1),
+                key=torch.zeros(groups, width, 1),
+                value=torch.zeros(groups, value_dim, 1),
+            )
+            module = self.made.build(weights).eval()
+            if not hasattr(module, "attend"):
+                raise ValueError(f"{self.spec} has no attend(query, key, value, mask), which a model's layer calls")
+            self.modules[sizes] = module
+        return self.modules[sizes]
+
+    def bound(self, call: Call) -> BoundMask:
+        """The call's mask, kept while the model hands over the same tensor: layers share it."""
+        key = (id(call.mask), call.bias is not None, call.sizes, call.query.shape[1], call.scale, call.softcap)
+        if key not in self.masks:
+            while len(self.masks) >= MOST_MASKS:
+                self.masks.pop(next(iter(self.masks)))
+            bound = BoundMask(call.rule, call.sizes, call.query.device, num_heads=call.query.shape[1], scale=call.scale)
+            self.masks[key] = call.mask, bound  # the tensor is kept with it, so that its id stays its own
+        bound = self.masks[key][1]
+        bound.inputs = call.inputs
+        return bound
+
+
+@dataclass
+class Model:
+    """A model in the asked dtype and in float64, and the batches that it is tried on."""
+
+    built: Built
+    model: nn.Module
+    reference: nn.Module
+    batches: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]
+
+    @contextmanager
+    def attending(self, model: nn.Module, name: str) -> Iterator[None]:
+        """Within: the model's attention is the function of that name.
+
+        Raises:
+            RefusedError: the model refuses it.
+        """
+        before = model.config._attn_implementation  # type: ignore[union-attr] # noqa: SLF001 - the package's own name
+        try:
+            model.set_attn_implementation(name)  # type: ignore[operator]
+        except (ValueError, ImportError, KeyError) as error:
+            why = (str(error).splitlines() or ["no reason given"])[0].partition(". ")[0]
+            raise RefusedError(f"the model refuses it: {why}") from None
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)  # type: ignore[operator]
+
+
+def build(asked: Asked, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
+    """The model with random weights, reduced in layers where it would not fit.
+
+    Raises:
+        ValueError: no model class is known for the configuration, or even one layer does not fit.
+    """
+    import psutil
+
+    kind = _class_of(config)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    everything = _num_layers(text)
+    free = psutil.virtual_memory().available
+    number = min(asked.num_layers or everything, everything)
+    while True:
+        reduced = _reduced(config, number)
+        with torch.device("meta"):
+            parameters = sum(each.numel() for each in kind._from_config(copy.deepcopy(reduced)).parameters())  # noqa: SLF001
+        held = parameters * (8 + TORCH_DTYPES[asked.dtype].itemsize) * (2 if asked.has_gradients else 1)
+        if asked.num_layers or held <= FREE_SHARE * free:
+            break
+        if number == 1:
+            raise ValueError(
+                f"one layer of it needs {held / 2**30:.0f} GiB, and {free * FREE_SHARE / 2**30:.0f} are free: give a "
+                "smaller configuration"
+            )
+        number = max(1, number // 2)
+    torch.manual_seed(asked.seed)
+    model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads names that are not known here
+    _draw(model, asked.seed)
+    model = model.to(TORCH_DTYPES[asked.dtype])
+    reference = copy.deepcopy(model).double()
+    for each in (model, reference):
+        if hasattr(each, "set_experts_implementation"):
+            each.set_experts_implementation("eager")  # products of groups have no float64
+    length = min(asked.seq_len, getattr(text, "max_position_embeddings", 0) or asked.seq_len)
+    batches = _batches(config, model, asked.batch_size, length, asked.seed)
+    built = Built(
+        architecture=kind.__name__,
+        num_layers=number,
+        all_layers=everything,
+        num_parameters=parameters,
+        batch_size=asked.batch_size,
+        seq_len=length,
+        dtype=asked.dtype,
+        batches=tuple(batches),
+    )
+    return Model(built=built, model=model, reference=reference, batches=batches)
+
+
+def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
+
+    autos = [AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification, AutoModel]
+    if getattr(config, "is_encoder_decoder", False):
+        autos = [AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq]
+    elif any("MaskedLM" in each for each in config.architectures or []) or (
+        getattr(config, "model_type", "") in {"bert", "roberta", "electra"} and not config.is_decoder
+    ):
+        autos = [AutoModelForMaskedLM]
+    for auto in autos:
+        known: Any = auto._model_mapping  # noqa: SLF001 - the package has no other way to ask
+        if type(config) in known:
+            found = known[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise ValueError(f"transformers has no model for a {type(config).__name__} that could be tried here")
+
+
+LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer")
+
+
+def _num_layers(config: Any) -> int:  # noqa: ANN401 - a configuration of the package
+    return int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(config, name, None), int)))
+
+
+def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
+    """The configuration with so many layers at most, those of the kinds that come first."""
+    made = copy.deepcopy(config)
+    text = made.get_text_config() if hasattr(made, "get_text_config") else made
+    for each in {id(made): made, id(text): text}.values():
+        for name in LAYER_FIELDS:
+            if isinstance(value := getattr(each, name, None), int) and value > number:
+                setattr(each, name, number)
+        if isinstance(kinds := getattr(each, "layer_types", None), list) and len(kinds) > number:
+            each.layer_types = kinds[:number]
+    return made
+
+
+def _draw(model: nn.Module, seed: int) -> None:
+    """Weights with variance 1 / fan-in, biases and sinks that are not 0: attention that differs from a mean."""
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                fan_in = math.prod(parameter.shape[1:]) if parameter.dim() != 3 else parameter.shape[1]  # noqa: PLR2004
+                spread = 1.0 if "relative_attention_bias" in name else 1 / math.sqrt(fan_in)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * spread)
+            elif "sink" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) + 2.0)
+            elif name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.1)
+
+
+def _batches(
+    config: Any,  # noqa: ANN401 - a configuration of the package
+    model: nn.Module,
+    batch_size: int,
+    length: int,
+    seed: int,
+) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
+    """The inputs of a whole batch and of a padded one, and by length which tokens count (B, T)."""
+    draws = torch.Generator().manual_seed(seed + 1)
+    main = getattr(model, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def tokens(count: int) -> Tensor:
+        return torch.randint(3, max(4, getattr(text, "vocab_size", 100)), (batch_size, count), generator=draws)
+
+    if main == "pixel_values":
+        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        return {"whole": ({main: torch.randn(batch_size, config.num_channels, size, size, generator=draws)}, {})}
+    if main == "input_features":
+        frames = 2 * config.max_source_positions
+        sound = torch.randn(batch_size, config.num_mel_bins, frames, generator=draws)
+        short = min(length, config.max_target_positions)
+        return {"whole": ({main: sound, "decoder_input_ids": tokens(short)}, {})}
+    given = {"input_ids": tokens(length)}
+    if getattr(config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = tokens(length // 2)
+    every = torch.ones(batch_size, length, dtype=torch.long)
+    some = every.clone()
+    is_decoder = not getattr(config, "is_encoder_decoder", False) and hasattr(model, "generate")
+    for row in range(1, batch_size):
+        gone = max(1, row * length // (2 * batch_size))
+        some[row, slice(None, gone) if is_decoder else slice(length - gone, None)] = 0
+    return {
+        "whole": ({**given, "attention_mask": every}, {}),
+        "padded": ({**given, "attention_mask": some}, {length: some.bool()}),
+    }
+
+
+def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
+    """What each attention module returns, the model's output, and its parameters' gradients, by name, in order."""
+    seen: dict[str, Tensor] = {}
+    dtype = next(model.parameters()).dtype
+
+    def keep(path: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _given: object, returned: Any) -> None:  # noqa: ANN401
+            made = returned[0] if isinstance(returned, tuple) else returned
+            if isinstance(made, Tensor):
+                seen[path] = _counted(made.detach(), counted)
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(path)) for path, module in attention_modules(model)]
+    given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    try:
+        with torch.set_grad_enabled(grads):
+            output = model(**given, **({"use_cache": False} if "input_ids" in given else {}))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    name = next(each for each in ("logits", "last_hidden_state") if getattr(output, each, None) is not None)
+    final: Tensor = getattr(output, name)
+    seen[name] = _counted(final.detach(), counted)
+    if grads:
+        directions = torch.randn(final.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        if final.dim() == 3 and final.shape[1] in counted:  # noqa: PLR2004 - (B, T, D)
+            directions = directions * counted[final.shape[1]][..., None]
+        named = {path: each for path, each in model.named_parameters() if each.requires_grad}
+        made = torch.autograd.grad(
+            (final * directions.to(final)).sum(), list(named.values()), allow_unused=True, materialize_grads=True
+        )
+        found = {f"gradient of {each}": grad for each, grad in zip(named, made, strict=True)}
+        seen |= dict(reversed(found.items()))  # from the output back
+    return seen
+
+
+def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The innermost modules whose class is called an attention."""
+    found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
+    return [
+        (path, module)
+        for path, module in found
+        if not any(other != path and other.startswith(f"{path}.") for other, _ in found)
+    ]
+
+
+def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
+    """The tokens that count of (B, T, D), as (N, D); all of anything else."""
+    is_tokens = tensor.dim() == 3 and tensor.shape[1] in counted  # noqa: PLR2004 - (B, T, D)
+    return tensor[counted[tensor.shape[1]]] if is_tokens else tensor
+
+
+def register() -> None:
+    """Make the reference and its mask known to the package.
+
+    The mask functions of the package leave a mask out where a kernel can do without; here it is always written out.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def written_out(*given: Any, **more: Any) -> Tensor | None:  # noqa: ANN401 - the package's own signature
+        return sdpa_mask(*given, **(more | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
+
+    AttentionInterface.register(REFERENCE, honest(oracle.textbook))
+    AttentionInterface.register(f"{REFERENCE}_2", honest(oracle.recomputed))
+    for name in (REFERENCE, f"{REFERENCE}_2"):
+        AttentionMaskInterface.register(name, written_out)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def expect(model: Model, *, grads: bool) -> dict[str, dict[str, Tolerance]]:
+    """The tensors of each batch that the float64 model gives, and how far honest forms in its own dtype are off."""
+    expected = {}
+    for name, (batch, counted) in model.batches.items():
+        with model.attending(model.reference, REFERENCE):
+            right = observed(model.reference, batch, counted, grads=grads)
+        yardsticks: dict[str, list[RowErrors]] = {place: [] for place in right}
+        for form in (REFERENCE, f"{REFERENCE}_2"):
+            with model.attending(model.model, form):
+                honest_ones = observed(model.model, batch, counted, grads=grads)
+            for place, tensor in right.items():
+                yardsticks[place].append(by_row(honest_ones[place].double() - tensor, _row_axis(place)))
+        expected[name] = {
+            place: Tolerance(
+                place,
+                tensor,
+                yardsticks[place],
+                axis=_row_axis(place),
+                dtype=TORCH_DTYPES[model.built.dtype],
+                num_roundings=NUM_ROUNDINGS,
+            )
+            for place, tensor in right.items()
+        }
+    return expected
+
+
+def _row_axis(place: str) -> int:
+    """Tokens are the rows of an output, the first axis those of a parameter."""
+    return 0 if place.startswith("gradient of ") else -2
+
+
+def judge(asked: Asked, model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
+    """Check one attention in the model; what it raises is the reason why it could not be tried."""
+    differences, number, worst = [], 0, 0.0
+    try:
+        with model.attending(model.model, function_name(attention)):
+            for name, (batch, counted) in model.batches.items():
+                made = observed(model.model, batch, counted, grads=asked.has_gradients)
+                for place, tolerance in expected[name].items():
+                    number += 1
+                    compared = tolerance.judge(made[place])
+                    worst = max(worst, math.inf if compared.ratio is None else compared.ratio)
+                    if compared.agrees:
+                        continue
+                    error, allowed = compared.decisive
+                    differences.append(Difference(place=place, batch=name, error=error, allowed=allowed))
+    except Exception as error:  # noqa: BLE001 - whatever somebody's code raises
+        is_refused = isinstance(error, RefusedError)
+        reason = str(error) if is_refused else f"{type(error).__name__}: {error}"
+        first = (reason.splitlines() or ["no reason given"])[0]
+        return Judged(attention=attention, reason=first, is_refused=is_refused)
+    return Judged(
+        attention=attention,
+        differences=tuple(differences),
+        num_compared=number,
+        error_ratio=worst if math.isfinite(worst) else None,
+    )
+
+
+def function_name(attention: str) -> str:
+    """The name under which the package knows an attention; one that is not its own is registered.
+
+    Raises:
+        Exception: whatever loading somebody's code raises.
+    """
+    from transformers import AttentionInterface
+
+    if attention in OWN:
+        return attention
+    AttentionInterface.register(NAME, Candidate(attention))
+    return NAME

@@ -1,0 +1,100 @@
+"""Attention over several ranks: a call whose tokens are shared out to a group of processes.
+
+A call hands query, key and value to `over_ranks` with a function of one rank's share. With one rank it is called here;
+with more it is called in each process of a group (group.py), each with its own tokens (rank.py).
+
+Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.contract import BoundMask, Workload
+from attnbench.devices import device
+from attnbench.ranks.group import Asked, RankGroup, RankLostError, RankSilentError, group_of
+from attnbench.ranks.rank import Rank, Share, tokens_of
+from attnbench.ranks.ring import ring_pass
+
+__all__ = ["Rank", "RankLostError", "RankSilentError", "not_over_ranks", "over_ranks", "ring_pass", "tokens_of"]
+
+
+def not_over_ranks(workload: Workload) -> str | None:
+    """Why no implementation over ranks computes the workload, in words, or None."""
+    if workload.mask not in {"none", "causal"}:
+        return f"it takes the masks none and causal, and not {workload.mask}"
+    if workload.seq_len != workload.kv_len:
+        return "its ranks share out queries and keys alike: give kv_len the value of seq_len"
+    if workload.world_size == 1:
+        return None
+    if workload.scope == "module":
+        return "over several ranks the projections would run in one process: choose scope=attention"
+    if workload.num_threads > 1:
+        return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
+    found = device(workload.device).number()
+    if found is not None and found < workload.world_size:
+        return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"
+    return None
+
+
+class _OverRanks(torch.autograd.Function):
+    """A call whose graph is in the ranks."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
+        ctx: Any,  # noqa: ANN401
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        group: RankGroup,
+        asked: Asked,
+    ) -> Tensor:
+        """The output of the ranks."""
+        call, output = group.forward((query, key, value), asked)
+        if asked.keeps_graph:
+            ctx.group, ctx.call = group, call
+            ctx.like = [(each.dtype, tuple(each.shape)) for each in (query, key, value)]
+            weakref.finalize(ctx, group.forget, call)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """The gradients that the ranks have made."""
+        made = ctx.group.backward(ctx.call, grad_output, ctx.like)
+        needed = zip(made, ctx.needs_input_grad[:3], strict=True)
+        return (*(each if needs else None for each, needs in needed), None, None)
+
+
+def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are shared out
+    share: Share, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, *, order: str = "contiguous"
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `mask.world_size` ranks.
+
+    `share` is a function of a module, which each rank imports.
+
+    Raises:
+        RankLostError: a rank is gone; the message says which.
+        RankSilentError: a rank did not answer in time.
+        RuntimeError: a rank raised an error.
+    """
+    scale = mask.scale_for(query.shape[-1])
+    if mask.world_size == 1:
+        alone = Rank(length=query.shape[2], order=order, is_causal=mask.is_causal, scale=scale)
+        return share(query, key, value, alone)
+    asked = Asked(
+        module=share.__module__,
+        function=share.__qualname__,
+        file=share.__code__.co_filename,
+        length=query.shape[2],
+        order=order,
+        is_causal=mask.is_causal,
+        scale=scale,
+        keeps_graph=torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
+    )
+    group = group_of(mask.world_size, query.device.type)
+    output: Tensor = _OverRanks.apply(query, key, value, group, asked)  # type: ignore[no-untyped-call]
+    return output

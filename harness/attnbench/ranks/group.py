@@ -1,0 +1,309 @@
+"""A group of processes, one for each rank, that compute one call together: started once, and called many times.
+
+Tensors pass through a file in memory that all have mapped; messages are JSON on a socket for each rank. Nothing that a
+rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing
+(process.py), and end with this process, however it ends.
+"""
+
+import math
+import mmap
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnbench.workloads.workload import RANKS_TIMEOUT
+
+TIMEOUT_S = 30.0
+"""So long a call may take where the environment does not say."""
+START_TIMEOUT_S = 50.0
+"""A rank imports torch, which takes long where much else is going on."""
+PATIENCE = 0.5
+"""A rank waits this share of it for another one, so that it can say so before the time is up."""
+GRACE_S = 1.0
+"""After one rank has failed, the others may say for so long what happened to them."""
+LARGEST_MESSAGE = 2**16
+MOST_REPORTS = 64
+ALIGNMENT = 64
+Size = tuple[torch.dtype, tuple[int, ...]]
+
+
+class RankLostError(RuntimeError):
+    """The process of a rank is gone."""
+
+
+class RankSilentError(RuntimeError):
+    """A rank did not answer in time."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks are to call, and how the tokens are shared out (rank.py)."""
+
+    module: str
+    function: str
+    file: str
+    length: int
+    order: str
+    is_causal: bool
+    scale: float
+    keeps_graph: bool
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a whole tensor is in the shared memory; its axis 2 is the tokens."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+    def within(self, memory: Tensor) -> Tensor:
+        """The tensor in that memory, a view."""
+        raw = memory[self.offset : self.offset + self.num_bytes]
+        return raw.view(getattr(torch, self.dtype)).view(self.shape)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass: forward with what is asked, or backward through the graph of that call.
+
+    `memory_bytes` is the size of a new file in memory, which comes with the message; 0 where it is the same as before.
+    """
+
+    call: int
+    asked: Asked | None  # None: backward
+    given: tuple[Place, ...]
+    made: tuple[Place, ...]
+    forget: tuple[int, ...]
+    memory_bytes: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says of one pass. Its time runs from when all ranks are ready to when it has its own result."""
+
+    error: str = ""
+    is_communication: bool = False  # the error is that another rank is late, or gone
+    call_s: float = 0.0
+    waited_s: float = 0.0  # of it, for other ranks and for what they send
+    bytes_sent: int = 0
+
+
+class RankGroup:
+    """`world_size` processes that compute together; they start with the first call, and again after a failure.
+
+    `reports` has, for each of the last passes since it was cleared, what each rank says of it.
+    """
+
+    def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
+        """Start nothing yet. `device` is the kind that torch has: gloo on the CPU, NCCL on CUDA."""
+        self.world_size, self.device = world_size, device
+        self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
+        self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
+        self.processes: list[int] = []
+        self._lines: list[socket.socket] = []
+        self._stop: Callable[[], object] | None = None
+        self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
+        self._num_calls = 0
+        self._first_call = 0  # of those that the processes which are there have computed
+        self._forget: list[int] = []
+
+    def forward(self, tensors: Sequence[Tensor], asked: Asked) -> tuple[int, Tensor]:
+        """The number of the call, and its output (B, H, T, V)."""
+        query, _, value = tensors
+        self._num_calls += 1
+        shape = (*query.shape[:3], value.shape[3])
+        (output,) = self._pass(self._num_calls, asked, tensors, [(query.dtype, shape)])
+        return self._num_calls, output
+
+    def backward(self, call: int, grad_output: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
+        """The gradients of a call's query, key and value, which have these sizes."""
+        return self._pass(call, None, [grad_output], sizes)
+
+    def forget(self, call: int) -> None:
+        """Let the ranks free the graph of a call, with the next one."""
+        self._forget.append(call)
+
+    def stop(self) -> None:
+        """End all its processes; the next call starts others."""
+        if self._stop is not None:
+            self._stop()
+        self._lines, self.processes, self._stop = [], [], None
+        self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
+
+    def _start(self) -> None:
+        folder = tempfile.mkdtemp(prefix="attnbench-ranks-")  # where the ranks find one another
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self.world_size)]
+        theirs = [theirs.fileno() for _, theirs in pairs]
+        patience_s = str(PATIENCE * self.timeout_s)
+        asked = [str(os.getpid()), folder, self.device, patience_s]
+        command = [sys.executable, "-m", "attnbench.ranks.process", *asked]
+        launcher = subprocess.Popen(  # noqa: S603 - this Python, and our own module
+            [*command, *map(str, theirs)],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        self._lines = [ours for ours, _ in pairs]
+        for _, line in pairs:
+            line.close()
+        self._stop = weakref.finalize(self, _end, launcher, tuple(self._lines), folder)
+        try:
+            self.processes = [int(answer) for answer in self._answers("start", START_TIMEOUT_S)]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _pass(
+        self,
+        call: int,
+        asked: Asked | None,
+        given: Sequence[Tensor],
+        made: Sequence[Size],
+    ) -> list[Tensor]:
+        if asked is None and (not self._lines or call < self._first_call):
+            raise RuntimeError("the ranks that held the graph of this call are gone")
+        try:
+            return self._try_pass(call, asked, given, made)
+        except BaseException:  # what the ranks answer to a pass that was broken off would be taken for the next one's
+            self.stop()
+            raise
+
+    def _try_pass(
+        self,
+        call: int,
+        asked: Asked | None,
+        given: Sequence[Tensor],
+        made: Sequence[Size],
+    ) -> list[Tensor]:
+        if not self._lines:
+            self._start()
+            self._first_call = call
+        places = self._places([*((each.dtype, tuple(each.shape)) for each in given), *made])
+        needed, files = places[-1].offset + places[-1].num_bytes, []
+        if needed > len(self._memory):
+            self._file = self._make_memory(needed)
+            files = [self._file]
+        into, out_of = places[: len(given)], places[len(given) :]
+        for tensor, place in zip(given, into, strict=True):
+            place.within(self._memory).copy_(tensor.detach())
+        request = Request(
+            call=call,
+            asked=asked,
+            given=tuple(into),
+            made=tuple(out_of),
+            forget=tuple(self._forget),
+            memory_bytes=len(self._memory) if files else 0,
+        )
+        self._forget = []
+        message = msgspec.json.encode(request)
+        try:
+            for line in self._lines:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it is gone, as its answer will show
+                    socket.send_fds(line, [message], files)
+        finally:
+            if files:
+                os.close(self._file)
+        decoder = msgspec.json.Decoder(Report)
+        what = "backward pass" if asked is None else "call"
+        reports = [decoder.decode(answer) for answer in self._answers(what, self.timeout_s)]
+        self.reports.append(reports)
+        return [place.within(self._memory).to(given[0].device, copy=True) for place in out_of]
+
+    @staticmethod
+    def _places(sizes: Sequence[Size]) -> list[Place]:
+        places, offset = [], 0
+        for dtype, shape in sizes:
+            places.append(Place(dtype=str(dtype).removeprefix("torch."), shape=shape, offset=offset))
+            offset += -(-max(1, places[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
+        return places
+
+    def _make_memory(self, num_bytes: int) -> int:
+        file = os.memfd_create("attnbench-ranks")
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(file, size)
+        self._memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+        return file
+
+    def _answers(self, what: str, timeout_s: float) -> list[bytes]:
+        """One line of each rank.
+
+        Raises:
+            RankLostError: a rank is gone; all are ended.
+            RankSilentError: a rank is silent; all are ended.
+            RuntimeError: a rank raised an error; all are ended.
+        """
+        start = time.monotonic()
+        deadline = start + timeout_s
+        answers: dict[int, bytes] = {}
+        lost: list[int] = []
+        ranks = {line.fileno(): rank for rank, line in enumerate(self._lines)}
+        poll = select.poll()
+        for file in ranks:
+            poll.register(file, select.POLLIN)
+        while len(answers) + len(lost) < self.world_size and (left_s := deadline - time.monotonic()) > 0:
+            for file, _ in poll.poll(math.ceil(1000 * left_s)):
+                rank = ranks[file]
+                poll.unregister(file)
+                try:
+                    answer = self._lines[rank].recv(LARGEST_MESSAGE)
+                except ConnectionResetError:
+                    answer = b""
+                if answer:
+                    answers[rank] = answer
+                else:
+                    lost.append(rank)
+                is_failure = not answer or (answer.startswith(b"{") and _failure(answer) == "own")
+                if is_failure:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        failed = {rank: _failure(answer) for rank, answer in answers.items() if answer.startswith(b"{")}
+        silent = [rank for rank in range(self.world_size) if rank not in answers and rank not in lost]
+        if not lost and not silent and not any(failed.values()):
+            return [answers[rank] for rank in range(self.world_size)]
+        self.stop()
+        raised = [rank for rank, kind in failed.items() if kind == "own"] or [r for r, kind in failed.items() if kind]
+        words = f"of {self.world_size}"
+        if lost:
+            raise RankLostError(f"rank {lost[0]} {words} is gone: its process was killed, or has crashed")
+        if silent and not any(kind == "own" for kind in failed.values()):
+            named = ("rank " if len(silent) == 1 else "ranks ") + " and ".join(map(str, silent))
+            have = "has" if len(silent) == 1 else "have"
+            waited_s = time.monotonic() - start
+            raise RankSilentError(f"{named} {words} {have} not answered for {waited_s:.0f} s ({what})")
+        error = msgspec.json.decode(answers[raised[0]], type=Report).error
+        raise RuntimeError(f"rank {raised[0]} {words}: {error}")
+
+
+def _failure(answer: bytes) -> str:
+    """Whose failure a rank reports: its `own`, one of `another` rank, or none."""
+    report = msgspec.json.decode(answer, type=Report)
+    return "" if not report.error else "another" if report.is_communication else "own"
+
+
+def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], folder: str) -> None:
+    """End the process that the ranks were forked from, which ends them (PR_SET_PDEATHSIG)."""
+    for line in lines:
+        line.close()
+    launcher.kill()
+    launcher.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def group_of(world_size: int, device: str) -> RankGroup:
+    """The one group of that size in this process."""
+    return RankGroup(world_size, device)

@@ -1,0 +1,204 @@
+"""`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
+
+This one imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers one request after the
+other until its socket ends. Each ends at once with the process that started it.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # as torch.distributed has it, which does not say so to mypy
+
+from attnbench import devices
+from attnbench.ranks.group import LARGEST_MESSAGE, Asked, Report, Request
+from attnbench.ranks.rank import CommunicationError, Rank, Share, tokens_of
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
+    """Fork the ranks, and wait for them; `starter` is the process that asked for them."""
+    end_with(starter)
+    launcher, children = os.getpid(), []
+    for rank, line in enumerate(lines):
+        child = os.fork()
+        if not child:
+            end_with(launcher)
+            for other in lines[rank + 1 :]:
+                os.close(other)
+            code = 1
+            with suppress(BaseException):
+                answer_all(socket.socket(fileno=line), folder, device, patience_s, (rank, len(lines)))
+                code = 0
+            os._exit(code)
+        os.close(line)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def end_with(starter: int) -> None:
+    """Be killed when the process that started this one ends; at once if it has already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != starter:
+        os._exit(1)
+
+
+def answer_all(line: socket.socket, folder: str, device: str, patience_s: float, place: tuple[int, int]) -> None:
+    """Join the group, and answer requests until there are no more."""
+    rank, world_size = place
+    torch.set_num_threads(1)
+    devices.device(device).use(rank)
+    dist.init_process_group(
+        devices.device(device).collectives,
+        store=FileStore(str(Path(folder, "store")), world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=patience_s),
+    )
+    line.send(str(os.getpid()).encode())
+    member = Member(rank, world_size, device)
+    decoder = msgspec.json.Decoder(Request)
+    while True:
+        message, files, *_ = socket.recv_fds(line, LARGEST_MESSAGE, 1)
+        if not message:
+            return
+        request = decoder.decode(message)
+        if files:
+            member.memory = torch.frombuffer(mmap.mmap(files[0], request.memory_bytes), dtype=torch.uint8)
+            os.close(files[0])
+        try:
+            report = member.answer(request)
+        except Exception as error:  # noqa: BLE001 - it is reported, and the group is ended by who reads it
+            traceback.print_exc()
+            said = (str(error).strip().splitlines() or ["no message"])[0]
+            is_communication = isinstance(error, CommunicationError)
+            report = Report(error=f"{type(error).__name__}: {said}"[:2000], is_communication=is_communication)
+        line.send(msgspec.json.encode(report))
+
+
+class Member:
+    """One rank: it keeps the graphs of its calls for their backward passes."""
+
+    def __init__(self, rank: int, world_size: int, device: str) -> None:
+        """Keep nothing yet."""
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.graphs: dict[int, tuple[Tensor, list[Tensor], Rank]] = {}
+        self.functions: dict[tuple[str, str, str], Share] = {}
+
+    def answer(self, request: Request) -> Report:
+        """Compute this rank's share of a pass, and write it where it belongs."""
+        for call in request.forget:
+            self.graphs.pop(call, None)
+        if request.asked is not None:
+            return self.forward(request, request.asked)
+        return self.backward(request)
+
+    def forward(self, request: Request, asked: Asked) -> Report:
+        """The forward pass."""
+        rank = Rank(
+            rank=self.rank,
+            world_size=self.world_size,
+            length=asked.length,
+            order=asked.order,
+            is_causal=asked.is_causal,
+            scale=asked.scale,
+        )
+        taken = (self.take(each.within(self.memory), rank) for each in request.given)
+        query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
+        function = self.function(asked)
+
+        def compute() -> list[Tensor]:
+            with torch.set_grad_enabled(asked.keeps_graph):
+                return [function(query, key, value, rank)]
+
+        (output,), report = self.timed(compute, rank)
+        self.put([output.detach()], request, rank)
+        if asked.keeps_graph:
+            self.graphs[request.call] = (output, leaves, rank)
+        return report
+
+    def backward(self, request: Request) -> Report:
+        """The backward pass through a graph that is kept."""
+        output, leaves, rank = self.graphs[request.call]
+        (grad_output,) = [self.take(each.within(self.memory), rank) for each in request.given]
+        made, report = self.timed(
+            lambda: list(torch.autograd.grad(output, leaves, grad_output, retain_graph=True)), rank
+        )
+        self.put(made, request, rank)
+        return report
+
+    def timed(self, compute: Callable[[], list[Tensor]], rank: Rank) -> tuple[list[Tensor], Report]:
+        """What it computes, and how long from when all ranks are ready."""
+        with rank.waiting():
+            dist.barrier()
+        rank.bytes_sent, rank.waited_s = 0, 0.0
+        start = time.perf_counter()
+        made = compute()
+        devices.device(self.device).synchronize()
+        call_s = time.perf_counter() - start
+        return made, Report(call_s=call_s, waited_s=rank.waited_s, bytes_sent=rank.bytes_sent)
+
+    def take(self, whole: Tensor, rank: Rank) -> Tensor:
+        """This rank's tokens of a whole tensor, a copy on its device."""
+        parts = [whole[:, :, each.start : each.stop] for each in rank.tokens()]
+        return torch.cat(parts, dim=2).to(self.device)
+
+    def put(self, made: list[Tensor], request: Request, rank: Rank) -> None:
+        """Write this rank's tokens into the whole tensors.
+
+        Raises:
+            ValueError: what was made has another shape or dtype than its share.
+        """
+        for tensor, place in zip(made, request.made, strict=True):
+            whole = place.within(self.memory)
+            shape = (*place.shape[:2], rank.num_tokens(self.rank), place.shape[3])
+            if tuple(tensor.shape) != shape or tensor.dtype != whole.dtype:
+                found = f"{tuple(tensor.shape)} in {tensor.dtype}"
+                raise ValueError(f"its share has shape {found} instead of {shape} in {whole.dtype}")
+            if rank.order == "whole":  # each has everything, and writes a part
+                own = tokens_of("contiguous", self.rank, self.world_size, rank.length)
+                tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - its part of the same
+            else:
+                own = rank.tokens()
+            for part, tokens in zip(tensor.split([len(each) for each in own], dim=2), own, strict=True):
+                whole[:, :, tokens.start : tokens.stop] = part
+
+    def function(self, asked: Asked) -> Share:
+        """The function that is asked for, imported by the name of its module, or from its file."""
+        key = (asked.module, asked.function, asked.file)
+        if key not in self.functions:
+            try:
+                module = importlib.import_module(asked.module)
+            except ModuleNotFoundError:
+                sys.path.append(str(Path(asked.file).parent))
+                found = importlib.util.spec_from_file_location(asked.module, asked.file)
+                if found is None or found.loader is None:
+                    raise
+                module = importlib.util.module_from_spec(found)
+                sys.modules[asked.module] = module
+                found.loader.exec_module(module)
+            self.functions[key] = attrgetter(asked.function)(module)
+        return self.functions[key]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), [int(each) for each in sys.argv[5:]])

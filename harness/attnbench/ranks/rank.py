@@ -1,0 +1,133 @@
+"""One rank of a call: its tokens, and what it sends to the others and receives from them.
+
+Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ORDERS = ("contiguous", "zigzag", "whole")
+Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
+"""Query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) of one rank -> its output (B, H, t, V)."""
+
+
+def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
+    """The tokens of a rank, in its order: one part of all (`contiguous`), two (`zigzag`), or all of them (`whole`).
+
+    A zigzag rank has one of the first and one of the last of twice as many parts, so that under a causal mask each has
+    as many visible pairs. Parts differ by a token where the length does not divide, and are empty where it is short.
+
+    Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
+    """
+    num_parts = world_size * (2 if order == "zigzag" else 1)
+    bounds = [part * length // num_parts for part in range(num_parts + 1)]
+    chosen = {"contiguous": [rank], "zigzag": [rank, num_parts - 1 - rank], "whole": [*range(num_parts)]}[order]
+    return [range(bounds[part], bounds[part + 1]) for part in chosen]
+
+
+class CommunicationError(RuntimeError):
+    """What one rank could not send or receive: another one is late, or gone."""
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One of the ranks of a call: its place, and what it sends to the others, counted where it is sent.
+
+    `bytes_sent` are those of tensors addressed to other ranks; `waited_s` is the time spent in sending and receiving.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    length: int  # T
+    order: str = "contiguous"
+    is_causal: bool = False
+    scale: float = 1.0
+    bytes_sent: int = 0
+    waited_s: float = 0.0
+
+    def tokens(self, rank: int | None = None) -> list[range]:
+        """The tokens of this rank, or of another one."""
+        return tokens_of(self.order, self.rank if rank is None else rank, self.world_size, self.length)
+
+    def num_tokens(self, rank: int) -> int:
+        """How many tokens a rank has."""
+        return sum(map(len, self.tokens(rank)))
+
+    def pass_on(self, tensors: Sequence[Tensor], num_tokens: int) -> Callable[[], list[Tensor]]:
+        """Begin to send to the next rank, and to receive from the one before; what is returned waits for it.
+
+        What comes has the same shapes but for axis 2, of `num_tokens`.
+        """
+        sent = [tensor.contiguous() for tensor in tensors]
+        received = [each.new_empty((*each.shape[:2], num_tokens, *each.shape[3:])) for each in sent]
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        operations = [dist.P2POp(dist.isend, as_bytes(each), after) for each in sent if each.numel()]
+        operations += [dist.P2POp(dist.irecv, as_bytes(each), before) for each in received if each.numel()]
+        self.bytes_sent += sum(map(num_bytes, sent))
+        with self.waiting():
+            under_way = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait() -> list[Tensor]:
+            with self.waiting():
+                for each in under_way:
+                    each.wait()
+            del sent[:]  # kept until it has left
+            return received
+
+        return wait
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor (B, G, t, K), in order of the ranks; the shorter are sent as long as the longest."""
+        if self.world_size == 1:
+            return [tensor]
+        numbers = [self.num_tokens(rank) for rank in range(self.world_size)]
+        longest = max(numbers)
+        padded = torch.nn.functional.pad(tensor, (0, 0, 0, longest - tensor.shape[2])).contiguous()
+        found = [torch.empty_like(padded) for _ in numbers]
+        self.bytes_sent += (self.world_size - 1) * num_bytes(padded)
+        with self.waiting():
+            dist.all_gather([as_bytes(each) for each in found], as_bytes(padded))
+        return [each[:, :, :number] for each, number in zip(found, numbers, strict=True)]
+
+    def exchange(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Send one tensor to each rank, this one included, and receive one of each, of these shapes (all to all)."""
+        if self.world_size == 1:
+            return [tensors[0]]
+        flat = [as_bytes(tensor.contiguous()) for tensor in tensors]
+        given = torch.cat(flat)
+        received = [tensors[0].new_empty(tuple(shape)) for shape in shapes]
+        lengths = [num_bytes(each) for each in received]
+        taken = given.new_empty(sum(lengths))
+        self.bytes_sent += given.numel() - flat[self.rank].numel()
+        with self.waiting():
+            dist.all_to_all_single(taken, given, lengths, [each.numel() for each in flat])
+        for each, part in zip(received, taken.split(lengths), strict=True):
+            as_bytes(each).copy_(part)
+        return received
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time; an error is one of communication."""
+        start = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            raise CommunicationError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.waited_s += time.perf_counter() - start
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's numbers as bytes, in the same memory: whatever the dtype, every backend can send it."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """What its numbers take."""
+    return tensor.numel() * tensor.element_size()

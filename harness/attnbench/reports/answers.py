@@ -1,0 +1,367 @@
+"""The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
+
+The closing screen, the summary, the page and the API show these shapes and the advice that follows from them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.conclusion import Mark, factor, mark_of
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import GROUP_AXES, Row, arm_of, rows
+from attnbench.reports import cells, grouped
+from attnbench.storage.records import Verdict
+from attnbench.units import MISSING, plain, show
+from attnbench.workloads.workload import Workload
+
+LABELLED = ("mask",)
+"""Axes that every label names where they vary; others are named where a shape is unlike most others."""
+SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
+"""Shorter words than those of titles: a line has 80 columns."""
+FEW_VALUES = 3
+"""Values of an axis that a condition lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One implementation on one shape; times and ratios are None where they were not measured."""
+
+    name: str
+    mark: Mark | None  # None: unsupported, or predicted to be out of reach
+    status: str
+    seconds: float | None  # of a call, as far from the baseline's as the ratio says
+    ratio: float | None
+    peak_bytes: float | None
+    may_be_faster: bool = False  # by more than the margin, and it is not known
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the baseline; below 1 it is slower."""
+        return 1 / self.ratio if self.ratio else 1.0
+
+    @property
+    def words(self) -> str:
+        """The mark, and by which factor it is faster or slower."""
+        if self.mark in {Mark.faster, Mark.slower} and self.ratio:
+            return factor(self.ratio)
+        if self.mark in {Mark.right, Mark.imprecise} and self.seconds is not None:
+            return show(self.seconds, "s")
+        return self.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One workload of a run, with the cells of all implementations but the baseline, the fastest first."""
+
+    workload: Workload
+    title: str  # all axes but lengths
+    label: str  # the axes that set it apart from other shapes of the run, in few words
+    base: Cell | None  # None: the baseline is not there
+    others: tuple[Cell, ...]
+
+    def having(self, mark: Mark) -> list[Cell]:
+        """The cells with this mark, the fastest first."""
+        return [each for each in self.others if each.mark is mark]
+
+    @cached_property
+    def faster(self) -> list[Cell]:
+        """Cells that are faster than the baseline."""
+        return self.having(Mark.faster)
+
+    @property
+    def best(self) -> Cell | None:
+        """The fastest by verdict; the baseline where nothing is faster."""
+        return self.faster[0] if self.faster else self.base
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a cell may be faster than the baseline, and it is not known."""
+        return any(each.may_be_faster for each in self.others)
+
+    @property
+    def length(self) -> str:
+        """The length in a label: "T=512"."""
+        return f"T={cells.length(self.workload.axes())}"
+
+    @property
+    def name(self) -> str:
+        """Label and length."""
+        return f"{self.label} {self.length}".strip()
+
+
+@lru_cache(maxsize=1)
+def shapes(results: Results) -> list[Shape]:
+    """Every shape of a run with one state of the code: shapes of one label together, by length."""
+    if results.plan.sides is not None:
+        return []
+    records = {record.key: record for record in results.records}
+    found = grouped(rows(cells.shown(results)), lambda row: str(row["workload"]))
+    workloads = {each.id: each for each in results.plan.workloads}
+    names = labels([workloads[name] for name in found])
+    made = []
+    for name, members in found.items():
+        parts: dict[bool, list[Cell]] = {True: [], False: []}
+        for row in members:
+            record = records[name, arm_of(row)]
+            parts[row["is_baseline"]].append(
+                _cell(row, mark_of(record, _speed(row), is_doubtful=is_doubtful(results, record.key)))
+            )
+        base = next(iter(parts[True]), None)
+        titles = cells.titles(results)
+        made.append(
+            Shape(
+                workload=workloads[name],
+                title=titles[name],
+                label=names[name],
+                base=base,
+                others=tuple(sorted(parts[False], key=lambda each: each.ratio or each.seconds or math.inf)),
+            )
+        )
+    order = {label: place for place, label in enumerate(dict.fromkeys(each.label for each in made))}
+    return sorted(made, key=lambda each: (order[each.label], each.workload.kv_len, each.workload.seq_len))
+
+
+def _speed(row: Row) -> Verdict | None:
+    return None if row["verdict"] is None else Verdict(row["verdict"])
+
+
+def _cell(row: Row, mark: Mark | None) -> Cell:
+    return Cell(
+        name=cells.arm(row),
+        mark=mark,
+        status=str(row["status"]),
+        seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
+        ratio=row["ratio"],
+        peak_bytes=row.get("peak_memory_bytes"),
+        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),
+    )
+
+
+def _reaches_below(row: Row) -> bool:
+    """Whether the interval of a ratio has values that are faster by more than the margin."""
+    return row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + row["margin"])
+
+
+def labels(workloads: Sequence[Workload]) -> dict[str, str]:
+    """By workload id, the axes that set it apart from the others in few words, lengths apart."""
+    axes = {each.id: each.axes() for each in workloads}
+    usual = usual_values(workloads)
+    differing = [axis for axis in cells.WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
+    differing += [axis for axis in GROUP_AXES if axis not in cells.WORDS and len({e[axis] for e in axes.values()}) > 1]
+    first = ["dtype", *LABELLED]
+    ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
+    return {
+        name: " ".join(
+            SHORT.get(axis, {}).get(str(each[axis])) or cells.word(axis, each)
+            for axis in ordered
+            if axis in LABELLED or each[axis] != usual[axis]
+        )
+        for name, each in axes.items()
+    }
+
+
+def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
+    """The most common value of each axis, lengths apart."""
+    every = [each.axes() for each in workloads]
+    return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
+
+
+def shared(found: Sequence[Shape]) -> str:
+    """Describe the axes that all or most of the shapes share."""
+    workloads = [each.workload for each in found]
+    usual = usual_values(workloads)
+    varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
+    most = {**workloads[0].axes(), **usual}
+    said = cells.title(most, leave_out=varying & {*LABELLED})
+    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*LABELLED} else ''}:"
+
+
+def advice(results: Results) -> list[str]:
+    """Recommend an implementation in one or two sentences, from the marks of the shapes alone."""
+    return [plain(line) for line in advise(shapes(results), cells.base(results.plan))]
+
+
+def advise(found: Sequence[Shape], base: str) -> list[str]:
+    """The advice that follows from shapes."""
+    timed = [each for each in found if any(cell.ratio is not None for cell in each.others)]
+    if not timed:
+        return []
+    if all(not each.others or any(cell.mark is Mark.doubtful for cell in each.others) for each in timed):
+        return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
+    beaten = [each for each in timed if each.faster]
+    rest = [each for each in timed if not each.faster]
+    settled = [each for each in rest if not each.is_open]
+    if not beaten:
+        return [_unbeaten(timed, settled, base)]
+    return [*_beaten(beaten, rest, base), *_open(rest, settled)]
+
+
+def _unbeaten(timed: Sequence[Shape], settled: Sequence[Shape], base: str) -> str:
+    of = f"on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}"
+    if len(settled) == len(timed):
+        return f"Keep {base}: nothing is faster {of}."
+    text = f"Nothing is shown to be faster than {base}"
+    if not settled:
+        return f"{text} so far: every shape is undecided."
+    return f"{text}; {len(timed) - len(settled)} of {len(timed)} shapes are undecided."
+
+
+def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[str]:
+    """Name the implementation that beats the baseline most often, the places and the factor."""
+    names = Counter(cell.name for shape in beaten for cell in shape.faster)
+    most = max(names.values())
+    winners = {name for name, number in names.items() if number == most}
+    choice = max(winners, key=lambda name: math.fsum(math.log(each.speedup) for each in _cells(beaten, name)))
+    own = [each for each in beaten if any(cell.name == choice for cell in each.faster)]
+    others = [each for each in [*beaten, *rest] if each not in own]
+    more = len(names) - 1
+    alike = f"; {more} other{'s' * (more > 1)} beat{'s' * (more == 1)} {base}, too" if more else ""
+    pieces = _places(own, others)
+    texts = [
+        f"{where} ({_gain(members, choice)}{f' faster than {base}' * (not place)})"
+        for place, (where, members) in enumerate(pieces)
+    ]
+    text = f"Take {choice} {' and '.join(texts)}{alike}."
+    left = [each for each in others if each.faster]
+    lines = [text] + [f"Others are faster than {base} on {_named(left)}."] * bool(left)
+    kept = [each for each in rest if not each.is_open]
+    elsewhere = "elsewhere" if len(kept) == len(rest) and not left else f"on {len(kept)} of the others"
+    return [*lines, f"Keep {base} {elsewhere}."] if kept else lines
+
+
+def _places(own: Sequence[Shape], others: Sequence[Shape]) -> list[tuple[str, Sequence[Shape]]]:
+    """The shapes in one or two parts, each with words for where they lie."""
+    if not others:
+        return [(f"on all {len(own)} shapes" if len(own) > 1 else "on this shape", own)]
+    if where := condition(own, others):
+        return [(where, own)]
+    for axis in AXES:
+        values = {value_of(each, axis) for each in own} - {value_of(each, axis) for each in others}
+        part = [each for each in own if value_of(each, axis) in values]
+        if part and len(values) <= FEW_VALUES:
+            rest = [each for each in own if each not in part]
+            return [
+                (condition(part, [*rest, *others]), part),
+                (condition(rest, others) or f"on {_named(rest, 'other ')}", rest),
+            ]
+    return [(f"on {_named(own)}", own)]
+
+
+def _gain(own: Sequence[Shape], name: str) -> str:
+    """By how much an implementation is faster on these shapes."""
+    gains = sorted(cell.speedup for cell in _cells(own, name))
+    low, high = f"{gains[0]:.2f}x", f"{gains[-1]:.2f}x"
+    return low if low == high else f"{low} to {high}"
+
+
+def _cells(found: Iterable[Shape], name: str) -> list[Cell]:
+    return [cell for shape in found for cell in shape.faster if cell.name == name]
+
+
+def _named(found: Sequence[Shape], other: str = "") -> str:
+    if len(found) <= FEW_VALUES:
+        return ", ".join(each.name for each in found)
+    return f"{len(found)} {other}shapes"
+
+
+def _open(rest: Sequence[Shape], settled: Sequence[Shape]) -> list[str]:
+    number = len(rest) - len(settled)
+    return [f"{number} shape{'s are' if number > 1 else ' is'} undecided."] if number else []
+
+
+AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if axis not in {"dtype", "mask"}))
+"""Axes in the order in which a condition is looked for."""
+
+
+def value_of(shape: Shape, axis: str) -> object:
+    """The value of an axis."""
+    return shape.workload.axes()[axis]
+
+
+def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
+    """The condition on one axis that holds for the first and for none of the others: "in bfloat16"; "" for none."""
+    for axis in AXES:
+        mine = {value_of(each, axis) for each in inside}
+        if len(mine) <= FEW_VALUES and not mine & {value_of(each, axis) for each in outside}:
+            words = [cells.word(axis, each.workload.axes()) for each in inside]
+            return f"for {' and '.join(dict.fromkeys(words))}"
+    mine_kv, other_kv = ([each.workload.kv_len for each in part] for part in (inside, outside))
+    if min(mine_kv) > max(other_kv):
+        return f"from T={min(mine_kv)} on"
+    if max(mine_kv) < min(other_kv):
+        return f"up to T={max(mine_kv)}"
+    return ""
+
+
+def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
+    """The largest shape whose memory was measured, and by amount the names that need it, the least first."""
+    measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
+    if not measured:
+        return None
+    shape = max(measured, key=_num_scores)
+    peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
+    return shape, grouped_names(peaks)
+
+
+def _num_scores(shape: Shape) -> tuple[int, int]:
+    workload = shape.workload
+    return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
+
+
+def memory_line(found: Sequence[Shape]) -> str:
+    """List the memory of each implementation on the largest shape; "" if none was measured."""
+    seen = memory(found)
+    if seen is None:
+        return ""
+    shape, needs = seen
+    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
+    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
+
+
+def grouped_names(peaks: Iterable[tuple[str, float]]) -> dict[str, list[str]]:
+    """Names by what they need, in words."""
+    return {
+        text: [name for name, _ in own]
+        for text, own in grouped(peaks, lambda item: show(item[1], "bytes", digits=2)).items()
+    }
+
+
+def _peaks(shape: Shape) -> Mapping[str, float]:
+    every = [*([shape.base] if shape.base else []), *shape.others]
+    return {each.name: each.peak_bytes for each in every if each.peak_bytes is not None}
+
+
+def peak(cell: Cell | None) -> str:
+    """The peak memory of a cell."""
+    return MISSING if cell is None else show(cell.peak_bytes, "bytes")
+
+
+def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
+    """The answer as a table for pages: a row for each shape, with the same columns in all."""
+    made = []
+    for shape in found:
+        best = shape.best
+        is_known = bool(shape.faster) or not shape.is_open
+        kinds = {mark: [each.name for each in shape.having(mark)] for mark in Mark}
+        row = {
+            "shape": shape.name,
+            f"time of {base}": MISSING if shape.base is None else show(shape.base.seconds, "s"),
+            "fastest": MISSING if best is None else best.name if is_known else "undecided",
+            "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
+            "equal": ", ".join(kinds[Mark.equal]) or MISSING,
+        }
+        for heading, members in OPTIONAL.items():
+            number = sum(len(kinds[mark]) for mark in members)
+            row[heading] = str(number) if number else MISSING
+        row["memory"] = peak(best if is_known else shape.base)
+        made.append(row)
+    unused = [heading for heading in OPTIONAL if all(row[heading] == MISSING for row in made)]
+    return [{heading: text for heading, text in row.items() if heading not in unused} for row in made]
+
+
+OPTIONAL = {"slower": (Mark.slower,), "undecided": (Mark.undecided, Mark.doubtful), "wrong": (Mark.wrong, Mark.failed)}
+"""Columns that count marks, left out where no shape has any."""

@@ -1,0 +1,289 @@
+"""The closing screen of a run: 25 lines of 80 columns at most, whatever was swept.
+
+In order: the run and whether all is right, the machine and any warning, a table of shapes, the advice, memory, the
+undecided, and the files. Shapes that do not fit are folded; `-v` has a table of every cell.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from attnbench.analysis.comparisons import comparisons, doubts
+from attnbench.analysis.conclusion import Mark
+from attnbench.analysis.results import Results
+from attnbench.reports import cells, grouped, story, text_lines
+from attnbench.reports.answers import Cell, Shape, memory, shapes, shared
+from attnbench.storage.records import Verdict
+from attnbench.units import MISSING, plain, show
+
+WIDTH, HEIGHT = 80, 25
+FEW_OTHERS = 3
+"""Up to this many implementations have a column each."""
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
+"""Lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of the screen, and how a terminal shows it."""
+
+    text: str
+    style: str = ""
+
+
+def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> list[Line]:
+    """The closing screen of a run with one state of the code."""
+    found = shapes(results)
+    head = [Line(text=line, style="bold") for line in textwrap.wrap(story.verdict(results), width)[:2]]
+    head += [Line(text=line) for text in story.machine(results) for line in textwrap.wrap(text, width)]
+    head += _troubles(results, width) + _findings(results, width)
+    tail = [Line(text=line, style="bold") for line in textwrap.wrap(" ".join(story.answer(results)), width)]
+    tail = tail[: max(2, height // 4)]
+    tail += _memory(found, width)
+    tail += [Line(text=line) for line in left_over(results, width)]
+    tail += [Line(text=line) for line in where(results)]
+    body = table(found, cells.base(results.plan), width, height - len(head) - len(tail) - 2)
+    return [*head, Line(text=""), *body, *([Line(text="")] if body else []), *tail]
+
+
+def _troubles(results: Results, width: int) -> list[Line]:
+    lines = [
+        Line(text=line, style="bold reverse yellow" if text in doubts(results) else "bold yellow")
+        for text in story.troubles(results)
+        for line in textwrap.wrap(text, width)
+    ]
+    if len(lines) <= MOST_DOUBTS:
+        return lines
+    return [*lines[: MOST_DOUBTS - 1], Line(text="More about that is in summary.md.", style="bold yellow")]
+
+
+def _findings(results: Results, width: int) -> list[Line]:
+    found = [*story.findings(results), *story.kept_memory(results)]
+    lines = [Line(text=plain(text, width), style="red") for text in found[:MOST_FINDINGS]]
+    if len(found) > MOST_FINDINGS:
+        lines[-1] = Line(text=f"{len(found) - MOST_FINDINGS + 1} more findings: -v, or summary.md", style="red")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Shapes in one row: of one label, at neighbouring lengths."""
+
+    label: str
+    members: tuple[Shape, ...]
+
+    @property
+    def length(self) -> str:
+        """The lengths of all of them."""
+        first, last = self.members[0], self.members[-1]
+        return first.length if len(self.members) == 1 else f"{first.length}-{last.length.removeprefix('T=')}"
+
+    @property
+    def seconds(self) -> str:
+        """The baseline's time, from the shortest to the longest."""
+        known = [each.base.seconds for each in self.members if each.base is not None and each.base.seconds is not None]
+        if not known:
+            return MISSING
+        if len(known) == 1:
+            return show(known[0], "s")
+        low, high = show(min(known), "s", digits=2), show(max(known), "s", digits=2)
+        return f"{low.split()[0]}-{high}" if low.split()[1] == high.split()[1] else f"{low}-{high}"
+
+    def having(self, mark: Mark) -> dict[str, list[tuple[Shape, Cell]]]:
+        """By name the shapes at which it has this mark; names that have it most often first."""
+        places = [(shape, cell) for shape in self.members for cell in shape.having(mark)]
+        found = grouped(places, lambda place: place[1].name)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Line]:
+    """Format the shapes with their times and marks; empty if nothing was timed."""
+    timed = [each for each in found if any(cell.seconds is not None for cell in _every(each))]
+    if not timed:
+        return []
+    above = [Line(text=line, style="dim") for line in textwrap.wrap(shared(timed), width)]
+    room = max(2, height - len(above) - 1)
+    folds, note = folded(timed, room, base)
+    lines = _rows(folds, base, width)
+    return [
+        *above,
+        Line(text=lines[0], style="bold"),
+        *(Line(text=line) for line in lines[1:]),
+        *([Line(text=note, style="dim")] if note else []),
+    ]
+
+
+def _every(shape: Shape) -> Iterable[Cell]:
+    return [*([shape.base] if shape.base else []), *shape.others]
+
+
+def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
+    """Fold the shapes until they fit into the rows, with a note on rows that are left out."""
+    by_label = list(grouped(found, lambda each: each.label).values())
+    folds = [_folds(own, LEVELS[0]) for own in by_label]
+    levels = [0] * len(folds)
+    while sum(map(len, folds)) > room:
+        longest = max(
+            (place for place, level in enumerate(levels) if level + 1 < len(LEVELS)),
+            key=lambda place: (len(folds[place]) > FEW_ROWS, not _has_faster(by_label[place]), len(folds[place])),
+            default=None,
+        )
+        if longest is None or len(folds[longest]) == 1:
+            break
+        levels[longest] += 1
+        folds[longest] = _folds(by_label[longest], LEVELS[levels[longest]])
+    every = [each for own in folds for each in own]
+    if len(every) <= room:
+        return every, ""
+    return _dropped(every, room, base)
+
+
+def _has_faster(found: Sequence[Shape]) -> bool:
+    return any(each.faster for each in found)
+
+
+FEW_ROWS = 2
+"""Labels with more rows are folded first, and then those in which nothing is faster."""
+LEVELS: tuple[Callable[[Shape], object], ...] = (
+    lambda shape: shape.workload.id,
+    lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
+    lambda shape: (shape.best.name if shape.best else "", shape.is_open),
+    lambda _: 0,
+)
+"""Neighbouring lengths of a label that are equal in this are one row; the more rows there are, the further down."""
+
+
+def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], str]:
+    """Drop rows until the others fit, first those in which nothing is faster."""
+    plain_ones = [each for each in folds if not any(shape.faster or shape.is_open for shape in each.members)]
+    dropped = plain_ones[: max(0, len(folds) - room + 1)]
+    kept = [each for each in folds if each not in dropped]
+    note = f"Nothing is faster than {base} in {len(dropped)} more rows" if dropped else ""
+    more = len(kept) - (room - 1)
+    if more > 0:
+        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} other rows"]))
+    return kept, f"{note} (-v)."
+
+
+def _folds(own: Sequence[Shape], key: Callable[[Shape], object]) -> list[Fold]:
+    ordered = sorted(own, key=lambda each: (each.workload.kv_len, each.workload.seq_len))
+    runs: list[list[Shape]] = []
+    for shape in ordered:
+        if runs and key(runs[-1][-1]) == key(shape):
+            runs[-1].append(shape)
+        else:
+            runs.append([shape])
+    return [Fold(label=run[0].label, members=tuple(run)) for run in runs]
+
+
+def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
+    """The lines of the table, its headings first, as wide as allowed."""
+    names = list(dict.fromkeys(cell.name for fold in folds for shape in fold.members for cell in shape.others))
+    is_plain = all(len(fold.members) == 1 for fold in folds)
+    if len(names) <= FEW_OTHERS and is_plain:
+        lines = _lines(folds, base, {name: [_own(fold, name) for fold in folds] for name in names})
+        if max(map(len, lines)) <= width:
+            return lines
+    present = [mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)]
+    shown: list[Mark] = [mark for mark in present if mark in {Mark.wrong, Mark.failed}]
+    shown += [mark for mark in (Mark.faster, Mark.equal) if mark in present]
+    shown += [mark for mark in (Mark.undecided, Mark.doubtful) if mark in present]
+    if not {Mark.faster, Mark.equal, Mark.doubtful} & {*shown}:
+        shown += [mark for mark in (Mark.slower, Mark.right) if mark in present]
+    room = width - len(_lines(folds, base, {})[1]) - 2 * len(shown)
+    texts = {mark: [_named(fold, mark, MOST_NAMES) for fold in folds] for mark in shown}
+    sizes = {mark: max(len(mark), *map(len, own)) for mark, own in texts.items()}
+    while sum(sizes.values()) > room and max(sizes.values()) > LEAST:
+        widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
+        sizes[widest] -= 1
+    columns = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
+    return _lines(folds, base, columns)
+
+
+MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
+"""Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
+WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
+"""How much wider than others a column may be."""
+
+
+def _fitting(fold: Fold, mark: Mark, size: int) -> str:
+    """As many names as a column has room for, or else their number."""
+    return next(
+        (text for most in range(MOST_NAMES, 0, -1) if len(text := _named(fold, mark, most)) <= size),
+        _named(fold, mark, 0),
+    )
+
+
+def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]]) -> list[str]:
+    labels = ["" if place and folds[place - 1].label == each.label else each.label for place, each in enumerate(folds)]
+    has_labels = any(labels)
+    first = {"Time of a call": labels, "": [each.length for each in folds]}
+    if not has_labels:
+        first = {"Time of a call": [each.length for each in folds]}
+    every = {**first, base: [each.seconds for each in folds], **columns}
+    right = {len(first)}
+    return text_lines(list(every), list(zip(*every.values(), strict=True)), right=right)
+
+
+def _own(fold: Fold, name: str) -> str:
+    cell = next((each for each in fold.members[0].others if each.name == name), None)
+    return MISSING if cell is None else cell.words
+
+
+def _named(fold: Fold, mark: Mark, most: int) -> str:
+    """The names with a mark, as many as there is room for, with their factors: "bmm 1.68x +3"."""
+    found = fold.having(mark)
+    if not found or not most or (mark in {Mark.undecided, Mark.doubtful} and len(found) > FEW_OPEN):
+        return str(len(found)) if found else MISSING
+    texts = []
+    for name, places in list(found.items())[:most]:
+        text = plain(name, 24)
+        if mark in {Mark.faster, Mark.slower}:
+            factors = sorted(max(cell.speedup, 1 / cell.speedup) for _, cell in places)
+            low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
+            text += f" {low}x" if low == high else f" {low}-{high}x"
+        if mark is Mark.right:
+            text += f" {places[0][1].words}"
+        if len(places) < len(fold.members):
+            at = [shape.length.removeprefix("T=") for shape, _ in places]
+            text += f" at {at[0]}" + (f"-{at[-1]}" if len(at) > 1 else "")
+        texts.append(text)
+    more = len(found) - len(texts)
+    return ", ".join(texts) + (f" +{more}" if more else "")
+
+
+def _memory(found: Sequence[Shape], width: int) -> list[Line]:
+    """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
+    seen = memory(found)
+    if seen is None:
+        return []
+    shape, needs = seen
+    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
+    while True:
+        lines = textwrap.wrap(plain(f"Memory at {shape.name}: {'; '.join(parts)}."), width)
+        if len(lines) <= MOST_MEMORY or len(parts) <= MOST_MEMORY:
+            return [Line(text=line) for line in lines[:MOST_MEMORY]]
+        middle = len(parts) // 2
+        parts = [*parts[: middle - 1], "...", *parts[middle + 1 :]]
+
+
+def left_over(results: Results, width: int = WIDTH) -> list[str]:
+    """Count the comparisons without a verdict, and the implementations that are not here."""
+    parts = []
+    judged = comparisons(results)
+    if judged:
+        undecided = [each for each in judged if each.verdict is Verdict.undecided]
+        more = story.more_time(undecided)
+        parts.append(f"Undecided: {len(undecided)} of {len(judged)}{f' ({more})' if more and undecided else ''}.")
+    if out := sum(record.is_predicted for record in results.records):
+        parts.append(f"Not tried, over a limit: {out} (-v).")
+    if absent := cells.absent(results):
+        parts.append(f"Not installed or no GPU: {len(absent)} (attnbench list).")
+    whole = "   ".join(parts)
+    return [whole] if parts and len(whole) <= width else parts
+
+
+def where(results: Results) -> list[str]:
+    """The files of the run."""
+    also = "Open: attnbench report --open   Also there: picture.png, records.csv, summary.md"
+    return [f"Report: {results.folder / 'report.html'}", also]

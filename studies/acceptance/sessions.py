@@ -1,0 +1,222 @@
+"""Real sessions of the command line, in which the truth is known: V1, V4, V5, V6 and V9.
+
+A session is a fresh process that runs `attnbench compare` or `attnbench run`, by this tree or, for comparison, by the
+Python of another one. What it says is a row; a row is all that a test's verdict reads.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.processes.worker_client import ROOT, module_path
+from attnbench.statistics.intervals import median
+from studies.acceptance.outcome import Row
+
+CODE = '''"""Textbook attention, and then a wait of a share of its own time."""
+
+from time import perf_counter
+
+SHARE = {share}
+
+
+def mine(query, key, value):
+    start = perf_counter()
+    context = (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
+    end = start + (1 + SHARE) * (perf_counter() - start)
+    while perf_counter() < end:
+        pass
+    return context
+'''
+ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
+FIXTURE = """
+import json, sys
+from attnbench.pytest_plugin import AttentionBench
+
+found = AttentionBench(0)(sys.argv[1], sys.argv[2], budget_s=3.0, **json.loads(sys.argv[3]))
+frame = found.to_frame()
+seconds = dict(zip(frame["implementation"], frame["latency_s"]))["mine"]
+print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "doubt": "; ".join(found.doubts)}))
+"""
+BUSY = (sys.executable, "-c", "while True: pass")
+PROBE = "probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The attnbench that is asked: this tree's, or that of another Python."""
+
+    python: str = field(default_factory=lambda: sys.executable)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, python: str) -> "Engine":
+        """The attnbench of this tree, or of the interpreter that is named."""
+        return cls(python=python) if python else cls(environment={"PYTHONPATH": module_path(ROOT)})
+
+    def run(self, arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run Python there to its end; whatever its exit code."""
+        command = [self.python, *arguments]
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(  # noqa: S603 - our own command
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+
+@contextmanager
+def neighbours(number: int) -> Iterator[None]:
+    """This many processes compute without a pause."""
+    running = [subprocess.Popen(BUSY) for _ in range(number)]  # noqa: S603 - our own command
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def compare(  # noqa: PLR0913 - what makes a session
+    engine: Engine,
+    number: int,
+    *,
+    share: float,
+    budget_s: float,
+    is_same_file: bool = False,
+    smallest_effect: float = 0.0,
+    num_threads: int = 0,
+    num_busy: int = 0,
+) -> Row:
+    """One session of `attnbench compare` on one cell: a function, and the same one slower by `share`."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
+        folder = Path(name)
+        for file, slower in (("base.py", 0.0), ("candidate.py", share)):
+            (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
+        sides = ["base.py:mine", "base.py:mine" if is_same_file else "candidate.py:mine"]
+        threads = [f"num_threads={num_threads}"] * bool(num_threads)
+        options = [f"--set={each}" for each in (*ONE_CELL, *threads)]
+        options += [f"--budget={budget_s:g}", f"--seed={number}", "--json"]
+        options += [f"--smallest-effect={smallest_effect:g}"] * bool(smallest_effect)
+        start = time.monotonic()
+        done = engine.run(["-P", "-m", "attnbench", "compare", *sides, *options], folder)
+        row: Row = {
+            "session": float(number),
+            "share": share,
+            "exit_code": float(done.returncode),
+            "elapsed_s": time.monotonic() - start,
+            "load": os.getloadavg()[0],
+        }
+        return row | _compared(done.stdout, folder)
+
+
+def _compared(printed: str, folder: Path) -> Row:
+    try:
+        said = json.loads(printed)
+        (cell,) = (each for each in said["cells"] if each["verdict"])
+    except (ValueError, KeyError):
+        return {"verdict": "none"}
+    (journal,) = folder.glob("results/runs/*/journal.jsonl")
+    visits = [event for event in map(json.loads, journal.open(encoding="utf-8")) if event["type"] == "visit_finished"]
+    return {
+        "verdict": str(cell["verdict"]),
+        "ratio": float(cell["ratio"]),
+        "is_doubted": float(bool(said.get("doubts") or cell.get("doubt"))),
+        "processes": float(len({visit["epoch"] for visit in visits})),
+        "alike": float(all(map(_is_alike, visits))),
+    }
+
+
+def _is_alike(visit: Mapping[str, Any]) -> bool:
+    """Whether all arms of a visit had the same number of calls in each sample."""
+    counts = {
+        sample[1]
+        for arm in visit["arms"]
+        if arm["arm"].get("role") != PROBE
+        for sample in arm["samples"]
+    }  # fmt: skip
+    return len(counts) == 1
+
+
+def neighbour(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
+    """The time of a function on a quiet machine and next to busy processes, and what is said of the second."""
+    quiet = _timed(engine, number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
+    busy = _timed(engine, number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
+    return {
+        "session": float(number),
+        "off": float(busy["seconds"]) / float(quiet["seconds"]) - 1,
+        "verdict": busy["verdict"],
+        "is_doubted": float(bool(busy["doubt"])),
+    }
+
+
+def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
+    axes = {"seq_len": 256, "mask": "none", "direction": "inference", "num_threads": num_threads}
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
+        folder = Path(name)
+        (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
+        if by_fixture:
+            done = engine.run(["-c", FIXTURE, "mine.py:mine", "sdpa", json.dumps(axes)], folder)
+            found: Row = json.loads(done.stdout.splitlines()[-1])
+            return found
+        options = [f"--set={axis}={value}" for axis, value in axes.items()]
+        asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, "--budget=6", "--json"]
+        said = json.loads(engine.run([*asked, f"--seed={number}"], folder).stdout)
+        (cell,) = (each for each in said["cells"] if each["implementation"] == "mine")
+        return {
+            "verdict": str(cell["verdict"]),
+            "seconds": float(cell["latency_s"]),
+            "doubt": "; ".join(said.get("doubts", ())),
+        }
+
+
+def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> list[Row]:
+    """A function and the same one slower by `share`, compared by every tool in the same time."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
+        folder = Path(name)
+        for file, slower in (("base.py", 0.0), ("candidate.py", share)):
+            (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
+        files = [str(folder / file) for file in ("base.py", "candidate.py")]
+        asked = ["-m", "studies.acceptance.rivals", *files, f"{budget_s:g}", str(number)]
+        rows: list[Row] = json.loads(engine.run(asked, Path(ROOT)).stdout.splitlines()[-1])
+    return [{"session": float(number), **row} for row in rows]
+
+
+def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
+    """A quick sweep; a row for each comparison."""
+    budget = [f"--budget={budget_s:g}"] * bool(budget_s)
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
+        start = time.monotonic()
+        asked = ["-P", "-m", "attnbench", "run", "--sweep=quick", *budget, "--json", f"--seed={number}"]
+        done = engine.run(asked, Path(name))
+        elapsed_s = time.monotonic() - start
+        said = json.loads(done.stdout)
+    return [
+        {
+            "session": float(number),
+            "cell": f"{cell['implementation']} on {cell['workload']}",
+            "workload": cell["workload"],
+            "ratio": float(cell["ratio"]),
+            "verdict": str(cell["verdict"]),
+            "processes": float(cell["num_processes"]),
+            "elapsed_s": elapsed_s,
+            "is_doubted": float(bool(said.get("doubts"))),
+        }
+        for cell in said["cells"]
+        if cell["verdict"] and cell["ratio"] and cell["status"] == "ok"
+    ]
+
+
+def true_ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """The log ratio of each cell: the median over all sessions, each weighed alike."""
+    by_cell: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_cell[str(row["cell"])].append(math.log(float(row["ratio"])))
+    return {cell: median(logs) for cell, logs in by_cell.items()}

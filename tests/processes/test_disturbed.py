@@ -1,0 +1,178 @@
+"""Other work on the machine: where it may have changed the times, no output gives a verdict on one."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+
+from attnbench.analysis.comparisons import comparisons, contention, doubts, judgements, whole
+from attnbench.analysis.gate.decision import judge, judge_sides
+from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
+from attnbench.analysis.policy import learn
+from attnbench.analysis.recommendation import changes_along, recommend
+from attnbench.analysis.results import Results
+from attnbench.analysis.sanity import SystemLoad
+from attnbench.api import outcome
+from attnbench.commands import compare, recommending, running
+from attnbench.processes.planning import Selection, plan_to_choose, plan_to_search
+from attnbench.reports import recommended, story
+from attnbench.statistics.verdict import Reason
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Verdict
+from attnbench.timing.blocks import Conditions
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+
+FEW, MOST = 0.15, 0.75
+"""Shares of samples whose threads wait for a processor: too few to move a median, and most."""
+NAMES = ("sdpa", "fused", "bmm")
+SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 1.4, "x": 1.0}
+
+
+class Waiting(virtual.SimulatedClient):
+    """In each sample the threads of the process may wait, as the system counts it; its times stay what they are."""
+
+    def __init__(self, share: float, seconds: virtual.Seconds) -> None:
+        super().__init__(WORLDS["calm"], seconds, layout=0.003)
+        self.share, self.waited_s, self.draws = share, 0.0, random.Random(1)
+
+    def _conditions(self, num_slots: int, *, is_cold: bool) -> Conditions:
+        def waits_s() -> float:
+            self.waited_s += float(self.draws.random() < self.share)
+            return self.waited_s
+
+        return replace(super()._conditions(num_slots, is_cold=is_cold), read_waits=waits_s)
+
+
+def seconds(workload: Workload, name: str) -> float:
+    """Whoever is the candidate of two sides is slower than its base."""
+    return 1e-5 * workload.seq_len * SPEEDS[name.removesuffix(" (base)")] * (0.8 if name.endswith(")") else 1.0)
+
+
+def sweep(folder: Path, share: float, plan: Plan | None = None) -> Results:
+    asked = plan or virtual.plan(2, NAMES, budget_s=20.0)
+    return virtual.execute(asked, folder / "run", Waiting(share, seconds))
+
+
+def sides(folder: Path, share: float) -> Results:
+    return sweep(folder, share, virtual.with_sides(virtual.plan(2, ("x",), budget_s=20.0)))
+
+
+def exit_code(conclude, *arguments) -> int:
+    with pytest.raises(typer.Exit) as left:
+        conclude(*arguments)
+    return left.value.exit_code
+
+
+@pytest.mark.parametrize(("share", "is_doubtful"), [(0.0, False), (FEW, False), (MOST, True)])
+def test_a_run_whose_samples_waited_says_so_first_and_decides_nothing(tmp_path, share, is_doubtful):
+    results = sweep(tmp_path, share)
+    found = {each.verdict for each in judgements(results).values()}
+    assert found == ({Verdict.undecided} if is_doubtful else {Verdict.faster, Verdict.slower})
+    assert ("waited for a processor" in "".join(story.troubles(results)[:1])) is is_doubtful
+    assert exit_code(running.conclude, results) == (3 if is_doubtful else 0)
+    if is_doubtful:
+        assert {each.reason for each in comparisons(results)} == {str(Reason.doubtful)}
+        assert not any(each.more_s for each in comparisons(results))
+        assert all("undecided" in line for line in story.answer(results))
+
+
+@pytest.mark.parametrize(("share", "code"), [(FEW, 1), (MOST, 3)])
+def test_a_comparison_whose_samples_waited_is_inconclusive(tmp_path, share, code):
+    results = sides(tmp_path, share)
+    found = whole(results)
+    assert found is not None
+    assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
+    assert exit_code(compare.conclude, results) == code
+
+
+@pytest.mark.parametrize(("share", "outcome_of_times"), [(FEW, Outcome.finding), (MOST, Outcome.inconclusive)])
+def test_a_gate_on_a_session_whose_samples_waited_is_inconclusive(tmp_path, share, outcome_of_times):
+    decision = judge_sides(sides(tmp_path, share), Thresholds())
+    assert decision.outcome is outcome_of_times
+    kinds = {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
+    assert kinds == {Kind.slower if outcome_of_times is Outcome.finding else Kind.undecided}
+
+
+@pytest.mark.parametrize("disturbed", ["base", "candidate"])
+def test_a_gate_on_two_runs_is_inconclusive_if_either_was_disturbed(tmp_path, disturbed):
+    runs = {
+        name: sweep(tmp_path / name, MOST if name == disturbed else 0.0, virtual.plan(2, NAMES, budget_s=9.0))
+        for name in ("base", "candidate")
+    }
+    decision = judge(runs["base"], runs["candidate"])
+    assert decision.outcome is Outcome.inconclusive
+    assert decision.notes[0].startswith(f"{disturbed}: ")
+
+
+@pytest.mark.parametrize("share", [FEW, MOST])
+def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
+    settings = ("seq_len=256", "mask=none")
+    selection = Selection(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
+    asked = msgspec.structs.replace(plan_to_choose(selection, searches=True), budget_s=40.0)
+    results = sweep(tmp_path, share, asked)
+    (found,) = recommend(results)
+    assert found.is_clear is (share == FEW)
+    assert exit_code(recommending.conclude, results, [found]) == 3 - 3 * found.is_clear
+    if share == MOST:
+        assert not recommended.of_changes(found)
+        assert recommended.answer(found).startswith("Not clear: ")
+
+
+@pytest.mark.parametrize(("share", "winner"), [(FEW, "fused"), (MOST, "sdpa")])
+def test_a_policy_learns_nothing_from_a_disturbed_run(tmp_path, share, winner):
+    assert {row.winner for row in learn([sweep(tmp_path, share)]).rows} == {winner}
+
+
+@pytest.mark.parametrize("share", [FEW, MOST])
+def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
+    def crossing(workload: Workload, name: str) -> float:
+        return {"sdpa": 1e-3, "fused": 1e-6 * workload.seq_len}[name] * 3
+
+    settings = ("mask=none", "direction=forward")
+    selection = Selection(
+        sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"), seed=3, budget_s=30.0
+    )
+    asked = plan_to_search(selection, "seq_len", 64, 4096)
+    results = virtual.execute(asked, tmp_path / "run", Waiting(share, crossing))
+    (ladder,) = results.plan.ladders
+    changes = changes_along(results, ladder, ladder.pairs[0])
+    assert bool(changes) is (share == FEW)
+    assert recommended.of_crossing(results, ladder, ladder.pairs[0], changes).startswith(
+        "From " if share == FEW else "It is not clear at any "
+    )
+
+
+def test_the_python_interface_gives_no_verdict_and_its_reason(tmp_path):
+    found = outcome(sweep(tmp_path, MOST))
+    assert set(found.verdicts.values()) == {"undecided"}
+    assert "waited for a processor" in found.answer[0]
+    assert "waited for a processor" in json.dumps(found.evidence[0])
+
+
+BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)
+
+
+@pytest.mark.parametrize(
+    ("share", "load", "is_doubtful"),
+    [
+        (0.0, BUSY, False),  # threads had the processors that they wanted, whoever had the others
+        (0.0, replace(BUSY, others=0.0, stolen=0.3), True),  # no process sees what its host takes
+        (0.0, replace(BUSY, others=0.03), False),
+        (None, BUSY, True),
+        (None, replace(BUSY, others=0.03), False),
+    ],
+)
+def test_contention_is_said_in_any_case_and_a_doubt_if_nothing_shows_what_it_cost(tmp_path, share, load, is_doubtful):
+    asked = virtual.plan(1, NAMES, budget_s=9.0)
+    client = virtual.SimulatedClient(WORLDS["calm"], seconds) if share is None else Waiting(share, seconds)
+    results = replace(virtual.execute(asked, tmp_path / "run", client), system_load=load)
+    assert bool(doubts(results)) is is_doubtful
+    assert bool(contention(results)) is (load.others + load.stolen > 0.1)
+    if contention(results):
+        assert story.troubles(results)[0] == contention(results)

@@ -1,0 +1,42 @@
+"""What ranks are made to call in tests: one sleeps, one fails, one gives back what came."""
+
+import time
+
+import torch
+
+from attnbench.ranks.group import Asked
+
+
+def sleep(query, key, value, rank):
+    """One rank does not answer."""
+    if rank.rank == 1:
+        time.sleep(1000)
+    return query
+
+
+def fail(query, key, value, rank):
+    """One rank raises, and the other one waits for it."""
+    if rank.rank == 1:
+        raise ValueError("no head for this")
+    return rank.pass_on([query], rank.num_tokens(1))()[0]
+
+
+def give_back(query, key, value, rank):
+    """What came."""
+    return query
+
+
+def give_late(query, key, value, rank):
+    """What came, after a while."""
+    time.sleep(0.3)
+    return query
+
+
+def asked(function, **details):
+    usual = {"length": 8, "order": "contiguous", "is_causal": False, "scale": 1.0, "keeps_graph": False}
+    named = {"module": __name__, "function": function.__name__, "file": __file__}
+    return Asked(**(named | usual | details))
+
+
+def three():
+    return [torch.randn(1, 2, 8, 4) for _ in range(3)]

@@ -1,0 +1,68 @@
+"""What a run advises: which implementation to take, where, and by how much; derived from verdicts alone."""
+
+import re
+
+import pytest
+
+from attnbench.analysis.conclusion import Mark
+from attnbench.reports import answers, story
+from tests import journals
+
+
+def advice(results):
+    return " ".join(answers.advice(results))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ((4, 64, 512), "Take fused up to T=4 ("),
+        ((512, 4, 64), "Take fused up to T=4 ("),  # in whatever order they were given
+        ((128, 512, 2048), "Keep sdpa: nothing is faster on any of 3 shapes."),
+        ((512,), "Keep sdpa: nothing is faster on this shape."),
+        ((2, 4), "Take fused on all 2 shapes ("),
+    ],
+)
+def test_of_two_the_advice_names_the_length_where_they_change_places(lengths, said, tmp_path):
+    results = journals.write(tmp_path / "run", journals.workloads(seq_len=lengths), ("sdpa", "fused"))
+    assert advice(results).startswith(said)
+
+
+def test_a_factor_says_how_much_faster_it_is(tmp_path, monkeypatch):
+    points = journals.workloads(seq_len=(512,))
+    for name in ("bmm", "fused"):
+        monkeypatch.setitem(journals.SPEEDS, name, (0.65e-3, 1.8, 2.0))
+    found = journals.write(tmp_path, points, ("sdpa", "bmm", "fused", "chunked"))
+    (factor,) = re.findall(r"Take (?:bmm|fused) on this shape \(([\d.]+)x faster than sdpa\)", advice(found))
+    assert float(factor) == pytest.approx(2.0, rel=0.05)
+    (shape,) = answers.shapes(found)
+    assert {each.name for each in shape.faster} == {"bmm", "fused"}
+    assert [each.name for each in shape.having(Mark.slower)] == ["chunked"]
+
+
+def test_where_one_axis_sets_the_winning_shapes_apart_it_is_the_condition(tmp_path):
+    found = journals.quick(tmp_path)
+    text = advice(found)
+    assert re.search(r"for bfloat16 and float16 \(1\.8\dx( to 1\.8\dx)? faster than sdpa\)", text)
+    assert "Keep sdpa elsewhere." in text
+    faster = [shape for shape in answers.shapes(found) if shape.faster]
+    assert f"and on {len(faster) - 2} other shapes" in text
+
+
+def test_what_is_undecided_is_never_advice(tmp_path):
+    short = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused"), num_epochs=3)
+    assert advice(short) == "Nothing is shown to be faster than sdpa so far: every shape is undecided."
+    assert "too few processes" in story.decided(short)
+
+
+def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):
+    rows = answers.table(answers.shapes(journals.write(tmp_path)), "sdpa")
+    assert len(rows) == len(journals.USUAL)
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert all(text.strip() for row in rows for text in row.values())
+    assert len({row["shape"] for row in rows}) == len(rows)
+
+
+def test_memory_is_of_the_largest_shape_with_a_name_for_each_amount(tmp_path):
+    found = answers.shapes(journals.write(tmp_path, journals.workloads(seq_len=(128, 1024)), ("sdpa", "fused")))
+    assert answers.memory_line(found) == "Memory at T=1024: sdpa 2.0 MiB; fused 66 MiB."

@@ -1,0 +1,106 @@
+"""The end of every command: table, sentence and exit code come from the same marks, in every combination."""
+
+import itertools
+
+import pytest
+import typer
+
+from attnbench.analysis.conclusion import ENDINGS, TIMED, Ending, Mark, Question, conclude, factor, mark
+from attnbench.analysis.judgements import CheckVerdict
+from attnbench.commands import ExitCode, running
+from attnbench.reports import answers, endings
+from attnbench.storage.records import Verdict
+from tests import journals
+
+SPEEDS = (None, *Verdict)
+CASES = [
+    pytest.param(*case, id="-".join(map(str, case)))
+    for case in itertools.product(CheckVerdict, SPEEDS, (False, True), (False, True))
+]
+CODES = {
+    Question.rightness: {"WRONG": 1, "failed": 3, "judged in part": 3, "not judged": 3},
+    Question.measurement: {"WRONG": 1, "failed": 1, "not judged": 3},
+    Question.choice: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "doubtful": 3},
+    Question.change: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "slower": 1, "doubtful": 4},
+}
+"""The exit code of each mark, where it is the only one; any other passes."""
+
+
+def shown(correct: CheckVerdict, speed: Verdict | None, *, is_doubtful: bool, has_failed: bool) -> str:
+    """What a reader must see, said independently of the code."""
+    if correct == "WRONG":
+        return "WRONG"
+    if has_failed:
+        return "failed"
+    if correct == "not judged":
+        return "not judged"
+    if speed is None:
+        return str(correct)
+    return "doubtful" if is_doubtful else {"equivalent": "equal"}.get(speed, str(speed))
+
+
+@pytest.mark.parametrize("question", Question)
+@pytest.mark.parametrize(("correct", "speed", "is_doubtful", "has_failed"), CASES)
+def test_table_sentence_and_exit_code_agree(correct, speed, is_doubtful, has_failed, question, capsys):
+    found = mark(correct, speed, is_doubtful=is_doubtful, has_failed=has_failed)
+    assert found == shown(correct, speed, is_doubtful=is_doubtful, has_failed=has_failed)
+    conclusion = conclude({"mine": found}, question)
+    assert str(found) in conclusion.sentence
+    with pytest.raises(typer.Exit) as ends:
+        running.finish(conclusion)
+    code = CODES[question].get(str(found), 0)
+    assert ends.value.exit_code == code
+    words = {0: "pass", 1: "fail", 3: "inconclusive", 4: "invalid session"}
+    assert capsys.readouterr().out.startswith(f"{words[code]}: ")
+    if is_doubtful or has_failed or correct == "WRONG":
+        assert found not in TIMED - {Mark.doubtful}  # no verdict on a time
+
+
+@pytest.mark.parametrize("question", Question)
+@pytest.mark.parametrize("pair", list(itertools.combinations(Mark, 2)))
+def test_of_several_the_worst_decides_and_is_named(pair, question):
+    one, other = pair
+    found = conclude({"mine": one, "theirs": other}, question)
+    codes = [CODES[question].get(str(each), 0) for each in pair]
+    if Mark.not_judged in pair and question is Question.measurement:
+        codes = [CODES[question].get(str(each), 0) for each in pair if each is not Mark.not_judged]
+    urgency = [1, 4, 3, 0]
+    assert running.EXIT_CODE_OF[found.ending] == min(codes, key=urgency.index)
+    assert str(one) in found.words
+    assert str(other) in found.words
+    for name, each in (("mine", one), ("theirs", other)):
+        assert (name in found.words) == (each in ENDINGS[question])
+
+
+def test_nothing_judged_is_no_pass():
+    for question in Question:
+        assert conclude({}, question).ending is Ending.inconclusive
+        assert conclude({"mine": Mark.not_judged}, question).ending is Ending.inconclusive
+
+
+def test_every_ending_has_its_exit_code():
+    assert set(running.EXIT_CODE_OF) == set(Ending)
+    assert set(running.EXIT_CODE_OF.values()) == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "words"),
+    [
+        (1.10, 1.05, 1.15, "1.10x slower (1.05 to 1.15)"),
+        (0.5, 0.4, 0.625, "2.00x faster (1.60 to 2.50)"),
+        (0.906, None, None, "1.10x faster"),
+    ],
+)
+def test_a_factor_is_one_or_more(ratio, low, high, words):
+    assert factor(ratio, low, high) == words
+    assert factor(1.1, than="sdpa") == "1.10x slower than sdpa"
+
+
+@pytest.mark.parametrize("names", [("sdpa", "fused"), ("sdpa", "fused", "liar"), ("sdpa",), ("sdpa", "torch_mha")])
+def test_a_run_ends_as_the_marks_of_its_shapes_say(names, tmp_path):
+    found = journals.write(tmp_path, journals.workloads(scope=("attention",), seq_len=(128, 512)), names)
+    marks = {cell.mark for shape in answers.shapes(found) for cell in shape.others} - {None}
+    expected = Ending.finding if Mark.wrong in marks else Ending.passed
+    if names == ("sdpa", "torch_mha"):
+        expected = Ending.inconclusive  # nothing was compared
+    assert endings.of_run(found).ending is expected

@@ -1,0 +1,110 @@
+"""Acceptance sessions: what their rows show, that they go on where they were stopped, and that a fault is a miss."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+
+from studies.acceptance import __main__ as acceptance
+from studies.acceptance import sessions
+from studies.acceptance.outcome import at_least, at_most
+from studies.acceptance.sessions import Engine
+
+
+def row(verdict, **more):
+    return {"session": 0.0, "verdict": verdict, "alike": 1.0, "load": 1.0, **more}
+
+
+def test_bounds_of_shares_by_value():
+    assert at_most(0, 60) == "0 of 60 (at most 5%)"
+    assert at_least(60, 60) == "60 of 60 (at least 95%)"
+
+
+@pytest.mark.parametrize(
+    ("judge", "rows", "passes"),
+    [
+        (acceptance._same, [row("undecided")] * 20, True),
+        (acceptance._same, [row("undecided")] * 19 + [row("undecided", alike=0.0)], False),
+        (acceptance._same, [row("slower")] * 2 + [row("equivalent")] * 18, False),
+        (acceptance._identical, [row("faster"), row("equivalent")], True),
+        (acceptance._identical, [row("slower"), row("equivalent")], False),
+        (partial(acceptance._planted, least=0.8), [row("slower")] * 8 + [row("undecided")] * 2, True),
+        (partial(acceptance._planted, least=0.8), [row("slower")] * 7 + [row("undecided")] * 3, False),
+        (partial(acceptance._planted, least=0.8), [row("slower")] * 9 + [row("equivalent")], False),
+        (acceptance._neighbours, [row("slower", off=0.05, is_doubted=0.0)], True),
+        (acceptance._neighbours, [row("undecided", off=2.0, is_doubted=1.0)], True),
+        (acceptance._neighbours, [row("slower", off=2.0, is_doubted=1.0)], False),
+        (acceptance._neighbours, [row("undecided", off=2.0, is_doubted=0.0)], False),
+    ],
+)
+def test_rows_pass_or_miss(judge, rows, passes):
+    assert judge(rows)[1] is passes
+
+
+@pytest.mark.parametrize(
+    ("share", "own_log", "alarms", "passes"),
+    [(0.0, 0.001, 0.0, True), (0.0, 0.1, 0.0, False), (0.0, 0.001, 1.0, False), (0.05, 0.05, 1.0, True)],
+)
+def test_ours_must_not_be_worse_than_a_rival(share, own_log, alarms, passes):
+    rows = [
+        {"session": 0.0, "tool": "attnbench", "statistic": "ratio", "log": own_log},
+        {"session": 0.0, "tool": "attnbench", "rule": "verdict", "alarms": alarms},
+        {"session": 0.0, "tool": "pyperf", "statistic": "mean", "log": 0.02},
+        {"session": 0.0, "tool": "pyperf", "rule": "t test", "alarms": 1.0},
+    ]
+    assert acceptance._against_rivals(rows, is_planted=bool(share))[1] is passes
+
+
+@pytest.mark.parametrize(("verdict", "passes"), [("slower", True), ("undecided", False), ("faster", False)])
+def test_the_quick_sweep_must_decide_each_large_difference_rightly(verdict, passes):
+    rows = [
+        {"session": float(session), "cell": cell, "ratio": ratio, "verdict": decided, "elapsed_s": 200.0}
+        for session in range(3)
+        for cell, ratio, decided in (("far", 1.5, verdict), ("near", 1.15, "slower"), ("same", 1.01, "equivalent"))
+    ]
+    assert sessions.true_ratios(rows)["far"] == pytest.approx(math.log(1.5))
+    assert acceptance._quick(rows)[1] is passes
+
+
+@pytest.mark.parametrize(("calls", "alike"), [((4, 4), True), ((4, 8), False)])
+def test_arms_with_other_numbers_of_calls_are_not_alike(calls, alike):
+    arms = [
+        {"arm": {"implementation": name}, "samples": [[1e-3, number, 0]]}
+        for name, number in zip(("one", "other"), calls, strict=True)
+    ]
+    probe = {"arm": {"role": "probe"}, "samples": [[1e-4, 1, 0]]}
+    assert sessions._is_alike({"arms": [*arms, probe]}) is alike
+
+
+def test_sessions_go_on_where_they_were_stopped(tmp_path):
+    taken = []
+
+    def take(engine, number):
+        taken.append((engine.python, number))
+        return [row("slower")]
+
+    test = acceptance.Test(id="V4 slower", title="", limit="", number=3, take=take, judge=acceptance._identical)
+    engines = {"new": Engine(python="a"), "old": Engine(python="b")}
+    path = acceptance.kept(tmp_path, test, "new")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps([row("undecided")]) + "\n" + '[{"cut off": ', encoding="utf-8")
+    acceptance.take(test, engines, tmp_path, 3)
+    assert taken == [("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert [one["session"] for one in acceptance.rows_of(path)] == [0.0, 1.0, 2.0]
+    text = acceptance.page(tmp_path, "a machine")
+    assert "MISS" in text
+    assert "Not run: V1" in text
+
+
+@pytest.mark.parametrize(("names", "number"), [((), len(acceptance.TESTS)), (("V4",), 2), (("V6 same",), 1)])
+def test_tests_are_chosen_by_the_beginning_of_their_names(names, number):
+    assert len(acceptance.chosen(names)) == number
+
+
+@pytest.mark.long
+def test_a_session_sees_a_large_slowdown_by_the_command():
+    found = sessions.compare(Engine.of(""), 3, share=1.0, budget_s=40.0)
+    assert found["verdict"] == "slower"
+    assert found["alike"] == 1.0
+    assert found["processes"] >= 4
