@@ -213,6 +213,10 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         detached = partial(biased, bias=lambda bias, *_: bias.detach())
         words = "the gradient of bias is 0: none reaches it"
         yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
+        if workload.batch_size > 1:
+            words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
+            first = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
+            yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=first)
         yield from looked_up(next(part for part in parts if part.is_learned))
     if alibi := kinds & {*ALIBI}:
         heads, other = workload.num_heads, next(kind for kind in ALIBI if kind not in alibi)()
@@ -231,6 +235,12 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
             return part.bias(per_head, mask.keys.cpu(), mask.queries.cpu(), 0).to(bias)  # type: ignore[no-any-return]
 
         yield from biases(("bias_transposed", "query and key have changed places in the bias", swapped))
+
+
+def of_first_row(bias: Tensor, batch_size: int) -> Tensor:
+    """The bias (B, H, R, S), of which that of the first batch row alone has a gradient."""
+    every = bias.expand(batch_size, *bias.shape[-3:])
+    return torch.cat([every[:1], every[1:].detach()])
 
 
 def looked_up(part: Mask) -> Iterator[Mistake]:
