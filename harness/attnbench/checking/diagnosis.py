@@ -203,7 +203,8 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
     before = {name for each in earlier for name in each.mistakes} - RANDOM
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
     if (found := _closed_form(evidence)) is None:
-        cut(evidence)
+        if any(each.is_wrong("output") for each in evidence):
+            cut(evidence)
         found = _known(evidence, on_step, before) if before else None
     if found is None and set() in alike:
         return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
@@ -277,7 +278,30 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
             return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
         words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
         return Finding(words, (RULE_MISTAKES[STALE],), "output")
-    return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
+    return _narrow(evidence) or _unwritten(evidence) or _factor(evidence) or _by_feature(evidence)
+
+
+def _unwritten(evidence: list[Evidence]) -> Finding | None:
+    """Whether rows of a gradient hold what memory held before: numbers that are not finite, or beyond all others."""
+    for each in evidence:
+        for name in each.names:
+            if name == "output" or not each.is_wrong(name) or each.observed[name].dim() < 3:  # noqa: PLR2004
+                continue
+            observed, most = each.observed[name], MOST_TIMES**2 * float(each.expected[name].abs().max())
+            is_odd = ~(observed.abs() <= most)
+            rows = is_odd.movedim(-2, 0).flatten(1).any(dim=1)  # (R,)
+            if (
+                not rows.any()
+                or rows.all()
+                or not (rows | ~each.wrong(name).movedim(-2, 0).flatten(1).any(dim=1)).all()
+            ):
+                continue
+            where = _where([rows.nonzero()[:, 0]], (len(rows),), None, ("row",))
+            words = f"It looks as if the {name} were never written{where}: there it holds what memory held."
+            step = STEPS.get(name.removeprefix("gradient of "), "scores")
+            text = f"{words} First step that differs: the backward pass of {step}."
+            return Finding(text, (f"{name.replace(' ', '_')}_unwritten",), step)
+    return None
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
@@ -395,8 +419,11 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
         factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
         rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
-        if rest <= (1 - EXPLAINED) * error and largest(observed, factor * expected) <= MATCH / 2 * max(
-            1.0, abs(factor)
+        is_like = not factor or rest <= (1 - EXPLAINED) * observed.square().sum()
+        if (
+            is_like
+            and rest <= (1 - EXPLAINED) * error
+            and largest(observed, factor * expected) <= MATCH / 2 * max(1.0, abs(factor))
         ):
             if not any(each.observed[name].any() for each in these):
                 return 0.0, ""

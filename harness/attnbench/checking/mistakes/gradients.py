@@ -5,6 +5,7 @@ dK = dS^T Q and dV = P^T dO. What is a number times the right gradient is none o
 Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from attnbench.checking import steps
 from attnbench.checking.mistakes import parts
-from attnbench.checking.mistakes.permutations import AXES, in_order, orders
-from attnbench.checking.mistakes.wrong_masks import Seen, distinct_masks
+from attnbench.checking.mistakes.permutations import AXES, in_order, orders, viewed
+from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, Seen, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.workloads.masks import Causal
@@ -25,7 +26,7 @@ from attnbench.workloads.workload import Workload
 TILE_LENS = (16, 32, 64, 128, 256)
 CLIPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 OF_CONTEXT = {"incoming gradient", "value", "products", "weights of value", "gradient of value", "exchange"}
-OF_WEIGHTS = {"weights", "row sums", "scores"}
+OF_WEIGHTS = {"weights", "weights of scores", "row sums", "scores"}
 """What belongs to the backward pass of these steps; all else to that of the scores."""
 Change = Callable[..., Tensor]
 """Of what a step gives, and for weights and row sums of the scores and the mask, too."""
@@ -61,11 +62,12 @@ class _Written(torch.autograd.Function):
         weights = step("weights", steps.weights(steps.masked_scores(scores, mask), mask), mask.changed(scores), mask)
         incoming = step("incoming gradient", incoming)
         along = step("products", incoming @ step("value", value).mT)
-        sums = step("row sums", (weights * along).sum(dim=-1, keepdim=True))
-        of_scores = step("scores", weights * (along - sums), mask) * mask.derivative(scores) * scale
+        inner = step("weights of scores", weights, mask.changed(scores), mask)
+        sums = step("row sums", (inner * along).sum(dim=-1, keepdim=True))
+        of_scores = step("scores", inner * (along - sums), mask) * mask.derivative(scores) * scale
         made = (
-            step("gradient of query", step("scores of query", of_scores) @ step("key", key)),
-            step("gradient of key", step("scores of key", of_scores).mT @ step("query", query)),
+            step("gradient of query", step("scores of query", of_scores, mask) @ step("key", key)),
+            step("gradient of key", step("scores of key", of_scores, mask).mT @ step("query", query)),
             step("gradient of value", step("weights of value", weights).mT @ incoming),
         )
         if "exchange" in ctx.changes:
@@ -118,10 +120,17 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
         yield backward(name, f"the row sum of weights times their gradient {words}", row_sums=change)
 
 
-def under(_: Tensor, scores: Tensor, mask: RowMask, seen: Seen) -> Tensor:
-    """The weights where other keys are seen, divided by the sums of the forward pass."""
-    total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    return (hide(scores, seen(mask)) - total).exp()
+def under(_: Tensor, scores: Tensor, mask: RowMask, seen: Seen, *, is_anew: bool = False) -> Tensor:
+    """The weights where other keys are seen, divided by the sums of the forward pass, or by their own."""
+    masked = hide(scores, seen(mask))
+    if is_anew:
+        return masked.softmax(dim=-1).nan_to_num(0.0)
+    return (masked - sums_of(scores, mask)).exp()
+
+
+def sums_of(scores: Tensor, mask: RowMask) -> Tensor:
+    """The logsumexp of each row in the forward pass."""
+    return hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
 
 
 def with_sums(_: Tensor, scores: Tensor, mask: RowMask, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -137,11 +146,20 @@ def unnormalised(weights: Tensor) -> Tensor:
 
 def weights(workload: Workload) -> Iterator[Mistake]:
     """The weights that are computed again: under another mask, with other sums."""
+    name = "gradient_under_another_mask"
     for each in distinct_masks(workload):
-        yield backward("gradient_under_another_mask", each.words, weights=partial(under, seen=each.seen))
-    if workload.mask_rule.changes_scores:
-        plain: Change = lambda _, scores, mask: with_bias_left_out(scores, mask)  # noqa: E731
-        yield backward("gradient_without_bias", "the scores are computed again without the bias", weights=plain)
+        yield backward(name, each.words, weights=partial(under, seen=each.seen))
+        if each.name in {*ALIGNMENTS, "mask_ignored", "padding_ignored", "causal_unasked"}:
+            anew = partial(under, seen=each.seen, is_anew=True)
+            yield backward(name, f"{each.words}, with a softmax of its own", weights=anew)
+            words = f"{each.words}, in the gradients of query and key"
+            yield backward(name, words, weights_of_scores=anew)
+    if workload.mask_rule.hides:
+        even: Change = lambda x, _, mask: x.where(mask.seen.any(dim=-1, keepdim=True), 1 / x.shape[-1])  # noqa: E731
+        yield backward(name, "a query that sees no key weighs all keys alike", weights=even)
+    for is_anew in (False, True) if workload.mask_rule.changes_scores else ():
+        words = "the scores are computed again without the bias" + ", with a softmax of its own" * is_anew
+        yield backward("gradient_without_bias", words, weights=partial(without_bias, is_anew=is_anew))
     sums: dict[str, Callable[[Tensor], Tensor]] = {
         f"those of the first {first} queries again and again": partial(repeated, first=first)
         for first in TILE_LENS
@@ -157,13 +175,17 @@ def weights(workload: Workload) -> Iterator[Mistake]:
     yield backward("gradient_not_normalised", words, weights_of_value=unnormalised)
 
 
-def with_bias_left_out(changed: Tensor, mask: RowMask) -> Tensor:
-    """The weights of scores without what is added to them, divided by the sums of the forward pass."""
-    plain = changed
-    for part in mask.rule.changes:
-        plain = plain - mask.bias(part).to(plain) if part.is_additive else plain
-    total = hide(changed, mask.seen).logsumexp(dim=-1, keepdim=True).clamp(min=torch.finfo(changed.dtype).min)
-    return (hide(plain, mask.seen) - total).exp()
+def without_bias(_: Tensor, changed: Tensor, mask: RowMask, *, is_anew: bool) -> Tensor:
+    """The weights of scores without what is added to them, divided by the sums of the forward pass, or by their own."""
+    added = [mask.bias(part).to(changed) for part in mask.rule.changes if part.is_additive]
+    masked = hide(functools.reduce(torch.sub, added, changed), mask.seen)
+    return masked.softmax(dim=-1).nan_to_num(0.0) if is_anew else (masked - sums_of(changed, mask)).exp()
+
+
+def read_as(tensor: Tensor) -> Tensor:
+    """(B, H, T, K) taken for (B, T, H, K) by a view, without a transpose."""
+    batch, heads, length, width = tensor.shape
+    return tensor.reshape(batch, length, heads, width).transpose(1, 2)
 
 
 def permuted(workload: Workload) -> Iterator[Mistake]:
@@ -185,6 +207,9 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
                     continue
                 text = f"the {AXES[axis]}s of the gradient of {operand} are {words}".replace("batchs", "batch rows")
                 yield backward("gradient_order", text, **{f"gradient_of_{operand}": in_order(axis, order)})
+    for operand, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
+        text = f"the incoming gradient lies in memory in another order, and is read as {words}"
+        yield backward("gradient_operand_order", text, incoming_gradient=operand)
     if workload.head_dim == workload.value_dim:
         words = "the gradients of key and value have changed places"
         yield backward("gradient_order", words, exchange=lambda x: x)
@@ -193,7 +218,7 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
         yield backward("gradient_order", words, scores=lambda x, _: x.mT)
 
 
-def zeroed(tensor: Tensor, places: range, dim: int) -> Tensor:
+def zeroed(tensor: Tensor, *_: object, places: range, dim: int) -> Tensor:
     """The tensor without these rows or columns."""
     return tensor.index_fill(dim, torch.arange(places.start, places.stop, device=tensor.device), 0.0)
 
@@ -220,20 +245,26 @@ def lost(workload: Workload) -> Iterator[Mistake]:
         words = f"{where}, in all gradients"
         both: Change = lambda x, *_, change=change: change(x)  # noqa: E731
         yield backward("gradient_tile_lost", words, weights=both)
+    steps_of = {"scores": "all", "scores_of_query": "that of the query", "scores_of_key": "that of the key"}
     for tile in TILE_LENS if any(isinstance(each, Causal) for each in workload.mask_rule.parts) else ():
-        if tile < workload.seq_len:
-            words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out"
-            yield backward("gradient_tile_lost", words, weights=partial(off_diagonal, tile=tile))
-    flipped: Change = lambda x, mask: x.where(mask.keys <= mask.queries, -x)  # noqa: E731
-    one_sided: Change = lambda x, mask: x.where(mask.keys <= mask.queries, 0.0)  # noqa: E731
-    if not workload.mask_rule.hides:
-        yield backward("gradient_above_diagonal", "scores above the diagonal have the wrong sign", scores=flipped)
-        yield backward("gradient_above_diagonal", "scores above the diagonal have no gradient", scores=one_sided)
+        for step, which in steps_of.items() if tile < length else ():
+            words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
+            yield backward("gradient_tile_lost", words, **{step: partial(off_diagonal, tile=tile)})
+    for step, which in steps_of.items() if not workload.mask_rule.hides else ():
+        for words, factor in (("have the wrong sign", -1.0), ("have no gradient", 0.0)):
+            text = f"scores above the diagonal {words} in {which}"
+            change: Change = partial(above_diagonal, factor=factor)
+            yield backward("gradient_above_diagonal", text, **{step: change})
 
 
-def off_diagonal(weights: Tensor, _: Tensor, mask: RowMask, tile: int) -> Tensor:
-    """The weights without those of keys in the query's own tile."""
-    return weights.where(mask.keys // tile != mask.queries // tile, 0.0)
+def above_diagonal(of_scores: Tensor, mask: RowMask, factor: float) -> Tensor:
+    """Those above the diagonal times a factor."""
+    return of_scores.where(mask.keys <= mask.queries, factor * of_scores)
+
+
+def off_diagonal(of_scores: Tensor, mask: RowMask, tile: int) -> Tensor:
+    """Those of keys that are not in the query's own tile."""
+    return of_scores.where(mask.keys // tile != mask.queries // tile, 0.0)
 
 
 def grouped(workload: Workload) -> Iterator[Mistake]:
