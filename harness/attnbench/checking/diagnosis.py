@@ -283,18 +283,14 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
     """Whether rows of a gradient hold what memory held before: numbers that are not finite, or beyond all others."""
-    for each in evidence:
+    for each in evidence if not any(each.is_wrong("output") for each in evidence) else ():
         for name in each.names:
             if name == "output" or not each.is_wrong(name) or each.observed[name].dim() < 3:  # noqa: PLR2004
                 continue
             observed, most = each.observed[name], MOST_TIMES**2 * float(each.expected[name].abs().max())
-            is_odd = ~(observed.abs() <= most)
-            rows = is_odd.movedim(-2, 0).flatten(1).any(dim=1)  # (R,)
-            if (
-                not rows.any()
-                or rows.all()
-                or not (rows | ~each.wrong(name).movedim(-2, 0).flatten(1).any(dim=1)).all()
-            ):
+            of_rows = (~(observed.abs() <= most), each.wrong(name))
+            rows, is_wrong = (where.movedim(-2, 0).flatten(1).any(dim=1) for where in of_rows)  # (R,)
+            if not rows.any() or rows.all() or (is_wrong & ~rows).any():
                 continue
             where = _where([rows.nonzero()[:, 0]], (len(rows),), None, ("row",))
             words = f"It looks as if the {name} were never written{where}: there it holds what memory held."
