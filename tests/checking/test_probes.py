@@ -146,7 +146,7 @@ def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
 def test_a_rule_finds_what_no_probe_does(module, rule):
     found = verdict(module)
     assert not wrong_probes(found)
-    assert broken_rules(found) == {rule}
+    assert rule in broken_rules(found)
 
 
 def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():

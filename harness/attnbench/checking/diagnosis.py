@@ -283,15 +283,19 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
     """Whether rows of a gradient hold what memory held before: numbers that are not finite, or beyond all others."""
-    for each in evidence if not any(each.is_wrong("output") for each in evidence) else ():
-        for name in each.names:
-            if name == "output" or not each.is_wrong(name) or each.observed[name].dim() < 3:  # noqa: PLR2004
-                continue
-            observed, most = each.observed[name], MOST_TIMES**2 * float(each.expected[name].abs().max())
-            of_rows = (~(observed.abs() <= most), each.wrong(name))
-            rows, is_wrong = (where.movedim(-2, 0).flatten(1).any(dim=1) for where in of_rows)  # (R,)
-            if not rows.any() or rows.all() or (is_wrong & ~rows).any():
-                continue
+    if any(each.is_wrong("output") for each in evidence):
+        return None
+
+    def rows_of(places: Iterable[Tensor]) -> Tensor:
+        """Whether a row has a place in any of these (R,)."""
+        return torch.stack([each.movedim(-2, 0).flatten(1).any(dim=1) for each in places]).any(dim=0)
+
+    tokens = [name for name in evidence[0].names if evidence[0].observed[name].dim() > 2]  # noqa: PLR2004
+    for name in tokens:
+        these = [each for each in evidence if name in each.names]
+        most = MOST_TIMES**2 * max(float(each.expected[name].abs().max()) for each in these)
+        rows = rows_of(~(each.observed[name].abs() <= most) for each in these)
+        if rows.any() and not rows.all() and not (rows_of(each.wrong(name) for each in these) & ~rows).any():
             where = _where([rows.nonzero()[:, 0]], (len(rows),), None, ("row",))
             words = f"It looks as if the {name} were never written{where}: there it holds what memory held."
             step = STEPS.get(name.removeprefix("gradient of "), "scores")

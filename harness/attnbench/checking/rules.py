@@ -197,7 +197,8 @@ class Candidate:
             if name not in known:
                 continue
             usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
-            allowed = max(2 * self.normal.tolerance(name) * max(1.0, size / usual), LEAST_APART * size)
+            larger = max(1.0, size / usual) if usual else 1.0
+            allowed = max(2 * self.normal.tolerance(name) * larger, LEAST_APART * size)
             if not (found := _apart(actual.get(name, torch.zeros_like(right)), right)) <= allowed:
                 return f"{name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
