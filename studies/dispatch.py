@@ -6,7 +6,7 @@ interval is that of the median over visits, by ranks. The direct call's A/A cont
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 

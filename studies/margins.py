@@ -23,7 +23,7 @@ import typer
 from attnbench import plugins
 from attnbench.checking.case import reason_against
 from attnbench.checking.probes import VacuousError
-from attnbench.checking.reference import UncheckableError, errors, observe, reference_for_probe
+from attnbench.checking.reference import UncheckableError, ask, errors, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.units import markdown_table
@@ -91,7 +91,7 @@ def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, in
             if reason_against(tried, reference.workload) is not None:
                 continue
             try:
-                observed = observe(tried, reference)
+                observed = ask(tried, reference).compared
             except UncheckableError:
                 continue
             for each in errors(observed, reference):

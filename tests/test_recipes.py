@@ -119,7 +119,7 @@ def test_the_page_tells_their_rows_apart(run: Path) -> None:
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     data = json.loads(text)
     place = [column["heading"] for column in data["columns"]].index("autograd memory")
-    panels = [f"spread={value}, T={length}" for value in (1, 4) for length in (16, 32)]
+    panels = [f"spread={value} T={length}" for value in (1, 4) for length in (16, 32)]
     found = [(row["panel"], row["implementation"]) for row in data["rows"]]
     assert sorted(found) == sorted(itertools.product(panels, ("fused", "sdpa")))
     assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row["text"][place]) for row in data["rows"])

@@ -29,7 +29,7 @@ from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import Selection, plan, plan_to_choose, rejected
-from attnbench.reports import Picture, cells, recommended, story
+from attnbench.reports import Picture, cells, recommended, story, text_lines
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Comparison, Verdict
@@ -114,7 +114,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Of the only comparison: how many times as long as the baseline a call takes."""
+        """The time ratio of the only comparison to the baseline: below 1 is faster."""
         return self.comparison.ratio
 
     @property
@@ -175,11 +175,7 @@ class Outcome:
         for title, members in cells.groups(self.results).items():
             if any(row["latency_s"] is not None for row in members):
                 lines = [(cells.arm(row), cells.length(row), cells.time(row), cells.verdict(row)) for row in members]
-                widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-                shown = (
-                    "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in lines
-                )
-                yield "\n".join([title, *(f"  {line.rstrip()}" for line in shown)])
+                yield "\n".join([title, *text_lines(("implementation", "length", "time per call", "verdict"), lines)])
 
     def _why(self, name: str) -> str:
         return next(each.message for each in self.results.records if each.implementation == name and each.is_wrong)

@@ -15,14 +15,55 @@ from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
+PANELS = {
+    "What": [
+        "sweep",
+        "set",
+        "model",
+        "phase",
+        "implementation",
+        "baseline",
+        "seq-len",
+        "gradients",
+        "along",
+        "from",
+        "memory",
+        "deterministic",
+        "batch-invariant",
+        "changes",
+        "attention",
+        "layers",
+        "batch-size",
+        "dtype",
+    ],
+    "Output": [
+        "results",
+        "resume",
+        "json",
+        "quiet",
+        "verbose",
+        "to",
+        "open",
+        "format",
+        "policy",
+        "dry-run",
+        "salvage",
+        "help",
+    ],
+}
+"""The groups of options in help, by their long names; all others say how."""
 
-def _plain(parameters: list[Any]) -> list[Any]:
-    """Parameters whose help names what a value means, and no types; typer would say that a flag is a <bool>."""
+
+def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
+    """Parameters in groups, whose help names what a value means, and no types; typer would call a flag a <bool>."""
     for each in parameters:
         if isinstance(each, TyperArgument):
             vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
         elif each.metavar is None and each.is_flag:
             each.metavar = ""
+        if has_panels and not isinstance(each, TyperArgument):
+            long = max(each.opts, key=len).removeprefix("--")
+            vars(each)["rich_help_panel"] = next((name for name, own in PANELS.items() if long in own), "How")
     return parameters
 
 
@@ -31,7 +72,7 @@ class Plain(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
         """All of them, --help too."""
-        return _plain(super().get_params(ctx))
+        return _plain(super().get_params(ctx), has_panels=True)
 
 
 class PlainGroup(TyperGroup):

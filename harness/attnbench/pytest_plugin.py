@@ -214,6 +214,8 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "tuple
     made = loading.implementation(given) if isinstance(given, str) else loading.from_value(given, name)
     if reason := reason_against(made, workload):
         raise ValueError(f"{name} does not support {workload.id}: {reason}")
+    if made.is_approximate:
+        raise ValueError(f"{name} is approximate: it is neither judged nor timed")
     agreed = agreement.check(agreement.ask_oracle(workload, seed), made)
     if agreed.grade is Grade.wrong:
         raise AssertionError(f"{name} is wrong on {workload.id} (seed {seed}): {agreed.diagnosis}")

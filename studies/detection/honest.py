@@ -8,7 +8,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.checking import agreement
 from attnbench.checking.case import reason_against
-from attnbench.checking.reference import Reference, observe
+from attnbench.checking.reference import Reference, ask
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
@@ -101,6 +101,6 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
         place = {"implementation": name, "seed": seed, "workload": workload.id}
         yield Trial(**place, inputs="all", rule=OURS, is_right=agreed.agrees, error_ratio=agreed.error_ratio)  # type: ignore[arg-type]
         for inputs, against in bars.items():
-            for rule, is_right in verdicts(observe(found, against.reference), against):
+            for rule, is_right in verdicts(ask(found, against.reference).compared, against):
                 if rule != OURS:
                     yield Trial(**place, inputs=inputs, rule=rule, is_right=is_right)  # type: ignore[arg-type]

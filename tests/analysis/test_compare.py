@@ -1,12 +1,11 @@
 """Verdicts: what an interval says against 1 and the margin, and which cells are compared at all."""
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import answers, comparisons, means, noises, runs_the_same, too_noisy
+from attnbench.analysis.comparisons import answers, comparisons, noises, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Comparison, Verdict
 from studies.simulated import virtual
@@ -113,13 +112,6 @@ def test_the_same_operators_as_the_baselines_are_told(results: Results) -> None:
     assert runs_the_same(seen, seen)
     assert not runs_the_same(seen, None)
     assert not runs_the_same(None, None)
-
-
-def test_the_mean_over_workloads_is_geometric(results: Results) -> None:
-    ratio, number = means(results)["fused"]
-    logs = [math.log(each.ratio) for each in named(results, "fused")]
-    assert math.log(ratio) == pytest.approx(sum(logs) / len(logs))
-    assert number == len(logs)
 
 
 def test_noise_above_the_margin_is_a_warning_and_changes_no_margin(results: Results, tmp_path: Path) -> None:

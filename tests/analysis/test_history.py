@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.gate.outputs import series
 from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
-from attnbench.analysis.index import FILE, look_up
 from attnbench.analysis.results import read
-from attnbench.analysis.table import arm_of, rows, table
+from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
+from attnbench.reports.exports import series
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
-from attnbench.storage.files import cache_file
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
 from tests import journals
@@ -152,7 +150,7 @@ def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
     for paths in ([stored, tmp_path], [tmp_path, stored]):
         runs, notes = gather(paths)
         assert "the longer journal counts" in notes[0]
-        assert {run.folder for run in runs if run.run == first.name} == {str(first)}
+        assert {run.folder for run in runs if run.run == first.name} == {first}
 
 
 def test_a_packed_journal_is_a_copy_of_its_run_wherever_it_lies(stored, tmp_path):
@@ -210,9 +208,9 @@ def test_pictures_are_whole(stored):
 def test_only_ratios_to_the_same_thing_make_a_series(stored):
     runs = gather([stored])[0]
     sided, other, cold = (
-        msgspec.structs.replace(runs[0], has_sides=True),
-        msgspec.structs.replace(runs[1], baseline="fused"),
-        msgspec.structs.replace(runs[2], conditions="warm, sustained"),
+        dataclasses.replace(runs[0], has_sides=True),
+        dataclasses.replace(runs[1], baseline="fused"),
+        dataclasses.replace(runs[2], conditions="warm, sustained"),
     )
     mixed = [sided, other, cold, *runs[3:]]
     kept, notes = alike(mixed, "ratio")
@@ -290,84 +288,3 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
     assert f"commit {OLD}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]
     assert set(table(results)["commit"]) == {OLD, candidate}
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The journals that are read, as they are."""
-    found = []
-
-    def counted(path):
-        found.append(path)
-        return read(path)
-
-    monkeypatch.setattr("attnbench.analysis.index.read", counted)
-    return found
-
-
-def copied(stored, tmp_path):
-    shutil.copytree(stored, tmp_path / "results")
-    return tmp_path / "results", tmp_path / "cache" / FILE
-
-
-def test_what_is_indexed_is_not_read_again_until_its_journal_changes(stored, tmp_path, reads):
-    results, place = copied(stored, tmp_path)
-    first = gather([results], place)
-    assert len(reads) == len(SLOWDOWNS)
-    assert gather([results], place) == first
-    assert len(reads) == len(SLOWDOWNS)
-    oldest = min((results / "runs").iterdir())
-    shutil.rmtree(oldest)
-    journals.write(oldest, POINTS, NAMES, num_visits=3, seed=50, time="2025-11-01T10:00:00+00:00")
-    again = gather([results], place)[0]
-    assert reads[len(SLOWDOWNS) :] == [oldest / JOURNAL]
-    assert again[0].cells != first[0][0].cells
-    assert again[1:] == first[0][1:]
-    assert gather([results])[0] == again
-
-
-@pytest.mark.parametrize("content", [b"no database", b""])
-def test_a_damaged_index_is_made_again(stored, tmp_path, reads, content):
-    results, place = copied(stored, tmp_path)
-    found = gather([results], place)
-    place.write_bytes(content)
-    assert gather([results], place) == found
-    assert len(reads) == 2 * len(SLOWDOWNS)
-    assert gather([results], place) == found
-    assert len(reads) == 2 * len(SLOWDOWNS)
-
-
-def test_where_no_index_can_be_written_all_is_read(stored, tmp_path, reads):
-    (tmp_path / "file").write_text("in the way")
-    journal = min((stored / "runs").iterdir()) / JOURNAL
-    for place in (None, tmp_path / "file" / FILE):
-        reads.clear()
-        assert look_up([journal], place)[0].run == journal.parent.name
-        assert len(reads) == 1
-
-
-def test_another_version_of_the_code_reads_again(stored, tmp_path, reads, monkeypatch):
-    results, place = copied(stored, tmp_path)
-    gather([results], place)
-    monkeypatch.setattr("attnbench.analysis.index._version", lambda: "newer")
-    gather([results], place)
-    assert len(reads) == 2 * len(SLOWDOWNS)
-
-
-def test_the_index_lies_in_the_folder_for_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_file(FILE) == tmp_path / "attnbench" / FILE
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/somewhere")
-    assert str(cache_file(FILE)) == f"/somewhere/.cache/attnbench/{FILE}"
-
-
-def test_what_is_kept_is_what_the_table_of_cells_says(stored):
-    journal = min((stored / "runs").iterdir()) / JOURNAL
-    cells = {(row["workload"], row["implementation"]): row for row in rows(table(read(journal)))}
-    (run,) = look_up([journal], None)
-    assert len(run.cells) == len(cells)
-    for cell in run.cells:
-        row = cells[cell["workload"], cell["implementation"]]
-        compared = {name: row[name] for name in cell if name != "ratio" or not row["is_baseline"]}
-        assert {name: cell[name] for name in compared} == pytest.approx(compared)

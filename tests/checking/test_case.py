@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import copied, draw_normal, fill, place
-from attnbench.checking.reference import error, observe, reference_for_probe
+from attnbench.checking.reference import ask, error, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
@@ -45,7 +45,7 @@ def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, 
     watching = Implementation(build=Watching, source="a test")
     point = laid(layout, direction=direction, dtype=dtype)
     reference = reference_for_probe(point, "needles", 0)
-    found = observe(watching, reference)
+    found = ask(watching, reference).compared
     assert all(error(name, tensor, reference).agrees for name, tensor in found.items())
     assert set(found) == set(reference.expected)
     bench = Bench(point)
@@ -92,7 +92,7 @@ def test_who_reads_an_expanded_tensor_as_contiguous_is_found():
     reading = Implementation(build=Reading, source="a test")
     for layout, agrees in (("contiguous", True), ("transposed", False), ("expanded", False), ("broadcast", False)):
         reference = reference_for_probe(laid(layout), "normal", 0)
-        found = observe(reading, reference)
+        found = ask(reading, reference).compared
         assert error("output", found["output"], reference).agrees == agrees, layout
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.gate.decision import judge, moved_cells
-from attnbench.analysis.hosts import of_run, shown
+from attnbench.analysis.hosts import of_run
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load, of_all_hosts, samples, table
 from attnbench.cli import app
@@ -202,20 +202,23 @@ def test_all_hosts_are_in_the_csv_and_one_is_in_the_tables(biased: Results):
     assert {record.host for record in biased.records} == {"a"}
 
 
-def test_the_report_begins_with_what_hosts_say_together(biased: Results, capsys):
+def test_the_report_begins_with_what_hosts_say_together(biased: Results, capsys, monkeypatch):
     found = of_run(biased)
     assert found is not None
     assert found.is_replicated
     assert {tuple(sorted(cell.logs)) for cell in found.cells} == {("a", "b"), ("c",)}
     summary = story.summary(biased)
-    assert summary.index("All hosts together") < summary.index("## Results")
+    assert summary.index("All hosts together") < summary.index("## Cells")
     assert "A: verdict" in summary
     assert "What follows shows one host for each workload: a (3)." in summary
     assert report.FEW in summary
     assert "All hosts together" in story.page(biased)
+    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
     terminal.print_results(biased)
     said = capsys.readouterr().out
     assert said.index("All hosts together") < said.index("Time of a call")
+    assert " ".join(story.answer(biased)[0].split()) in " ".join(said.split())
+    assert "one host for each workload: a (3)" in " ".join(said.split())
     data = terminal.summary(biased)["hosts"]
     assert len(data["comparisons"]) == 2 * len(POINTS) * (len(NAMES) - 1)
 
@@ -243,7 +246,7 @@ def test_the_gate_takes_two_hosts_for_two_machines_and_each_host_can_be_judged_a
     drive(monkeypatch, tmp_path / "before", machines[:1], 1, PLAN)
     drive(monkeypatch, tmp_path / "after", machines[1:], 1, PLAN)
     drive(monkeypatch, tmp_path / "both", machines, 2, PLAN)
-    base, other, both = (shown(read(tmp_path / name)) for name in ("before", "after", "both"))
+    base, other, both = (read(tmp_path / name) for name in ("before", "after", "both"))
     number = len(POINTS) * len(NAMES)
     assert moved_cells(base, other) == [("a", "b")] * number
     assert any("were measured on other hosts than before (a and b)" in note for note in judge(base, other).notes)

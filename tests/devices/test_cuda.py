@@ -151,8 +151,3 @@ def test_a_cap_makes_a_call_run_out_of_memory_and_is_lifted_again():
     with pytest.raises(torch.OutOfMemoryError), device("cuda").capped(2**26):
         torch.empty(2**28, dtype=torch.uint8, device="cuda")
     torch.empty(2**28, dtype=torch.uint8, device="cuda")
-
-
-def test_a_snapshot_is_written_on_request(tmp_path):
-    device("cuda").snapshot(lambda: torch.zeros(2**20, device="cuda"), tmp_path / "snapshot.pickle")
-    assert (tmp_path / "snapshot.pickle").stat().st_size > 0

@@ -157,12 +157,6 @@ def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):
     assert cpu.cache_bytes(tmp_path / "none") == cpu.ASSUMED_CACHE_BYTES
 
 
-def test_only_an_allocator_has_a_history(tmp_path):
-    assert not device("cpu").has_caching_allocator
-    with pytest.raises(ValueError, match="no caching allocator"):
-        device("cpu").snapshot(lambda: None, tmp_path / "snapshot.pickle")
-
-
 @pytest.fixture
 def limits(monkeypatch) -> list[tuple[float, int]]:
     """The limits set on the memory of CUDA devices; of torch, only what is compiled for CUDA is replaced."""

@@ -24,6 +24,7 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.contract import Implementation, missing_compiler, missing_package, supports_everything
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
+from tests import forks
 from tests.signatures import snapshots, versions, written_in
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
@@ -63,7 +64,7 @@ def test_nothing_is_imported_to_find_out():
     names = ", ".join(f"'{name}'" for name in sorted(set(PACKAGES.values())))
     code = f"import sys; from attnbench.contract import missing_package as m; [m(n) for n in [{names}]]; "
     code += f"assert not {{n.split('.')[0] for n in [{names}]}} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([forks.python(), "-c", code], check=True)
 
 
 def test_a_part_of_a_package_that_lacks_it_is_missing(monkeypatch):

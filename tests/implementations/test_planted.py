@@ -12,13 +12,13 @@ from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract.loading import implementation
 from attnbench.plugins import plugs
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import RETIRED, Workload
 from tests import forks
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]
 IMPLEMENTATIONS = plugs("attnbench.implementations", "IMPLEMENTATION")
-SAME_FOR_ALL = {"device", "dropout", "num_threads", "seed"}
+SAME_FOR_ALL = {"device", "dropout", "num_threads", "seed", *RETIRED}
 BY_ID = {f"{each.file}-{'-'.join(each.names) or 'unknown'}": each for each in EDITS}
 RIGHT = sorted({(each.file, each.workload) for each in EDITS}, key=str)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from attnbench.analysis.results import Results
@@ -82,15 +81,12 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
 def doubted(
     values: Iterable[float],
     *,
-    num_cores: int = 2,
-    load: float = 0.0,
     num_faults: int = 0,
     fault_s: float = 0.0,
-    num_discarded: int = 0,
 ) -> list[str]:
-    """What is held against a cell with these times, four of a visit, the first blocks of which are discarded."""
+    """What is held against a cell with these times, four of a visit."""
     samples = tuple(
-        Sample(value, epoch=number // 4, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
+        Sample(value, epoch=number // 4, visit=number // 4, block=number % 4, num_faults=num_faults)
         for number, value in enumerate(values)
     )
     record = Record(
@@ -99,73 +95,26 @@ def doubted(
         commit="c",
         workload=Workload(),
         implementation="it",
-        environment=msgspec.structs.replace(journals.ENVIRONMENT, num_logical_cores=num_cores),
+        environment=journals.ENVIRONMENT,
         status=Status.ok,
         operators=Operators(calls=(), fault_s=fault_s),
         measurements=(Measurement(metric="latency", unit="s", samples=samples),),
     )
-    discarded = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
-    return list(warnings_of(record, median_estimate(samples), discarded))
+    return list(warnings_of(record, median_estimate(samples)))
 
 
 STEADY = [1e-3] * 12
 
 
-@pytest.mark.parametrize(
-    ("load", "num_discarded", "reported"),
-    [
-        (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks discarded
-        (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
-        (1.9, 4, ["other work on the machine: 4 of 12 blocks discarded"]),
-        (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks discarded"]),
-    ],
-)
-def test_other_work_on_the_machine_is_named_by_load_and_by_discarded_blocks(
-    load: float, num_discarded: int, reported: list[str]
-):
-    assert doubted(STEADY, load=load, num_discarded=num_discarded) == reported
-
-
-@pytest.mark.parametrize(("others", "stolen", "is_reported"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])
-def test_what_others_and_the_host_took_is_reported_beside_each_number(
-    results: Results, others: float, stolen: float, *, is_reported: bool
-) -> None:
+@pytest.mark.parametrize(("others", "stolen"), [(0.04, 0.05), (0.2, 0.0), (0.0, 0.2)])
+def test_what_others_and_the_host_took_is_among_the_facts(results: Results, others: float, stolen: float) -> None:
     load = SystemLoad(others=others, stolen=stolen, free_bytes=2**30)
     loaded = dataclasses.replace(results, system_load=load)
-    timed = [row for row in tables.every(loaded) if row["latency_s"] is not None]
-    reported = "20 % of the processors' time during the run"
-    assert timed
-    assert all((reported in (row["warnings"] or "")) is is_reported for row in timed)
     facts = story.facts(loaded)
     shares = percent(others), percent(stolen)
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
     assert facts["free memory"] == "1.00 GiB as processes began"
     assert story.facts(results)["free memory"] == "-"
-
-
-def test_discarded_blocks_are_reported_where_they_are_and_nowhere_else(results: Results) -> None:
-    discarded = frozenset((epoch, epoch, block) for epoch in range(5) for block in range(4))  # of sixteen processes
-    notes = tables.every(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
-    said = "other work on the machine: 20 of 64 blocks discarded"
-    reported = {row["workload"] for row in notes if said in (row["warnings"] or "")}
-    assert reported == {POINTS[0].id}
-
-
-@pytest.mark.parametrize(
-    ("values", "reported"),
-    [
-        ([1e-3 * 1.5 ** (number / 63) for number in range(64)], ["drifted by 32 % while it was timed"]),
-        ([1e-3 * (1.0, 1.1, 1.25)[number // 4] for number in range(12)], []),  # three visits: no more than their noise
-        ([1e-3 * 1.05 ** (number / 63) for number in range(64)], []),  # sure, and too little to matter
-    ],
-)
-def test_a_drift_is_reported_where_noise_does_not_explain_it(values: list[float], reported: list[str]) -> None:
-    assert doubted(values) == reported
-
-
-def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
-    visits = [300.1e-6 * math.exp(0.3 * place) for place in (-1.5, -0.5, 0.5, 1.5)]
-    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 140 to 657 us"]
 
 
 @pytest.mark.parametrize(

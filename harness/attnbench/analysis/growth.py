@@ -6,21 +6,19 @@ calls of a worker, one near either side of the limit, none that lasts too long.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
-from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.statistics.verdict import half_widths
-from attnbench.storage.memory_events import SHARE_OF_FREE, SLACK_BYTES, Timeline
+from attnbench.storage.memory_events import SHARE_OF_FREE, SLACK_BYTES
 from attnbench.storage.records import Arm, Status
 from attnbench.units import duration
 from attnbench.workloads.workload import Workload
@@ -277,37 +275,11 @@ class Asking:
         status = None if found.status is Status.unsupported else found.status
         return msgspec.structs.replace(outcome, status=status, message=found.message)
 
-    def timelines(self, growths: Sequence[Growth], length: int) -> Iterator[tuple[Growth, Timeline]]:
-        """Each implementation's call at that length; one that fails, or is not on the host, is named and left out."""
-        for growth in growths:
-            found = self._ask(growth, length)
-            if isinstance(found, Attempted) and found.timeline is not None:
-                yield growth, found.timeline
-            else:
-                reason = found.message if isinstance(found, Failed) else "allocations are seen on the CPU alone"
-                self.say(f"no timeline of {growth.implementation}: {reason}")
-
-    def snapshots(self, growths: Sequence[Growth], folder: Path) -> Iterator[Path]:
-        """The memory snapshot of each implementation at its longest length."""
-        for growth in growths:
-            workload = growth.workload(growth.points[-1][0])
-            path = (folder / f"snapshot-{workload.id}-{growth.implementation}.pickle").absolute()
-            if not device(workload.device).has_caching_allocator:
-                self.say(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
-                continue
-            found = self._ask(growth, growth.points[-1][0], snapshot=str(path))
-            if isinstance(found, Failed):
-                self.say(f"no snapshot of {growth.implementation}: {found.message}")
-            else:
-                yield path
-
-    def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
+    def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0) -> Attempted | Failed:
         self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
         arm, workload = Arm(implementation=growth.implementation), growth.workload(length)
         if not self.client.is_running:
             self.client.start()
-        reply = self.client.ask(
-            Attempt(workload=workload, arm=arm, spec=self.specs[arm], limit_bytes=limit_bytes, snapshot=snapshot)
-        )
+        reply = self.client.ask(Attempt(workload=workload, arm=arm, spec=self.specs[arm], limit_bytes=limit_bytes))
         assert isinstance(reply, Attempted | Failed)
         return reply

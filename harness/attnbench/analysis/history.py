@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench import plugins
-from attnbench.analysis.index import Stored, look_up
-from attnbench.analysis.table import CELL, Row, runs_at
+from attnbench.analysis.results import Results, read
+from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
 from attnbench.storage.journal import journal_of
-from attnbench.storage.records import LATENCY
+from attnbench.storage.records import LATENCY, Status
 
 Array = NDArray[np.float64]
 
@@ -53,10 +53,43 @@ COLUMNS = {
 """The columns with the value and its interval of what can be followed besides metrics."""
 
 
-def gather(paths: Iterable[Path], place: Path | None = None) -> tuple[list[Stored], list[str]]:
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A run as histories need it."""
+
+    folder: Path
+    run: str
+    time: str
+    baseline: str
+    conditions: str
+    has_sides: bool
+    machines: dict[str, str]  # the processor, by fingerprint
+    columns: dict[str, str]  # that of each metric, times apart
+    units: dict[str, str]  # of the same
+    cells: list[Row]  # those that are ok
+
+
+def stored(results: Results) -> Stored:
+    """What a history needs of a run."""
+    metrics = metric_columns(results)
+    return Stored(
+        folder=results.folder,
+        run=results.run,
+        time=results.started.time,
+        baseline=results.plan.baseline,
+        conditions=results.plan.conditions,
+        has_sides=results.plan.sides is not None,
+        machines={name: found.cpu for name, found in results.environments.items()},
+        columns={each.metric: each.name for each in metrics},
+        units={each.metric: each.unit for each in metrics},
+        cells=[row for row in rows(table(results)) if row["status"] == Status.ok],
+    )
+
+
+def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
     """Every run at the paths in the order of time, and what was noticed on the way.
 
-    The paths are run folders, journals, or folders of them. With an index at `place` only what is new is read.
+    The paths are run folders, journals, or folders of them.
 
     Raises:
         ValueError: nothing can be read, or two different runs have the same name.
@@ -64,7 +97,8 @@ def gather(paths: Iterable[Path], place: Path | None = None) -> tuple[list[Store
     notes: list[str] = []
     journals = list(dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)))
     kept: dict[str, tuple[Path, Stored]] = {}
-    for journal, run in zip(journals, look_up(journals, place), strict=True):
+    for journal in journals:
+        run = stored(read(journal))
         if (other := kept.get(run.run)) is None:
             kept[run.run] = journal, run
             continue
@@ -183,7 +217,7 @@ def _points(run: Stored, metric: str) -> Iterator[Row]:
         return
     value, low, high = columns[metric]
     for cell in run.cells:
-        if cell.get(value) is not None:
+        if cell.get(value) is not None and not (metric == RATIO and cell["is_baseline"]):
             yield cell | {"value": cell[value], "low": cell.get(low), "high": cell.get(high)}
 
 

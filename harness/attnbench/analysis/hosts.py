@@ -224,33 +224,3 @@ def parts_of(results: Results) -> dict[str, Results]:
         host: replace(results, records=tuple(record for record in results.records if record.host == host))
         for host in results.hosts
     }
-
-
-def shown(results: Results) -> Results:
-    """A run whose tables show, of each workload that several hosts have measured, the first host that counts."""
-    found = of_run(results)
-    if found is None or not found.failed or not replicas(results):
-        return results
-    there = {host: {record.workload.id for record in part.records} for host, part in found.parts.items()}
-    chosen = {}
-    for record in results.records:
-        counted = (host for host, ids in there.items() if host not in found.failed and record.workload.id in ids)
-        if record.host in found.failed and (host := next(counted, None)) is not None:
-            chosen[record.workload.id] = found.parts[host]
-    records, warnings = [], dict(results.warnings)
-    for record in results.records:
-        part = chosen.get(record.workload.id)
-        if part is None:
-            records.append(record)
-            continue
-        records += [each for each in part.records if each.key == record.key]
-        warnings[record.key] = part.warnings.get(record.key, ())
-    return replace(
-        results,
-        records=tuple(records),
-        warnings=warnings,
-        num_visits=results.num_visits | {workload: part.num_visits[workload] for workload, part in chosen.items()},
-        discarded=results.discarded
-        | {workload: part.discarded.get(workload, frozenset()) for workload, part in chosen.items()},
-        host_ceilings=results.host_ceilings | {k: v for part in chosen.values() for k, v in part.host_ceilings.items()},
-    )

@@ -1,23 +1,23 @@
 """One recommendation for each workload of a run: which implementation, by how much, how sure, and what was excluded.
 
-A run that looks for the fastest (processes/choosing.py) has stages of its own; what they found follows from its journal
+A run that looks for the fastest (timing/strategies.py) has stages of its own; what they found follows from its journal
 alone, and is read here. Where two are equal within the margin, PyTorch's own choice, the baseline, is preferred, then
 the one that needs less memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.comparisons import doubts, samples_of
 from attnbench.analysis.results import Results
-from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Place, Point, located, point
-from attnbench.statistics.intervals import by_process, median_estimate
+from attnbench.statistics.choice import Standing
+from attnbench.statistics.crossover import Place, Point, located
+from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
-from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
-from attnbench.timing.schedule import numbers
+from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
+from attnbench.timing.strategies import point_of, standing_of
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
@@ -167,7 +167,7 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     own = {record.implementation: record for record in results.records if record.workload == workload}
     excluded = {name: why for name, record in own.items() if (why := _exclusion(record, limits))}
     fit = {name: record for name, record in own.items() if name not in excluded}
-    stands = _standing(results, workload, own, set(fit))
+    stands = _standing(results, workload.id, set(fit))
     seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
     order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
     peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
@@ -209,19 +209,9 @@ def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
     return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
 
 
-def _standing(results: Results, workload: Workload, own: Mapping[str, Record], candidates: set[str]) -> Standing | None:
-    baseline = own.get(results.plan.baseline)
-    if baseline is None or not candidates:
-        return None
-    stands = standing(
-        {name: record.samples(LATENCY) for name, record in own.items()},
-        results.plan.baseline,
-        control=baseline.samples(CONTROL_LATENCY),
-        discarded=results.discarded.get(workload.id, frozenset()),
-        smallest=results.plan.smallest_effect,
-        error=results.plan.false_share,
-        candidates=candidates,
-    )
+def _standing(results: Results, workload: str, candidates: Collection[str] | None = None) -> Standing | None:
+    taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
+    stands = standing_of(results.plan, taken, results.plan.specs, discarded, candidates)
     return replace(stands, others=doubted(stands.others)) if stands is not None and doubts(results) else stands
 
 
@@ -273,40 +263,32 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
 
     Nothing is decided where other work may have changed the times.
     """
-    records, found = _by_cell(results), {}
+    found, both = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():
-        arms = [Arm(implementation=name) for name in (one, other)]
-        known = [records.get((workload, arm)) for arm in arms]
-        taken = {record.arm: record.samples(LATENCY) for record in known if record is not None}
-        taken |= {record.arm.as_control(): record.samples(CONTROL_LATENCY) for record in known if record is not None}
-        own = by_process(numbers(taken, arms[0], arms[1], results.discarded.get(workload, frozenset())))
-        if own:
-            seen = point([*own.values()], results.plan.num_searches)
+        taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
+        if (seen := point_of(results.plan, taken, both, discarded)) is not None:
             found[value] = replace(seen, sign=0) if doubts(results) else seen
     return found
 
 
-def _by_cell(results: Results) -> dict[tuple[str, Arm], Record]:
-    timed = (record for record in results.records if record.samples(LATENCY))
-    return {(record.workload.id, record.arm): record for record in timed}
-
-
 def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
     """The leader where it was asked, with each other one that was sampled somewhere else on the ladder."""
-    workloads = {each.id: each for each in results.plan.workloads}
-    own = {record.implementation: record for record in results.records if record.workload.id == ladder.base}
-    stands = _standing(results, workloads[ladder.base], own, set(own)) if ladder.base in workloads else None
+    stands = _standing(results, ladder.base)
     if stands is None:
         return []
-    others = set(ladder.workloads) - {ladder.base}
-    elsewhere = {arm.implementation for workload, arm in _by_cell(results) if workload in others}
+    elsewhere = {
+        arm.implementation for workload in set(ladder.workloads) - {ladder.base} for arm in _timed(results, workload)
+    }
     return [(stands.leader, name) for name in sorted(elsewhere - {stands.leader})]
+
+
+def _timed(results: Results, workload: str) -> list[Arm]:
+    """The arms that have times on a workload."""
+    taken = samples_of(results).get(workload, {})
+    return [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
 
 
 def _looked(results: Results, ladder: Ladder) -> tuple[int, int] | None:
     """The least and the greatest value at which at least two were sampled."""
-    counts: dict[str, int] = {}
-    for workload, _ in _by_cell(results):
-        counts[workload] = counts.get(workload, 0) + 1
-    values = [value for value, workload in ladder.by_value.items() if counts.get(workload, 0) > 1]
+    values = [value for value, workload in ladder.by_value.items() if len(_timed(results, workload)) > 1]
     return (min(values), max(values)) if values else None

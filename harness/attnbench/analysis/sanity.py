@@ -5,7 +5,6 @@ from raw samples, so that old runs are judged by better rules. Why these rules: 
 """
 
 import functools
-import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +16,7 @@ import numpy as np
 
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
-from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import Block, Estimate, are_among, median
+from attnbench.statistics.intervals import Estimate, median
 from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
@@ -55,22 +53,7 @@ FAR_FASTER = 2.0
 
 Warnings = dict[Key, tuple[str, ...]]
 
-FEWEST_VISITS = 3
-"""Of a third of a cell's visits, to say whether its time drifts."""
 FEW_SAMPLES = 10
-UNSTEADY = math.log(1.5)
-"""An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
-DRIFT = 0.1
-"""A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
-ERROR_OF_A_MOVE = math.sqrt(6)
-"""The first third of the samples and the last differ by chance: each has an error sqrt(3) times that of the whole, and
-a difference of two sqrt(2) times theirs. A move inside so many half widths of the interval is noise, and the interval
-says it already: by size alone 38 of 135 cells of a quick sweep on a shared machine drifted, by this rule 2."""
-SPARE = 0.5
-"""Alone, as many threads as there are cores give a load somewhat below their number, and one busy neighbour adds one.
-But the load is a mean over a minute, which comes there late: it counts from half a process above the cores."""
-TAKEN = 0.1
-"""Of the time of all processors, what others and the host may take before each number carries a warning."""
 FAULT_S = 0.25e-6
 """What one minor page fault costs at least: for runs that did not measure it."""
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
@@ -257,15 +240,8 @@ def _doubts(
             return
 
 
-def warnings_of(
-    record: Record,
-    time: Estimate | None,
-    discarded: Collection[Block] = (),
-    load: SystemLoad | None = None,
-    *,
-    is_cold: bool = False,
-) -> Iterator[str]:
-    """Each warning about an ok cell; `discarded` are disturbed blocks of its workload, `load` is the run's."""
+def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[str]:
+    """Each warning about an ok cell."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -282,8 +258,6 @@ def warnings_of(
         is_bound = _share(record, Flag.host_bound) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
-    yield from _other_work(record, own, discarded, load)
-    yield from _scatter(own, time)
     with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
         yield from device(record.workload.device).notes(record.workload, record.environment)
     if record.operators is not None and record.operators.copies:
@@ -373,44 +347,6 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
         yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"
     else:
         yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
-
-
-def _other_work(
-    record: Record, samples: Samples, discarded: Collection[Block], system: SystemLoad | None
-) -> Iterator[str]:
-    """More work than cores while this was timed, many of its blocks discarded, or a busy machine all along."""
-    texts = []
-    cores = 0 if record.environment is None else record.environment.num_logical_cores
-    load = median(samples.load)
-    if cores and load > cores + SPARE:
-        texts.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
-    blocks = np.unique(samples.places)
-    num_discarded = int(are_among(blocks, discarded).sum())
-    if num_discarded > MANY * len(blocks):
-        texts.append(f"{num_discarded} of {len(blocks)} blocks discarded")
-    if system is not None and system.others + system.stolen > TAKEN:
-        texts.append(f"{_percent(system.others + system.stolen)} of the processors' time during the run")
-    if texts:
-        yield f"other work on the machine: {', '.join(texts)}"
-
-
-def _scatter(samples: Samples, time: Estimate) -> Iterator[str]:
-    """An interval so wide that its middle says little: "unsteady: 155 to 581 us"; or a drift beyond the noise.
-
-    A time drifted where it moved between the first third of the samples and the last by more than noise explains.
-    """
-    if time.low is None or time.high is None or time.half_width is None:
-        return
-    if time.half_width >= UNSTEADY:
-        low, high = show(time.low, "s"), show(time.high, "s")
-        unit = high.rpartition(" ")[2]
-        yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
-    third = len(samples) // 3
-    if third < FEWEST_VISITS:
-        return
-    first, last = (median(part) for part in (samples.value[:third], samples.value[-third:]))
-    if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):
-        yield f"drifted by {_percent(last / first - 1)} while it was timed"
 
 
 def _percent(share: float) -> str:

@@ -292,13 +292,7 @@ def _cells(results: Results) -> Iterator[Row]:
         latency = record.measurement(LATENCY)
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
         is_baseline = results.plan.is_reference(record.arm)
-        cautions = warnings_of(
-            record,
-            time,
-            results.discarded.get(record.workload.id, ()),
-            results.system_load,
-            is_cold=results.plan.cache != "warm",
-        )
+        cautions = warnings_of(record, time, is_cold=results.plan.cache != "warm")
         agreement = record.agreement
         yield {
             **_identity(record),
@@ -330,20 +324,6 @@ def _identity(record: Record) -> Row:
     named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
     own = {"implementation": record.implementation, "side": record.side or None, "host": record.host or None}
     return {**named, **own, **record.workload.axes()}
-
-
-def values_of(record: Record) -> Row:
-    """A part of a cell's row: what it is, and what was measured of it alone."""
-    latency, agreement = record.measurement(LATENCY), record.agreement
-    time = median_estimate(latency.samples) if latency is not None and latency.samples else None
-    times = (None, None, None) if time is None else (time.point, time.low, time.high)
-    return {
-        **_identity(record),
-        "fingerprint": None if record.environment is None else record.environment.fingerprint,
-        **dict(zip(("latency_s", "latency_low_s", "latency_high_s"), times, strict=True)),
-        "error_ratio": None if agreement is None else agreement.error_ratio,
-        **{_column(each): median(Samples.of(each.samples).value) for each in _metrics(record)},
-    }
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:

@@ -7,15 +7,14 @@ comparison is about everything else.
 
 from dataclasses import replace
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
 from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask, row_mask
-from attnbench.checking.reference import Observation, Reference, answers, largest
-from attnbench.checking.steps import Mistake, hide, wrong
+from attnbench.checking.reference import Observation, Reference, largest
+from attnbench.checking.steps import hide, wrong
 from attnbench.storage.records import CONVENTIONS
 
 NEARER = 0.25
@@ -63,7 +62,8 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
     observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in reference.expected}
     right = reference.expected["output"]
     is_nan = observed["output"][empty].isnan()
-    form = _answer(NAN, reference, observed)
+    has_gradients = len(observed) > 1
+    form = reference.answers_of(NAN, has_gradients=has_gradients)
     if only != "mean" and (not is_nan.any() or is_nan.all()):
         settled = {
             name: tensor.where(~(tensor.isnan() & form[name].isnan()), reference.expected[name])
@@ -75,8 +75,10 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
             return _replaced(seen, settled | constant, everywhere, right[empty][0]), key
     shares: list[tuple[float, int, dict[str, Tensor]]] = []
     for mean in MEANS if only in {None, "mean"} else ():
-        form = _answer(mean, reference, observed)
-        own = _answer(mean, reference, observed, TORCH_DTYPES[reference.workload.dtype])
+        form, own = (
+            reference.answers_of(mean, dtype, has_gradients=has_gradients)
+            for dtype in (torch.float64, TORCH_DTYPES[reference.workload.dtype])
+        )
         slack = {name: _slack(form[name], own[name], reference, name) for name in observed}
         settled = {  # without what the form adds to the right answer, nor the roundings of that
             name: reference.expected[name] + softshrink(tensor - form[name], slack[name])
@@ -102,17 +104,6 @@ def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tens
         return torch.zeros(0, dtype=torch.bool)
     empty = ~row_mask(workload, chosen).seen.any(dim=-1)  # (B,1,R)
     return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,R,D)
-
-
-def _answer(
-    form: Mistake, reference: Reference, observed: dict[str, Tensor], dtype: torch.dtype = torch.float64
-) -> dict[str, Tensor]:
-    """The answer of a form to the reference's inputs, computed in that dtype; in float64."""
-    workload = reference.workload
-    compared = workload if len(observed) > 1 else msgspec.structs.replace(workload, direction="inference")
-    inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    found = answers(compared, inputs, reference.grad_rows.to(dtype), form.answer(workload, reference.rows))
-    return {name: tensor.double() for name, tensor in found.items()}
 
 
 def _slack(form: Tensor, own: Tensor, reference: Reference, name: str) -> float:

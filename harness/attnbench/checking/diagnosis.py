@@ -27,7 +27,6 @@ from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.mistakes.wrong_masks import showing
 from attnbench.checking.reference import (
     Reference,
-    answers,
     ask,
     differences,
     largest,
@@ -109,11 +108,6 @@ AXES = {
 }
 
 
-def tolerance(reference: Reference, name: str) -> float:
-    """The largest error that a tensor may have."""
-    return reference.tolerance(name)
-
-
 @dataclass(frozen=True)
 class Finding:
     """An explanation: whole sentences, the names of mistakes, the first step that differs."""
@@ -148,10 +142,6 @@ class Evidence:
         """Whether that tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
-    def wrong(self, name: str) -> Tensor:
-        """Which elements of a tensor are wrong."""
-        return self.beyond[name]
-
     @property
     def has_all_rows(self) -> bool:
         """Whether every query row is compared."""
@@ -167,7 +157,8 @@ class Evidence:
         """The right steps at these rows."""
         if dtype not in self._books:
             inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
-            self._books[dtype] = Textbook(self.reference.workload, inputs, self.rows)
+            self._books[dtype] = book = Textbook(self.reference.workload, inputs, self.rows)
+            _ = book.right  # every mistake begins with some of it
         return self._books[dtype]
 
     @torch.no_grad()
@@ -209,7 +200,8 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
     if found is None and set() in alike:
         return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
     if found is None and not any(names <= RANDOM for names in alike):
-        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True) or _stale(evidence)
+        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True)
+        found = found or _stale(evidence) or _unwritten(evidence)
     found = found or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(found, words=f"{found.words} {place}"))
 
@@ -278,7 +270,7 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
             return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
         words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
         return Finding(words, (RULE_MISTAKES[STALE],), "output")
-    return _narrow(evidence) or _unwritten(evidence) or _factor(evidence) or _by_feature(evidence)
+    return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
 
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
@@ -308,7 +300,7 @@ def _stale(evidence: list[Evidence]) -> Finding | None:
     """Whether an answer is that to other inputs, or to some operands of other inputs."""
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn
-        allowed, right = tolerance(each.reference, "output"), each.expected["output"]
+        allowed, right = each.reference.tolerance("output"), each.expected["output"]
         for names in (tuple(mine.tensors), *KEPT_OPERANDS) if each.is_wrong("output") else ():
             if not set(names) <= set(mine.tensors):
                 continue
@@ -330,7 +322,7 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
         drawn = each.reference.drawn
         narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
         for name in each.names:
-            if not largest(each.observed[name], each.expected[name]) <= tolerance(narrow, name):
+            if not largest(each.observed[name], each.expected[name]) <= narrow.tolerance(name):
                 return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
 
@@ -378,7 +370,7 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
         return torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
 
     observed, expected = (
-        torch.cat([context(tensors["output"]) / tolerance(each.reference, "output") for each, tensors in pairs])
+        torch.cat([context(tensors["output"]) / each.reference.tolerance("output") for each, tensors in pairs])
         for pairs in ([(each, each.observed) for each in these], [(each, each.expected) for each in these])
     )
     if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
@@ -401,7 +393,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
-    is_wrong = torch.stack([each.wrong(name) for each in these]).any(dim=0)
+    is_wrong = torch.stack([each.beyond[name] for each in these]).any(dim=0)
     region = [
         is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
     ]
@@ -414,7 +406,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
             observed, expected = (tensor - base for tensor in (each.observed[name], each.expected[name]))
             for dim, places in enumerate(region):
                 observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
-            allowed = tolerance(each.reference, name) or SMALLEST
+            allowed = each.reference.tolerance(name) or SMALLEST
             pairs.append((observed / allowed, expected / allowed))
         observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
         factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
@@ -500,7 +492,7 @@ def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
     """Which rows of the output are wrong on some probe, (B, H, R) or (B, R), if only some of them are."""
     if not evidence[0].observed["output"].isfinite().all():
         return None
-    rows = torch.stack([each.wrong("output").any(dim=-1) for each in evidence]).any(dim=0)
+    rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)
     return rows if rows.any() and not rows.all() else None
 
 
@@ -594,8 +586,7 @@ class Trial:
 
     def compare_gradients(self, each: Evidence) -> None:
         """Compare every gradient."""
-        exact = _answers(self.mistake, each.reference, each.dtype)
-        own = _answers(self.mistake, each.reference, each.own_dtype)
+        exact, own = (each.reference.answers_of(self.mistake, dtype) for dtype in (each.dtype, each.own_dtype))
         for name in each.names:
             if name != "output":
                 tensors = each.observed[name], each.expected[name], exact[name], own[name]
@@ -625,21 +616,13 @@ def _nearest_backward(trials: list[Trial], each: Evidence, on_step: Callable[[],
     names = [name for name in each.names if name != "output"]
     for number, trial in enumerate(trials):
         on_step()
-        exact, apart = _answers(trial.mistake, each.reference, each.dtype), 0.0
+        exact, apart = each.reference.answers_of(trial.mistake, each.dtype), 0.0
         for name in names:
             right, limits = exact[name], each.limits[name]
             size = float((right / limits).nan_to_num().abs().max()) or 1.0
             apart = max(apart, (_apart(each.observed[name] / limits, right / limits) - 1) / size)
         near.append((apart, number, trial))
     return [trial for _, _, trial in sorted(near)[:SHORTLIST_BACKWARD]]
-
-
-def _answers(mistake: Mistake, reference: Reference, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the mistake answers in that dtype, in float64."""
-    inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    ask = mistake.answer(reference.workload, reference.rows)
-    result = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
-    return {name: tensor.double() for name, tensor in result.items()}
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
@@ -720,7 +703,7 @@ def _interval(each: Evidence) -> Mistake | None:
         apart = (answer - each.observed["output"][:1, ..., place : place + 1, :]).abs()
         by_pair = apart.transpose(-2, 0).flatten(1).amax(dim=1)
         best = int(by_pair.argmin())
-        if not float(by_pair[best]) <= MATCH * tolerance(each.reference, "output"):
+        if not float(by_pair[best]) <= MATCH * each.reference.tolerance("output"):
             return None
         ends.append((int(rows[place]), int(first[best]), int(past[best]) - 1))
     left = {query - start for query, start, _ in ends if start > 0} or {length}

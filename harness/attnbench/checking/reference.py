@@ -30,6 +30,7 @@ from attnbench.checking.case import (
     pull_back,
 )
 from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation, Weights
 from attnbench.devices import device
@@ -194,6 +195,15 @@ class Reference:
         shape[axis] = self.workload.seq_len
         return untouched(tuple(shape)).index_copy_(axis, self.rows, tensor)
 
+    def answers_of(
+        self, form: Mistake, dtype: torch.dtype = torch.float64, *, has_gradients: bool = True
+    ) -> dict[str, Tensor]:
+        """What another form answers to these inputs, computed in that dtype, in float64: at the rows, and gradients."""
+        compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
+        inputs, ask = self.drawn.map(lambda tensor: tensor.to(dtype)), form.answer(self.workload, self.rows)
+        found = answers(compared, inputs, self.grad_rows.to(dtype), ask)
+        return {name: tensor.double() for name, tensor in found.items()}
+
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have anywhere."""
         return self.tolerances[name].largest
@@ -357,14 +367,6 @@ class Observation:
     output: Tensor  # detached
     compared: dict[str, Tensor]
     has_backward: bool = True
-
-
-def observe(implementation: Implementation, reference: Reference) -> dict[str, Tensor]:
-    """A candidate's output at the reference's rows and, where the direction has them, its gradients, by name.
-
-    It raises as `ask` does.
-    """
-    return ask(implementation, reference).compared
 
 
 def ask(

@@ -24,11 +24,11 @@ from attnbench.checking.probes import TOKENS, VacuousError, draw_near
 from attnbench.checking.reference import (
     Observation,
     Reference,
+    ask,
     error,
     errors,
     gradients,
     lacks_backward,
-    observe,
     output_error,
     reference_for_probe,
     require_form,
@@ -214,9 +214,9 @@ def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
     Where there is none, the first error that a trial raised is raised.
     """
     refusal: Exception | None = None
-    for words, ask, expected in trials:
+    for words, give, expected in trials:
         try:
-            actual = ask()
+            actual = give()
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises
             refusal = refusal or error
             continue
@@ -503,7 +503,7 @@ def outputs_apart(candidate: Candidate) -> str:
     rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
     if error("output", rows, candidate.normal).agrees:
         return KEPT
-    anew = observe(candidate.implementation, candidate.other)["output"]
+    anew = ask(candidate.implementation, candidate.other).compared["output"]
     if not error("output", anew, candidate.other).agrees:
         return ""
     return "a second call on other values in the same tensors is wrong: something is kept from the first"
@@ -521,7 +521,7 @@ def backwards_apart(candidate: Candidate) -> str:
         outputs = [case.output() for case in cases]
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
         wrong = _wrong(gradients(case, output, reference), reference)
-        if wrong and not _wrong(observe(candidate.implementation, reference), reference):
+        if wrong and not _wrong(ask(candidate.implementation, reference).compared, reference):
             return (
                 f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}: "
                 "it reads what belongs to the other call"

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -144,10 +145,10 @@ def attend_tokens(
 
 
 class Textbook:
-    """The steps of the textbook form at some query rows, computed once; a mistake continues where it differs."""
+    """The textbook form at some query rows; where its right steps are known, a mistake continues where it differs."""
 
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
-        """Compute every step on inputs of any dtype."""
+        """Project inputs of any dtype."""
         self.is_module = workload.scope == "module"
         self.inputs, self.mask = inputs, row_mask(workload, rows, inputs=inputs.tensors)
         if self.is_module:
@@ -156,18 +157,21 @@ class Textbook:
             self.projected = project(*self.tokens, inputs.weights)
         else:
             self.projected = (inputs.tensors["query"][:, :, rows], inputs.tensors["key"], inputs.tensors["value"])
-        query, key, value = self.projected
-        self.right = attend(query, key, value, self.mask)
+
+    @cached_property
+    def right(self) -> dict[str, Tensor]:
+        """Each right step's result by its name."""
+        return attend(*self.projected, self.mask)
 
     def output(self, changes: Changes) -> Tensor:
         """The output where some steps are changed: (B, H, R, V), or (B, R, D) in scope `module`."""
+        query, key, value = self.projected
+        known: dict[str, Tensor] = vars(self).get("right", {"query": query})
         if "projection" in changes:
             query, key, value = changes["projection"](*self.tokens, self.inputs.weights)
-            result = attend(query, key, value, self.mask, changes)["context"]
-        else:
-            before = itertools.takewhile(lambda name: RESULTS[name] not in changes, self.right)
-            shared = {name: self.right[name] for name in before}
-            result = _completed(shared, self.projected[1:], self.mask, changes)["context"]
+            known = {"query": query}
+        before = itertools.takewhile(lambda name: name == "query" or RESULTS[name] not in changes, known)
+        result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]
         return changes.get("output", output)(result, self.inputs.weights) if self.is_module else result
 
 
@@ -196,13 +200,7 @@ class Mistake:
         computed = torch.arange(workload.seq_len) if self.needs_all_rows else rows
 
         def ask(inputs: Inputs) -> Tensor:
-            tensors, mask = inputs.tensors, row_mask(workload, computed, inputs=inputs.tensors)
-            if workload.scope == "attention":
-                query = tensors["query"][:, :, computed]
-                result = attend(query, tensors["key"], tensors["value"], mask, self.changes)["context"]
-            else:
-                x, context = tensors["x"], tensors.get("context", tensors["x"])
-                result = attend_tokens(x[:, computed], context, inputs.weights, mask, self.changes)["output"]
+            result = Textbook(workload, inputs, computed).output(self.changes)
             return result.index_select(result.dim() - 2, rows) if self.needs_all_rows else result
 
         return ask

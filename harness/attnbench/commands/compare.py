@@ -45,7 +45,7 @@ def compare(
         if more := typed(options.context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
         before, after = gate.narrowed(stored, options.named, options.settings or ())
-        gate.show(decision.judge(before, after, rulings.load(thresholds)), after, as_json=as_json, to=to)
+        gate.show(decision.judge(before, after, rulings.load(thresholds)), as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:
         raise ValueError(
@@ -95,14 +95,13 @@ def compare(
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
     """The two runs that the names stand for; empty where they are not names of two runs."""
     from attnbench.analysis.gate import stored
-    from attnbench.analysis.hosts import shown
     from attnbench.analysis.results import read
 
     try:
         paths = [stored.locate(name, results) for name in names]
     except ValueError:
         return []
-    return [shown(read(path)) for path in paths]
+    return [read(path) for path in paths]
 
 
 def summary(results: "Results") -> dict[str, object]:

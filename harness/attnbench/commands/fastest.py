@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from attnbench.commands import Command, ExitCode
+from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 if TYPE_CHECKING:
@@ -133,18 +133,14 @@ def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: 
 
 def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:
     """Print where implementations change places, and exit."""
-    from attnbench.analysis.recommendation import points
-    from attnbench.commands import recommending
-    from attnbench.reports import recommended
+    from attnbench.commands import recommending, running
+    from attnbench.reports import endings, recommended
 
     if as_json:
         typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
     else:
         recommending.print_crossings(measured)
-    if any(record.is_wrong for record in measured.records):
-        raise typer.Exit(ExitCode.finding)
-    is_known = any(points(measured, ladder, *both) for ladder, both, _ in recommended.crossings(measured))
-    raise typer.Exit(ExitCode.passed if is_known else ExitCode.inconclusive)
+    running.finish(endings.of_search(measured), is_silent=as_json)
 
 
 def _require_once(typed: Sequence[str], settings: Sequence[str]) -> None:

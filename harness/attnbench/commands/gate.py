@@ -55,7 +55,6 @@ def gate(
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
-    from attnbench.analysis.hosts import shown
     from attnbench.analysis.results import read
     from attnbench.plugins import implementation_names
     from attnbench.storage.journal import newest_run
@@ -76,7 +75,7 @@ def gate(
     if len(given) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(given)} were given: BASE and CANDIDATE")
     paths = [stored.locate(name, results) for name in given] or [newest_run(results)]
-    found = [shown(read(path)) for path in paths]
+    found = [read(path) for path in paths]
     if len(found) == 1 and found[0].plan.sides is None:
         found.insert(0, read(stored.find(found[0], results)))
     *before, after = narrowed(found, [*names, *(implementations or ())], settings or ())
@@ -84,7 +83,7 @@ def gate(
         decision = judge_sides(after, allowed)
     else:
         decision = judge(before[0], after, allowed)
-    show(decision, after, as_json=as_json, to=to)
+    show(decision, as_json=as_json, to=to)
     raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
 
 
@@ -104,12 +103,12 @@ def narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequenc
     return kept
 
 
-def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path | None) -> None:
+def show(decision: "Decision", *, as_json: bool, to: Path | None) -> None:
     """Print a decision, and write its files where that is wanted."""
     from attnbench.analysis.gate import outputs
 
     if to is not None:
-        outputs.write(decision, candidate, to)
+        outputs.write(decision, to)
     if as_json:
         typer.echo(outputs.as_json(decision), nl=False)
         return

@@ -19,10 +19,6 @@ def growth(
     *,
     options: SelectionOptions = OPTIONS,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Try a call on either side of the limit.")] = True,
-    timeline: Annotated[
-        int, typer.Option(min=0, metavar="LENGTH", help="Also draw what one call at this length holds, by event.")
-    ] = 0,
-    snapshot: Annotated[bool, typer.Option("--snapshot", help="Also keep CUDA's memory snapshots.")] = False,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the page goes. Default: the run.")] = None,
     as_json: AsJson = False,
@@ -55,12 +51,9 @@ def growth(
             say=lambda line: typer.echo(line, err=True),
         )
         grown = [asking.limited(each, tries=is_tried) for each in growths(measured, planned.memory_limit_bytes)]
-        timelines = list(asking.timelines(grown, timeline)) if timeline else []
-        notes = [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)] if snapshot else []
         drawn = save(report.curves(grown), target, "growth")
-        drawn += save(report.timelines(timelines, timeline), target, "timeline")
         pictures = [path.stem for path in drawn if path.suffix == ".png"]
-        put(target / "growth.md", report.markdown(grown, measured, pictures, notes))
+        put(target / "growth.md", report.markdown(grown, measured, pictures))
         text = json.dumps([report.facts(each) for each in grown], indent=2)
         put(target / "growth.json", f"{text}\n")
     if as_json:

@@ -33,14 +33,13 @@ def history(
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     from attnbench.analysis.history import alike, follow, gather
-    from attnbench.analysis.index import FILE
     from attnbench.commands import terminal
     from attnbench.reports import history as report
     from attnbench.reports.style import save
-    from attnbench.storage.files import cache_file, put, writing_to
+    from attnbench.storage.files import put, writing_to
     from attnbench.units import plain
 
-    gathered, noticed = gather(paths or [results], cache_file(FILE))
+    gathered, noticed = gather(paths or [results])
     runs, left_out = alike(gathered, metric)
     if not runs:
         raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MOST_SEEDS = 2**31
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read, and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say the answer and warnings alone.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step as it is done.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the answer and warnings.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show each step, and every cell at the end.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Resume = Annotated[
     str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
@@ -36,9 +36,7 @@ ThresholdsFile = Annotated[
 ]
 GateFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--to", metavar="DIR", help="Write gate.md, gate.xml, gate.json and benchmarks.json here, of stored runs."
-    ),
+    typer.Option("--to", metavar="DIR", help="Write gate.md, gate.xml and gate.json here, of stored runs."),
 ]
 
 

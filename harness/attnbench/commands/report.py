@@ -48,7 +48,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the reports of a stored run, or write one page that shows several side by side. Needs no torch."""
-    from attnbench.analysis.hosts import boots, parts_of, require_machines, shown, together
+    from attnbench.analysis.hosts import boots, parts_of, require_machines, together
     from attnbench.analysis.results import read
     from attnbench.commands import running
     from attnbench.reports import hosts, story
@@ -66,7 +66,7 @@ def report(
     if kind is not None:
         _export(runs or [], results, kind, to, as_json=as_json)
     first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    stored, more = shown(read(first)), [shown(read(other)) for other in others]
+    stored, more = read(first), [read(other) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
     parts: dict[str, Results] = {}

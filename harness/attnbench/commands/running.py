@@ -15,7 +15,6 @@ from rich.table import Column
 
 from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion, Ending
-from attnbench.analysis.hosts import shown
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
@@ -98,7 +97,7 @@ def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell
     except OSError as error:
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {kept}") from None
     with finished(folder):
-        return shown(read(folder))
+        return read(folder)
 
 
 @contextmanager

@@ -204,15 +204,6 @@ class Device(Protocol):
     def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
         """Within: taking more than `limit_bytes` beyond what is held now fails, as out of memory."""
 
-    def snapshot(self, call: Callable[[], object], path: Path) -> None:  # noqa: ARG002 - for who has a history
-        """Call once and write the allocator's history to `path`, for https://docs.pytorch.org/memory_viz.
-
-        Raises:
-            ValueError: there is no caching allocator, and so no history.
-            OSError: the file cannot be written.
-        """
-        raise ValueError(f"{self.name} has no caching allocator, and so no history of it: ask for a timeline instead")
-
 
 @cache
 def processor() -> str:

@@ -325,23 +325,6 @@ class Cuda(Device):
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
 
-    def snapshot(self, call: Callable[[], object], path: Path) -> None:
-        """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
-
-        It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
-        """
-        import torch
-
-        self.synchronize()
-        torch.cuda.memory._record_memory_history(device=self.name)  # noqa: SLF001 - as its documentation names it
-        try:
-            kept = call()
-            self.synchronize()
-            torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
-            del kept
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
-
 
 DEVICE = Cuda
 

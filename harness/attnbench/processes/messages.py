@@ -20,7 +20,6 @@ from attnbench.storage.events import (
     CellProfiled,
     VisitFinished,
 )
-from attnbench.storage.memory_events import Timeline
 from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
 from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
@@ -254,12 +253,10 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
 class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
     """Make a call that may not fit, and see what it takes. Answered by Attempted, or Failed.
 
-    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is. `snapshot` is a file for
-    CUDA's memory snapshot; "": none.
+    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is.
     """
 
     limit_bytes: int = 0
-    snapshot: str = ""
 
 
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
@@ -335,12 +332,11 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
-    """The call fits. `timeline` is there on the CPU alone; `free_bytes` were free before it."""
+    """The call fits. `free_bytes` were free before it."""
 
     call_s: float
     peak_bytes: int
     free_bytes: int
-    timeline: Timeline | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

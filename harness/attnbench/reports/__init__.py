@@ -58,7 +58,7 @@ class Report:
     is_usual: bool = True
 
 
-def text_report(file: str, summary: str, text: Callable[[Results], str], *, is_usual: bool = True) -> Report:
+def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Report:
     """The report that is a single file of text; none is written where the text is empty."""
 
     def write(results: Results, folder: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def text_report(file: str, summary: str, text: Callable[[Results], str], *, is_u
             return []
         return [put(path, content)]
 
-    return Report(summary=summary, write=write, is_usual=is_usual)
+    return Report(summary=summary, write=write)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

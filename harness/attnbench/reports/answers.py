@@ -18,10 +18,6 @@ from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
-LABELLED = ("mask",)
-"""Axes that every label names where they vary; others are named where a shape is unlike most others."""
-SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
-"""Shorter words than those of titles: a line has 80 columns."""
 FEW_VALUES = 3
 """Values of an axis that a condition lists."""
 
@@ -101,7 +97,7 @@ def shapes(results: Results) -> list[Shape]:
     records = {record.key: record for record in results.records}
     found = grouped(rows(cells.shown(results)), lambda row: str(row["workload"]))
     workloads = {each.id: each for each in results.plan.workloads}
-    names = labels([workloads[name] for name in found])
+    names = cells.labels([workloads[name] for name in found])
     made = []
     for name, members in found.items():
         parts: dict[bool, list[Cell]] = {True: [], False: []}
@@ -146,38 +142,14 @@ def _reaches_below(row: Row) -> bool:
     return row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + row["margin"])
 
 
-def labels(workloads: Sequence[Workload]) -> dict[str, str]:
-    """By workload id, the axes that set it apart from the others in few words, lengths apart."""
-    axes = {each.id: each.axes() for each in workloads}
-    usual = usual_values(workloads)
-    differing = [axis for axis in cells.WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
-    differing += [axis for axis in GROUP_AXES if axis not in cells.WORDS and len({e[axis] for e in axes.values()}) > 1]
-    first = ["dtype", *LABELLED]
-    ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
-    return {
-        name: " ".join(
-            SHORT.get(axis, {}).get(str(each[axis])) or cells.word(axis, each)
-            for axis in ordered
-            if axis in LABELLED or each[axis] != usual[axis]
-        )
-        for name, each in axes.items()
-    }
-
-
-def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
-    """The most common value of each axis, lengths apart."""
-    every = [each.axes() for each in workloads]
-    return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
-
-
 def shared(found: Sequence[Shape]) -> str:
     """Describe the axes that all or most of the shapes share."""
     workloads = [each.workload for each in found]
-    usual = usual_values(workloads)
+    usual = cells.usual_values(workloads)
     varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
     most = {**workloads[0].axes(), **usual}
-    said = cells.title(most, leave_out=varying & {*LABELLED})
-    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*LABELLED} else ''}:"
+    said = cells.title(most, leave_out=varying & {*cells.LABELLED})
+    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*cells.LABELLED} else ''}:"
 
 
 def advice(results: Results) -> list[str]:
@@ -297,37 +269,23 @@ def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
     return ""
 
 
-def memory(found: Sequence[Shape]) -> tuple[Shape, dict[str, list[str]]] | None:
-    """The largest shape whose memory was measured, and by amount the names that need it, the least first."""
+def memory_line(found: Sequence[Shape], most: int = 100) -> str:
+    """List the memory of each implementation on the largest shape, `most` amounts at most; "" if none was measured."""
     measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
     if not measured:
-        return None
+        return ""
     shape = max(measured, key=_num_scores)
     peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
-    return shape, grouped_names(peaks)
+    amounts = grouped(peaks, lambda item: show(item[1], "bytes", digits=2))
+    parts = [f"{', '.join(name for name, _ in own)} {amount}" for amount, own in amounts.items()]
+    if len(parts) > most:
+        parts = [*parts[: most // 2], "...", *parts[len(parts) - (most - most // 2) :]]
+    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
 
 
 def _num_scores(shape: Shape) -> tuple[int, int]:
     workload = shape.workload
     return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
-
-
-def memory_line(found: Sequence[Shape]) -> str:
-    """List the memory of each implementation on the largest shape; "" if none was measured."""
-    seen = memory(found)
-    if seen is None:
-        return ""
-    shape, needs = seen
-    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
-    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
-
-
-def grouped_names(peaks: Iterable[tuple[str, float]]) -> dict[str, list[str]]:
-    """Names by what they need, in words."""
-    return {
-        text: [name for name, _ in own]
-        for text, own in grouped(peaks, lambda item: show(item[1], "bytes", digits=2)).items()
-    }
 
 
 def _peaks(shape: Shape) -> Mapping[str, float]:

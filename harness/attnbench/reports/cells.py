@@ -4,7 +4,8 @@ Titles are derived from the axes of workloads, so that a new axis is shown, too.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -75,8 +76,10 @@ ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "hea
 OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDS)
 """Axes without words of their own: shown as axis=value."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
-DOT = "\u00a0· "
-"""Between the parts of a title; no line begins with it, since no line is broken before it."""
+LABELLED = ("mask",)
+"""Axes that every label names where they vary; others are named where a shape is unlike most others."""
+SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
+"""Shorter words than those of titles: a line has 80 columns."""
 LARGEST_EFFECT = 1.0
 """Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
 HUGE = 1000.0
@@ -173,12 +176,34 @@ def shared(cells: "pd.DataFrame") -> str:
     return _joined((axis for axis in (*WORDS, *OTHERS) if axis not in differ and _is_shown(axis, first)), first)
 
 
-def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
-    """What sets one panel apart from others that differ in those axes: "causal · H=8"; usual values are not said."""
-    first = rows(cells.iloc[:1])[0]
-    return DOT.join(
-        word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
-    )
+def labels(workloads: Sequence[Workload]) -> dict[str, str]:
+    """By workload id, the axes that set it apart from the others in few words, lengths apart."""
+    axes = {each.id: each.axes() for each in workloads}
+    usual = usual_values(workloads)
+    differing = [axis for axis in WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
+    differing += [axis for axis in GROUP_AXES if axis not in WORDS and len({e[axis] for e in axes.values()}) > 1]
+    first = ["dtype", *LABELLED]
+    ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
+    return {
+        name: " ".join(
+            SHORT.get(axis, {}).get(str(each[axis])) or word(axis, each)
+            for axis in ordered
+            if axis in LABELLED or axis in OTHERS or each[axis] != usual[axis]
+        )
+        for name, each in axes.items()
+    }
+
+
+def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
+    """The most common value of each axis, lengths apart."""
+    every = [each.axes() for each in workloads]
+    return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
+
+
+def names(results: Results) -> dict[str, str]:
+    """By workload id, its label and its length: "causal T=512"."""
+    found = labels(results.plan.workloads)
+    return {each.id: f"{found[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
 
 
 def _mask(mask: str) -> str:

@@ -4,20 +4,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import comparisons, doubts, is_doubtful, judgements, losses, untried, whole
+from attnbench.analysis.comparisons import comparisons, doubts, failed, is_doubtful, untried, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
-from attnbench.analysis.recommendation import Recommendation
+from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import answers, cells, recommended
+from attnbench.reports import cells, recommended
 from attnbench.storage.records import LATENCY, Arm, Verdict
 from attnbench.units import percent, plain
 
 if TYPE_CHECKING:
     from attnbench.models.events import Judged
-
-TOGETHER = "all cells together"
 
 
 def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:
@@ -56,36 +54,40 @@ def mark_of_check(judged: Judgement) -> Mark | None:
 
 
 def of_sides(results: Results) -> Conclusion:
-    """Conclude a comparison of two states: lost cells, slower cells, and all cells together.
+    """Conclude a comparison of two states: all cells together, then lost and slower cells.
 
-    Single cells that are undecided do not count where all of them together are decided.
+    Single cells that are undecided do not count if all of them together are decided.
     """
-    judged, labels = judgements(results), answers.labels(results.plan.workloads)
-    lost = {line.partition(":")[2].strip().partition(":")[0]: Mark.failed for line in losses(results)}
-    found: dict[str, Mark] = dict(lost)
+    names, compared = cells.names(results), comparisons(results)
+    assert results.plan.sides is not None
+    found = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
+    for record, _ in failed(results):
+        found[plain(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
     details: dict[str, str] = {}
-    for each in comparisons(results):
-        length = cells.length(each.workload.axes())
-        name = plain(f"{each.implementation} {labels[each.workload.id]} T={length}".replace("  ", " "))
+    for each in compared:
+        name = plain(f"{each.implementation} {names[each.workload.id]}")
         key = each.workload.id, Arm(implementation=each.implementation, side=each.side)
         found[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=is_doubtful(results, key))
-        details[name] = factor(each.ratio, each.low, each.high)
-    together = whole(results)
-    more = []
-    if together is not None and len(judged) > 2:  # noqa: PLR2004 - of one cell it says the same
-        found[TOGETHER] = mark(CheckVerdict.right, together.verdict, is_doubtful=is_doubtful(results))
-        details[TOGETHER] = factor(together.ratio, together.low, together.high)
+        details[name] = _by(each.ratio, each.low, each.high) if len(compared) == 1 else _by(each.ratio)
+    found |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
+    more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
+    together, lead, counted = whole(results), "", dict(found)
     if together is not None:
-        is_settled = together.verdict is not Verdict.undecided
-        undecided = [name for name, each in found.items() if each is Mark.undecided and name != TOGETHER]
-        if is_settled and TOGETHER in found and undecided:
-            found = {name: each for name, each in found.items() if name not in undecided}
-            more.append(f"{len(undecided)} cells are undecided by themselves")
+        kind = mark(CheckVerdict.right, together.verdict, is_doubtful=is_doubtful(results))
         if together.detectable is not None:
-            more.append(f"a slowdown of {percent(together.detectable)} would have shown")
-        more.append(f"differences below {percent(together.margin)} count as equal")
-    found |= {plain(line.partition(": ")[2].partition(":")[0]): Mark.not_judged for line in untried(results)}
-    return conclude(found, Question.change, details=details, more="; ".join(more))
+            more.insert(0, f"a slowdown of {percent(together.detectable)} would have shown")
+        if len(compared) > 1:
+            lead = f"{kind} over all cells, {_by(together.ratio, together.low, together.high)}; "
+            decided = kind not in {Mark.undecided, Mark.doubtful}
+            counted = {n: m for n, m in found.items() if not (decided and m is Mark.undecided)} | {lead: kind}
+    single = conclude(found, Question.change, details=details, more="; ".join(more))
+    end = conclude(counted, Question.change).ending
+    return Conclusion(ending=end, words=lead + single.words)
+
+
+def _by(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """The factor without its word, which the mark has: "1.10x (1.05 to 1.15)"."""
+    return factor(ratio, low, high).replace(" faster", "").replace(" slower", "")
 
 
 def of_choice(results: Results, found: Sequence[Recommendation]) -> Conclusion:
@@ -96,10 +98,10 @@ def of_choice(results: Results, found: Sequence[Recommendation]) -> Conclusion:
         for record in results.records
         if (kind := mark_of(record)) in {Mark.wrong, Mark.failed} and (record.is_wrong or record.workload.id in asked)
     }
-    labels = answers.labels([each.workload for each in found])
-    names = {id(each): f"{labels[each.workload.id]} T={cells.length(each.workload.axes())}".strip() for each in found}
-    chosen = {names[id(each)]: _settled(results, each) for each in found}
-    end = conclude(bad | chosen, Question.choice, details={names[id(e)]: e.choice or "none" for e in found})
+    names = cells.names(results)
+    chosen = {names[each.workload.id]: _settled(results, each) for each in found}
+    details = {names[each.workload.id]: each.choice for each in found}
+    end = conclude(bad | chosen, Question.choice, details=details)
     if len(found) == 1 and not bad:
         answer = recommended.answer(found[0]).rstrip(".")
         return replace(end, words=f"{answer[:1].lower()}{answer[1:]}")
@@ -114,6 +116,15 @@ def _settled(results: Results, found: Recommendation) -> Mark:
     leader = found.standing.leader if found.standing is not None else ""
     others = [name for name in found.equals if name != leader]
     return Mark.decided if all(found.verdict(name) is Verdict.equivalent for name in others) else Mark.undecided
+
+
+def of_search(results: Results) -> Conclusion:
+    """Conclude a search for the sizes at which two implementations change places."""
+    found: dict[str, Mark] = {name: each for name, each in marks(results).items() if each is Mark.wrong}
+    for ladder, both, _ in recommended.crossings(results):
+        known = points(results, ladder, *both)
+        found[" and ".join(both)] = Mark.decided if known else Mark.not_judged
+    return conclude(found, Question.measurement)
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:

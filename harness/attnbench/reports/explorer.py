@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of, rows, varying
+from attnbench.analysis.table import Row, arm_of, rows
 from attnbench.reports import cells, style
 from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, show
@@ -47,7 +47,7 @@ def data(runs: Sequence[Results]) -> str:
     columns = cells.columns(runs[0])
     shown = [row for results in runs for row in rows(cells.shown(results))]
     axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
-    panels = {workload: text for results in runs for workload, text in _panels(results).items()}
+    panels = {workload: text for results in runs for workload, text in cells.names(results).items()}
     headings = ["workload", *(column.heading for column in columns)]
     found = [
         _row(row, number, columns, axes, samples) | {"panel": panels[row["workload"]]}
@@ -109,18 +109,6 @@ def _row(
         **{f"time_{end}": _number(row[f"latency_{end}_s"]) for end in ("low", "high")},
         **{f"ratio_{end}": _number(row[f"ratio_{end}"]) for end in ("low", "high")},
     }
-
-
-def _panels(results: Results) -> dict[str, str]:
-    """By workload what sets its panel apart: "causal, T=512"."""
-    table = cells.shown(results)
-    axes, found = varying(table), {}
-    for workload, own in table.groupby("workload", sort=False):
-        row = rows(own.iloc[:1])[0]
-        letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
-        parts = [cells.apart(own, axes).replace(cells.DOT, ", "), f"{letter}={cells.length(row)}"]
-        found[str(workload)] = ", ".join(filter(None, parts))
-    return found
 
 
 def _key(column: cells.Column, row: Row) -> float | str | None:

@@ -8,15 +8,18 @@ import msgspec
 
 from attnbench.analysis.breakdown import paired_times
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.gate.outputs import as_json, series
+from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import arm_of, metric_columns, rows, table
 from attnbench.reports.pytest_benchmark import document
 from attnbench.storage.records import Key, Record, Status
-from attnbench.units import plain
+from attnbench.units import plain, significant
 from attnbench.workloads.flashinfer_trace import DEFINITIONS, described
 
 MODES = {"inference": "inference", "forward": "inference", "backward": "training", "forward_backward": "training"}
 """What PyTorch's benchmark database calls a direction."""
+PER_SECOND = 1e6
+"""Units of the times that github-action-benchmark draws."""
 NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
 TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEOUT"}
 """What a flashinfer-trace calls a status; any other is FAILED, but for what was not tried, which is no evaluation."""
@@ -116,7 +119,6 @@ def _evaluation(record: Record, times_s: dict[Key, float], reference: Key) -> di
 def _csv(found: list[Results]) -> str:
     import pandas as pd
 
-    from attnbench.analysis.table import table
     from attnbench.reports.csv import spreadsheet
 
     return spreadsheet(pd.concat([table(stored) for stored in found], ignore_index=True), missing="NA")
@@ -124,6 +126,31 @@ def _csv(found: list[Results]) -> str:
 
 def _pytest_benchmark(found: list[Results]) -> str:
     return as_json(document(found[0]))
+
+
+def series(results: Results) -> list[dict[str, object]]:
+    """Medians and bytes of a run in the form that github-action-benchmark draws over time, a point for each.
+
+    One unit for all times, and bytes for all memory: a point is drawn next to last year's.
+
+    Source: customSmallerIsBetter of https://github.com/benchmark-action/github-action-benchmark#readme.
+    """
+    entries: list[dict[str, object]] = []
+    metrics = metric_columns(results)
+    for row in rows(table(results)):
+        cell = f"{arm_of(row)} on {row['workload']}"
+        where = f"run {row['run']}, commit {row['commit'] or 'unknown'}"
+        if row["latency_s"] is not None:
+            low, high = row["latency_low_s"], row["latency_high_s"]
+            half = "unknown" if low is None else f"± {significant((high - low) / 2 * PER_SECOND, 3)}"
+            samples = f"median of {row['num_samples']} samples in {row['num_visits']} visits"
+            time = {"unit": "us", "value": row["latency_s"] * PER_SECOND, "range": half}
+            entries.append({"name": plain(f"{cell}: latency"), **time, "extra": plain(f"{where}, {samples}")})
+        for metric in metrics:
+            if row[metric.name] is not None:
+                value = {"unit": metric.unit or "count", "value": row[metric.name], "range": "exact"}
+                entries.append({"name": plain(f"{cell}: {metric.metric}"), **value, "extra": plain(where)})
+    return entries
 
 
 def _series(found: list[Results]) -> str:

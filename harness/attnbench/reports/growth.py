@@ -7,16 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.reports.lines import X_LABELS
-from attnbench.storage.memory_events import Timeline, held, largest
 from attnbench.storage.records import Arm, Status
-from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
+from attnbench.units import MISSING, escaped, markdown_table, plain, show
 from attnbench.workloads.workload import DIRECTIONS, Workload
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
@@ -26,16 +24,6 @@ CURVES_NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
 )
-TIMELINE = "What one call holds beyond its inputs, event by event"
-STEPS = 6
-"""So many allocations are named."""
-WORTH_NAMING = 0.01
-"""Of the peak: a smaller allocation is not named."""
-TIMELINE_NOTE = (
-    "Each step is an allocation or a release, in order. The panels have scales of their own. Numbers mark the largest "
-    "allocations, with the operator that was running; what is held at the end is the result, and what the graph saved."
-)
-LONGEST_NAME = 44
 LIMIT_COLOUR = "#AA3377"
 
 
@@ -110,14 +98,13 @@ def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     return grouped(growths, heading)
 
 
-def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str], notes: Sequence[str]) -> str:
+def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str]) -> str:
     """The page: what was asked, the sentences, what each call takes at the longest length, and the pictures."""
     parts = ["# Memory against length", "\n".join(_asked(growths, results))]
     for title, members in by_panel(growths).items():
         parts += [f"## {escaped(title)}", "\n".join(f"- {escaped(sentence(growth))}." for growth in members)]
         parts.append(markdown_table(_metrics(members, metric_columns(results))))
     parts.append("\n".join(f"![{name}]({name}.png)" for name in pictures))
-    parts.append("\n".join(f"- {escaped(note)}" for note in notes))
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -213,44 +200,3 @@ def _curve(axes: Axes, growth: Growth) -> None:
         elif outcome.status is Status.out_of_memory:
             cross: dict[str, Any] = {"ms": 9, "mec": look.colour, "mew": 2.2}
             axes.plot(outcome.length, outcome.predicted_bytes, linestyle="", marker="x", zorder=5, **cross)
-
-
-def timelines(found: Sequence[tuple[Growth, Timeline]], length: int) -> list[Picture]:
-    """What single calls at one length hold, with the operators behind their largest steps; by workload."""
-    titles = grouped(found, lambda each: f"{heading(each[0])}, {each[0].panel.letter}={length}")
-    return [
-        style.sheet(page, _steps, (10.0, 0.8 + 2.3 * len(page)), title=TIMELINE, subtitle=title, note=TIMELINE_NOTE)
-        for title, members in titles.items()
-        for page in style.pages(members)
-    ]
-
-
-def _steps(axes: Axes, call: tuple[Growth, Timeline]) -> None:
-    name, timeline = call[0].implementation, call[1]
-    events, look = timeline.events, style.look(name)
-    levels = [0, *held(events)]
-    levels.append(levels[-1])  # so that the last one is seen
-    peak = timeline.peak_bytes
-    axes.fill_between(range(len(levels)), levels, step="post", color=look.colour, alpha=0.25, linewidth=0)
-    axes.step(range(len(levels)), levels, where="post", color=look.colour, linewidth=1.6)
-    named = [place for place in largest(events, STEPS) if events[place].num_bytes >= WORTH_NAMING * peak]
-    parts = []
-    for mark, place in enumerate(named, start=1):
-        operator = plain(events[place].operator.removeprefix("aten::"), limit=LONGEST_NAME) or "outside operators"
-        parts.append(f"{mark}  {operator}  +{show(events[place].num_bytes, 'bytes')}")
-        axes.annotate(
-            str(mark), (place + 1, levels[place + 1]), (0, 4), textcoords="offset points", ha="center", fontsize=8.5
-        )
-    axes.text(1.02, 1.0, "\n".join(parts), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
-    axes.set_xlim(0, len(levels) - 1)
-    axes.set_ylabel("held")
-    drawn = "" if len(events) == timeline.num_events else f": {timeline.num_events}, stretches drawn together"
-    axes.set_xlabel(f"allocations and releases{drawn}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    divisor, symbol = scale_of(max(peak, 1), "bytes")
-    axes.set_yticks(
-        [divisor * tick for tick in MaxNLocator(nbins=4, steps=[1, 2, 5, 10]).tick_values(0, peak / divisor)]
-    )
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / divisor:g} {symbol}"))
-    axes.set_ylim(0, 1.18 * max(peak, 1))
-    axes.set_title(f"{style.label(name)}: peak {show(peak, 'bytes')}", loc="left")

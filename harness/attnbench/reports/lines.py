@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Panel, Row, panels, rows, varying
+from attnbench.analysis.table import Panel, Row, panels, rows, workload_of
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.storage.records import Arm
@@ -64,10 +64,12 @@ class Plot:
 
 def titled(found: Sequence[Panel]) -> list[Panel]:
     """The panels of one picture with their titles, and marks where they are several."""
-    axes = varying(cells_of(found))
+    first = [workload_of(rows(panel.cells.iloc[:1])[0]) for panel in found]
+    labels = cells.labels(first)
     marked = []
-    for mark, panel in zip(string.ascii_lowercase if len(found) > 1 else [""], found, strict=False):
-        title = cells.DOT.join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
+    marks = string.ascii_lowercase if len(found) > 1 else [""]
+    for mark, panel, workload in zip(marks, found, first, strict=False):
+        title = " ".join(filter(None, (labels[workload.id], panel.other)))
         marked.append(replace(panel, mark=mark, title=f"({mark}) {title}" if mark else title))
     return marked
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of, rows, varying
+from attnbench.analysis.table import Row, arm_of, rows
 from attnbench.reports import Picture, Report, cells, grouped, lines, style
 from attnbench.storage.files import put
 from attnbench.storage.records import Arm, Verdict
@@ -38,7 +38,7 @@ COLOURS = {
     Verdict.undecided: "#8a8a8a",
 }
 """Blue and vermilion differ for every kind of colour vision, and the side of the line says the same."""
-TITLE_LEN, MOST_LINES = 24, 3
+TITLE_LEN = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
     if not drawn:
         return []
     seen = table[table["workload"].isin([own[0]["workload"] for own in drawn[:most]])]
-    axes, panels = varying(seen), dict(iter(seen.groupby("workload")))
-    titles = [_title(cells.apart(panels[own[0]["workload"]], axes), own[0]) for own in drawn[:most]]
+    names = cells.names(results)
+    titles = ["\n".join(textwrap.wrap(names[own[0]["workload"]], TITLE_LEN)) for own in drawn[:most]]
     shapes = [Shape(title=title, own=_by_arm(own)) for title, own in zip(titles, drawn, strict=False)]
     arms = order(shapes)
     reach = _reach(shapes)
@@ -104,12 +104,6 @@ def _by_arm(own: Sequence[Row]) -> dict[Arm, Row]:
 
 def _has_ratio(row: Row) -> bool:
     return row["verdict"] is not None and (row["ratio"] or 0.0) > 0 and not row["is_baseline"]
-
-
-def _title(apart: str, row: Row) -> str:
-    """What sets a shape apart, its length last: "causal, T=512"."""
-    letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
-    return "\n".join([*textwrap.wrap(apart, TITLE_LEN)[:MOST_LINES], f"{letter}={cells.length(row)}"])
 
 
 def _reach(shapes: Sequence[Shape]) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from attnbench.analysis.comparisons import comparisons, doubts
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, grouped, story, text_lines
-from attnbench.reports.answers import Cell, Shape, memory, shapes, shared
+from attnbench.reports import cells, grouped, hosts, story, text_lines
+from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
 
@@ -36,6 +36,7 @@ def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> lis
     found = shapes(results)
     head = [Line(text=line, style="bold") for line in textwrap.wrap(story.verdict(results), width)[:2]]
     head += [Line(text=line) for text in story.machine(results) for line in textwrap.wrap(text, width)]
+    head += [Line(text=line) for line in textwrap.wrap(hosts.shown(results), width)]
     head += _troubles(results, width) + _findings(results, width)
     tail = [Line(text=line, style="bold") for line in textwrap.wrap(" ".join(story.answer(results)), width)]
     tail = tail[: max(2, height // 4)]
@@ -184,22 +185,20 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
         lines = _lines(folds, base, {name: [_own(fold, name) for fold in folds] for name in names})
         if max(map(len, lines)) <= width:
             return lines
-    present = [mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)]
-    shown: list[Mark] = [mark for mark in present if mark in {Mark.wrong, Mark.failed}]
-    shown += [mark for mark in (Mark.faster, Mark.equal) if mark in present]
-    shown += [mark for mark in (Mark.undecided, Mark.doubtful) if mark in present]
-    if not {Mark.faster, Mark.equal, Mark.doubtful} & {*shown}:
-        shown += [mark for mark in (Mark.slower, Mark.right) if mark in present]
+    present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
+    columns = COLUMNS if present & {Mark.faster, Mark.equal, Mark.doubtful} else (*COLUMNS, Mark.slower, Mark.right)
+    shown = [mark for mark in columns if mark in present]
     room = width - len(_lines(folds, base, {})[1]) - 2 * len(shown)
     texts = {mark: [_named(fold, mark, MOST_NAMES) for fold in folds] for mark in shown}
     sizes = {mark: max(len(mark), *map(len, own)) for mark, own in texts.items()}
     while sum(sizes.values()) > room and max(sizes.values()) > LEAST:
         widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
         sizes[widest] -= 1
-    columns = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
-    return _lines(folds, base, columns)
+    fitting = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
+    return _lines(folds, base, fitting)
 
 
+COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful)
 MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
 """Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
 WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
@@ -254,17 +253,11 @@ def _named(fold: Fold, mark: Mark, most: int) -> str:
 
 def _memory(found: Sequence[Shape], width: int) -> list[Line]:
     """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
-    seen = memory(found)
-    if seen is None:
-        return []
-    shape, needs = seen
-    parts = [f"{', '.join(names)} {amount}" for amount, names in needs.items()]
-    while True:
-        lines = textwrap.wrap(plain(f"Memory at {shape.name}: {'; '.join(parts)}."), width)
-        if len(lines) <= MOST_MEMORY or len(parts) <= MOST_MEMORY:
-            return [Line(text=line) for line in lines[:MOST_MEMORY]]
-        middle = len(parts) // 2
-        parts = [*parts[: middle - 1], "...", *parts[middle + 1 :]]
+    lines = textwrap.wrap(memory_line(found), width)
+    for most in range(10, 1, -1):
+        if len(lines) > MOST_MEMORY:
+            lines = textwrap.wrap(memory_line(found, most), width)
+    return [Line(text=line) for line in lines[:MOST_MEMORY]]
 
 
 def left_over(results: Results, width: int = WIDTH) -> list[str]:

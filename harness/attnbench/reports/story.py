@@ -41,7 +41,6 @@ from attnbench.units import (
     plain,
     show,
 )
-from attnbench.workloads.workload import Workload
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
@@ -219,7 +218,6 @@ def inlined(picture: Picture, number: int) -> Markup:
 def facts(results: Results) -> dict[str, str]:
     """Facts of the run by name: its plan and its course."""
     plan, records, load = results.plan, results.records, results.system_load
-    called_s = results.check_s + results.called_s
     counts = Counter(str(record.status) for record in records)
     asked = plan.num_cells
     visits = sum(results.num_visits.values())
@@ -234,8 +232,7 @@ def facts(results: Results) -> dict[str, str]:
         "baseline": cells.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": _absences(results) or "nothing that was asked for",
-        "checks": f"{show(results.check_s, 's')}{_share(results, results.check_s)}",
-        "inside calls": f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}",
+        "checks": show(results.check_s, "s"),
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
@@ -391,14 +388,14 @@ def more_time(undecided: Sequence[Comparison]) -> str:
     return f"about {duration(max(half))} more would decide {len(half)}{more}"
 
 
-def interference(results: Results, *, is_brief: bool = False) -> str:
-    """How many blocks are discarded because of interference; if not brief, how much of the machine other work took."""
+def interference(results: Results) -> str:
+    """The number of disturbed blocks, and how much of the machine other work took."""
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
     if results.num_discarded > MANY * results.num_blocks:
         text += ": other work disturbed this machine too much for verdicts to be trusted"
-    if results.system_load is not None and not is_brief:
+    if results.system_load is not None:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
         text += f"; others had {others} of the processors' time, and the host took {host}"
     return text
@@ -443,17 +440,7 @@ def _noise(results: Results) -> str:
     if not known:
         return "too few processes to say how far two equal times lie apart"
     worst = max(known, key=lambda each: each.largest or 0.0)
-    return f"identical code seems up to {percent(worst.largest or 0.0)} apart ({_where(results, worst.workload)})"
-
-
-def _where(results: Results, workload: Workload) -> str:
-    """The workload in words."""
-    return f"{cells.titles(results)[workload.id]}, length {cells.length(workload.axes())}"
-
-
-def _share(results: Results, seconds: float) -> str:
-    """A part of the run, where it came to its end."""
-    return f", {percent(seconds / results.elapsed_s)} of the run" if results.elapsed_s else ""
+    return f"identical code seems up to {percent(worst.largest or 0.0)} apart ({worst.workload.id})"
 
 
 def _pairs(text: dict[str, str]) -> str:

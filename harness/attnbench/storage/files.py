@@ -2,18 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 HALF = ".part"
 """Ends the name of a file that is being written."""
-
-
-def cache_file(name: str) -> Path | None:
-    """Where something is kept that can be made again at any time; None where there is no home."""
-    with suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnbench" / name
-    return None
 
 
 def put(path: Path, content: str | bytes) -> Path:

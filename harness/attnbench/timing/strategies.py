@@ -5,17 +5,17 @@ where it was. Choosing visits what may still be the fastest. Searching halves th
 until it is known between which of them two change places (statistics/crossover.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, following, point
-from attnbench.statistics.intervals import by_process
+from attnbench.statistics.intervals import Block, by_process
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import Arm
-from attnbench.timing.schedule import SPENT, Live, Passes, State, Step, numbers
+from attnbench.timing.schedule import SPENT, Live, Passes, State, Step, Taken, numbers
 from attnbench.workloads.workload import Workload
 
 CHOOSING_SHARE = 0.75
@@ -34,18 +34,34 @@ Both = tuple[Arm, Arm]
 Steps = Iterator[Step]
 
 
-def standing_of(plan: Plan, state: State, workload: str) -> Standing | None:
-    """The fastest of a workload so far, and the verdict on each other one."""
-    taken = state.samples.get(workload, {})
-    baseline = Arm(implementation=plan.baseline)
+def standing_of(
+    plan: Plan,
+    taken: Taken,
+    arms: Iterable[Arm],
+    discarded: Collection[Block] = (),
+    candidates: Collection[str] | None = None,
+) -> Standing | None:
+    """The fastest of a workload, and the verdict on each other one; with `candidates`, only they can lead."""
     return standing(
-        {arm.implementation: taken.get(arm, []) for arm in state.live(workload, plan.specs)},
+        {arm.implementation: taken.get(arm, ()) for arm in arms},
         plan.baseline,
-        control=taken.get(baseline.as_control(), []),
-        discarded=state.gauge.discarded.get(workload, set()),
+        control=taken.get(Arm(implementation=plan.baseline).as_control(), ()),
+        discarded=discarded,
         smallest=plan.smallest_effect,
         error=plan.false_share,
+        candidates=candidates,
     )
+
+
+def point_of(plan: Plan, taken: Taken, both: Both, discarded: Collection[Block] = ()) -> Point | None:
+    """What is known of two implementations at one value of a search; None where no block has both."""
+    found = by_process(numbers(taken, *both, discarded))
+    return point([*found.values()], plan.num_searches) if found else None
+
+
+def _standing(plan: Plan, state: State, workload: str) -> Standing | None:
+    taken, discarded = state.samples.get(workload, {}), state.gauge.discarded.get(workload, set())
+    return standing_of(plan, taken, state.live(workload, plan.specs), discarded)
 
 
 @dataclass
@@ -59,7 +75,7 @@ class Choice(Passes):
             if state.num_visits[workload] < CHOOSING_PROCESSES:
                 found[workload] = [*arms]
                 continue
-            stands = standing_of(self.plan, state, workload)
+            stands = _standing(self.plan, state, workload)
             if stands is not None and stands.open:
                 names = {stands.leader, self.plan.baseline, *stands.open}
                 found[workload] = [arm for arm in arms if arm.implementation in names]
@@ -168,9 +184,8 @@ class Search:
 
     def point(self, state: State, workload: str, both: Both) -> Point | None:
         """What is known at a workload; None where no block has both."""
-        taken, discarded = state.samples.get(workload, {}), state.gauge.discarded.get(workload, set())
-        found = by_process(numbers(taken, *both, discarded))
-        return point([*found.values()], self.plan.num_searches) if found else None
+        discarded = state.gauge.discarded.get(workload, set())
+        return point_of(self.plan, state.samples.get(workload, {}), both, discarded)
 
     def points(self, state: State, ladder: Ladder, both: Both, values: Sequence[int]) -> dict[int, Point]:
         """What is known at those values where both were sampled in common blocks."""
@@ -179,7 +194,7 @@ class Search:
 
     def _changes(self, state: State, ladder: Ladder) -> Steps:
         """Find whether another one is the fastest towards the ends of the ladder, and from where on."""
-        stands = standing_of(self.plan, state, ladder.base)
+        stands = _standing(self.plan, state, ladder.base)
         if stands is None:
             return
         start, end_s = ladder.workloads.index(ladder.base), self.until_s
@@ -192,7 +207,7 @@ class Search:
                 if self._is_compared(state, ladder.by_value[way[place]]):
                     break
                 place = (place + len(way)) // 2
-            there = standing_of(self.plan, state, ladder.by_value[way[place]]) if place < len(way) - 1 else None
+            there = _standing(self.plan, state, ladder.by_value[way[place]]) if place < len(way) - 1 else None
             if there is not None and there.leader != stands.leader:
                 both = Arm(implementation=stands.leader), Arm(implementation=there.leader)
                 yield from self._search(state, ladder, both, sorted(way[place:]))

@@ -90,11 +90,3 @@ def test_nothing_is_asked_of_all_where_one_has_no_rule():
     found = Thresholds(rule=(Rule(implementation="fused", allowed=0.3),))
     assert found.asked_of_all([("t128", "fused")], "latency") == 0.3
     assert found.asked_of_all([("t128", "fused"), ("t128", "bmm")], "latency") is None
-
-
-def test_the_older_name_of_a_threshold_is_read_with_a_note():
-    found = parse(b"[gate]\nvoid_share = 0.5")
-    assert found.discarded_share == 0.5
-    assert list(found.notes([], [])) == ["void_share in [gate] is now called discarded_share: rename it"]
-    with pytest.raises(ValueError, match="void_share=2"):
-        Thresholds(void_share=2.0)

@@ -227,7 +227,6 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
             f"ratios to {reference} are compared, and growth of up to {100 * thresholds.elsewhere:g} % is put down to "
             "the machine"
         )
-        yield from machine.differences(base, candidate)
     elif moved := moved_cells(base, candidate):
         named = ", ".join(f"{old or 'no host'} and {new or 'no host'}" for old, new in dict.fromkeys(moved))
         yield (

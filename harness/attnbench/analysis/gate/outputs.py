@@ -1,7 +1,6 @@
 """A decision as lines of text, Markdown, JUnit XML and JSON: for people, CI systems and programs.
 
-Sources of the forms: the schema of the JUnit plug-in of Jenkins, https://github.com/jenkinsci/junit-plugin;
-customSmallerIsBetter of https://github.com/benchmark-action/github-action-benchmark#readme.
+Source of the form: the schema of the JUnit plug-in of Jenkins, https://github.com/jenkinsci/junit-plugin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,9 @@ import msgspec
 
 from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
-from attnbench.analysis.results import Results
-from attnbench.analysis.table import arm_of, metric_columns, rows, table
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.records import LATENCY
-from attnbench.units import MISSING, escaped, plain, show, significant
+from attnbench.units import MISSING, escaped, plain, show
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
 HEADINGS = {
@@ -32,13 +29,12 @@ SECTIONS = {
     Outcome.passed: "no worse than before",
 }
 COLUMNS = ("implementation", "workload", "metric", "base", "candidate", "change", "would show", "ruling")
-PER_SECOND = 1e6
 MOST_ROWS = 20
 """In each table of gate.md: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""
 
 
-def write(decision: Decision, candidate: Results, folder: Path) -> None:
-    """Write gate.md, gate.xml, gate.json and benchmarks.json.
+def write(decision: Decision, folder: Path) -> None:
+    """Write gate.md, gate.xml and gate.json.
 
     Raises:
         ValueError: the folder cannot be written.
@@ -47,7 +43,6 @@ def write(decision: Decision, candidate: Results, folder: Path) -> None:
         "gate.md": markdown(decision),
         "gate.xml": junit(decision),
         "gate.json": as_json(decision),
-        "benchmarks.json": as_json(series(candidate)),
     }
     with writing_to(folder):
         for name, text in texts.items():
@@ -177,26 +172,3 @@ def _case(suite: ET.Element, workload: str, implementation: str, rulings: Sequen
 def _lines(rulings: Sequence[Ruling]) -> str:
     lines = (f"{'suite' if ruling.workload == EVERY else ruling.metric}: {ruling.words}" for ruling in rulings)
     return "\n".join(plain(line) for line in lines)
-
-
-def series(results: Results) -> list[dict[str, object]]:
-    """Medians and bytes of a run in the form that github-action-benchmark draws over time, a point for each.
-
-    One unit for all times, and bytes for all memory: a point is drawn next to last year's.
-    """
-    entries: list[dict[str, object]] = []
-    metrics = metric_columns(results)
-    for row in rows(table(results)):
-        cell = f"{arm_of(row)} on {row['workload']}"
-        where = f"run {row['run']}, commit {row['commit'] or 'unknown'}"
-        if row["latency_s"] is not None:
-            low, high = row["latency_low_s"], row["latency_high_s"]
-            half = "unknown" if low is None else f"± {significant((high - low) / 2 * PER_SECOND, 3)}"
-            samples = f"median of {row['num_samples']} samples in {row['num_visits']} visits"
-            time = {"unit": "us", "value": row["latency_s"] * PER_SECOND, "range": half}
-            entries.append({"name": plain(f"{cell}: latency"), **time, "extra": plain(f"{where}, {samples}")})
-        for metric in metrics:
-            if row[metric.name] is not None:
-                value = {"unit": metric.unit or "count", "value": row[metric.name], "range": "exact"}
-                entries.append({"name": plain(f"{cell}: {metric.metric}"), **value, "extra": plain(where)})
-    return entries

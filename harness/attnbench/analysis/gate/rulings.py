@@ -156,13 +156,9 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
     suspicious: float = 0.30  # so large a share of the time saved is not accepted without a whole check
     discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
-    void_share: float | None = None  # the older name of discarded_share
 
     def __post_init__(self) -> None:
         """Check that shares lie from 0 to 1."""
-        if self.void_share is not None:
-            _require_share("void_share", self.void_share, highest=1.0)
-            msgspec.structs.force_setattr(self, "discarded_share", self.void_share)
         for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
         if self.fewest_epochs < 1:
@@ -185,9 +181,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(known) if known and len(known) == len(found) else None
 
     def notes(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each key that does nothing, or goes by an older name: a rule may cover no cell, or no metric."""
-        if self.void_share is not None:
-            yield "void_share in [gate] is now called discarded_share: rename it"
+        """A note on each rule that does nothing: it may cover no cell, or no metric."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(*cell) for cell in cells):

@@ -23,7 +23,7 @@ from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import Attempt, Attempted, LimitedRequest
 from attnbench.processes.remote import CandidateError
 from attnbench.ranks import RankLostError, RankSilentError
-from attnbench.storage.memory_events import SHARE_OF_FREE, timeline
+from attnbench.storage.memory_events import SHARE_OF_FREE
 from attnbench.storage.records import Status
 from attnbench.units import show
 from attnbench.workloads.counts import input_numbers, score_matrix_bytes
@@ -159,14 +159,11 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         with here.capped(limit_bytes) if limit_bytes else nullcontext():
             call_s = here.clock.elapsed(call, 1)
         on_step()
-        if request.snapshot:
-            here.snapshot(call, Path(request.snapshot))
         recording = here.record(call)
         return Attempted(
             call_s=call_s,
             peak_bytes=recording.footprint().peak_bytes,
             free_bytes=free_bytes,
-            timeline=timeline(list(recording.memory_events())) if here.is_host else None,
         )
 
 
