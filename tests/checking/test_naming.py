@@ -14,6 +14,7 @@ from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
+from tests.backward import Backward
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
 ROWS = torch.arange(4096)[:, None]
@@ -126,43 +127,13 @@ def keys_kept(query, key, value):
     return sdpa(query, kept, value)
 
 
-class Backward(torch.autograd.Function):
-    """Attention with a backward pass of its own, in which `change` makes a mistake."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, hidden, change):
-        scores = scores_of(query, key)
-        masked = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        weights = masked.softmax(-1)
-        ctx.save_for_backward(query, key, value, scores - masked.logsumexp(-1, keepdim=True), weights)
-        ctx.change = change
-        return weights @ value
-
-    @staticmethod
-    def backward(ctx, grad):
-        query, key, value, logs, weights = ctx.saved_tensors
-        steps = {"grad": grad, "weights": weights, "logs": logs, "key": key}
-        steps |= ctx.change(steps)
-        weights, grad = steps["weights"], steps["grad"]
-        along = grad @ value.mT
-        sums = (weights * along).sum(-1, keepdim=True)
-        sums = sums if "sums" not in steps else steps["sums"](sums)
-        of_scores = weights * (along - sums) / query.shape[-1] ** 0.5
-        of_keys = of_scores if "of keys" not in steps else steps["of keys"](of_scores)
-        return of_scores @ steps["key"], of_keys.mT @ query, weights.mT @ grad, None, None
-
-
-def with_backward(**change):
+def with_backward(**changes):
     def own_backward(query, key, value, *, is_causal=False):
         length = query.shape[2]
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if is_causal else None
-        return Backward.apply(query, key, value, hidden, lambda steps: {k: f(steps) for k, f in change.items()})
+        return Backward.apply(query, key, value, hidden, changes)
 
     return own_backward
-
-
-def unmasked(steps):
-    return steps["logs"].exp()
 
 
 def group_mean(query, key, value, *, num_kv_heads=None):
@@ -172,18 +143,19 @@ def group_mean(query, key, value, *, num_kv_heads=None):
     return sdpa(query, key, value)
 
 
+UNMASKED = lambda _, logs: logs.exp()  # noqa: E731
 BACKWARD = [
-    (with_backward(sums=lambda _: lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
-    (with_backward(sums=lambda _: lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
-    (with_backward(weights=unmasked), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
-    (with_backward(grad=lambda x: x["grad"].to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
-    (with_backward(key=lambda x: x["key"].flip(1)), {}, "gradient_operand_order", "of the key are"),
+    (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
+    (with_backward(sums=lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
     (
-        with_backward(**{"of keys": lambda _: lambda x: x * (ROWS[: x.shape[2]] < 32)}),
-        {},
-        "gradient_tile_lost",
-        "queries 32 to 36",
+        with_backward(weights=lambda _, logs: logs.exp()),
+        {"mask": "causal"},
+        "gradient_under_another_mask",
+        "the mask is ignored",
     ),
+    (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
+    (with_backward(key=lambda x: x.flip(1)), {}, "gradient_operand_order", "of the key are"),
+    (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
     (group_mean, {"num_heads": 4, "num_kv_heads": 2}, "key_gradient_factor", "0.5 times"),
 ]
 
