@@ -6,6 +6,7 @@ tensors that lie elsewhere in memory, numbers of another size, operands that nee
 kernels break is only noted (docs/adr/0007).
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -609,6 +610,7 @@ class Tried(NamedTuple):
 
 EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scale")
 USUAL = ("scope", "direction", "half", "way")
+OF_OPERANDS = ("scope", "direction", "half", "operands")
 DECIDING: dict[str, Tried] = {
     "right when short": Tried(right_when_short, (*USUAL, "square")),
     "without gradients": Tried(without_gradients, USUAL),
@@ -617,14 +619,14 @@ DECIDING: dict[str, Tried] = {
     "incoming gradients": Tried(handed_in, USUAL),
     "gradients apart": Tried(frozen, ("scope", "way")),
     "second backward pass": Tried(twice, USUAL),
-    "one tensor": Tried(tied, USUAL),
+    "one tensor": Tried(tied, OF_OPERANDS),
     "sizes": Tried(sizes, ("scope", "direction", "dtype")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction")),
     "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
     "masks in memory": Tried(mask_forms, ("scope", "mask")),
-    "layouts": Tried(layouts, USUAL),
-    "expanded": Tried(expanded, USUAL),
+    "layouts": Tried(layouts, OF_OPERANDS),
+    "expanded": Tried(expanded, OF_OPERANDS),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
 }
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
@@ -646,21 +648,26 @@ RULES = DECIDING | NOTED
 def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
     """What a workload is along these axes."""
     rule = workload.mask_rule
+    way = workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores)
     known = {
         "half": workload.dtype in {"bfloat16", "float16"},
         "square": workload.seq_len == workload.kv_len,
         "sizes": (workload.direction, rule.hides, workload.seq_len == workload.kv_len),
         "hides": rule.hides,
-        "way": workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores),
+        "way": way,
+        "operands": (way, workload.num_heads == workload.num_kv_heads),  # others are repeated on the way to functions
     }
     return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
 
 
 def for_rules(workload: Workload) -> Workload:
-    """The workload of a rule: forward, without dropout and caches, as it lies in memory."""
+    """The workload of a rule: forward, without dropout, contiguous, and of two batch rows if its mask allows them."""
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
-    return msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
+    plain = msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
+    with contextlib.suppress(ValueError):
+        return msgspec.structs.replace(plain, batch_size=max(2, workload.batch_size))
+    return plain
 
 
 def untried(workload: Workload, known: RulesAt) -> dict[str, Tried]:
