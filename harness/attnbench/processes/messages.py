@@ -155,6 +155,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     scale: float | None
     device: str
     dropout: float
+    mask_form: str = ""
     world_size: int = 1
 
 
