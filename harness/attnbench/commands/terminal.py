@@ -339,6 +339,7 @@ def summary(found: Results) -> dict[str, object]:
         "allocator": found.plan.allocator,
         "margin": found.plan.smallest_effect,
         "num_processes": num_processes(found),
+        "warnings": [plain(line) for line in doubts(found)],
         "counts": Counter(str(record.status) for record in found.records),
         **_of_hosts(found),
         "cells": [

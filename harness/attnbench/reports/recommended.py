@@ -146,7 +146,7 @@ def measured(results: Results) -> dict[str, Any]:
     return {
         "run": results.run,
         "folder": str(results.folder),
-        "doubts": doubts(results),
+        "warnings": doubts(results),
         "margin": results.plan.smallest_effect,
         "num_processes": num_processes(results),
         "allocator": results.plan.allocator,
