@@ -40,13 +40,14 @@ def mine(query, key, value):
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 FIXTURE = """
 import json, sys
-from attnbench.analysis.comparisons import doubts
+from attnbench.commands.terminal import summary
 from attnbench.pytest_plugin import AttentionBench
 
 found = AttentionBench(0)(sys.argv[1], sys.argv[2], budget_s=3.0, **json.loads(sys.argv[3]))
 frame = found.to_frame()
 seconds = dict(zip(frame["implementation"], frame["latency_s"]))["mine"]
-print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "warning": "; ".join(doubts(found.results))}))
+warning = "; ".join(summary(found.results)["warnings"])
+print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "warning": warning}))
 """
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
