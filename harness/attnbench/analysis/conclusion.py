@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.judgements import CheckVerdict
-from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import plain, span
 
@@ -155,7 +154,7 @@ def conclude(
 
 def _counted(number: int, total: int, kind: Mark) -> str:
     if number == total:
-        return str(kind) if total == 1 else f"all {total} {kind}"
+        return {1: str(kind), 2: f"both {kind}"}.get(total, f"all {total} {kind}")
     return f"{number} of {total} {kind}"
 
 
@@ -166,8 +165,3 @@ def factor(ratio: float, low: float | None = None, high: float | None = None, th
         ratio, low, high = 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
     number, _, interval = span(ratio, low, high).partition(" ")
     return " ".join(filter(None, [f"{number}x {word}", f"than {than}" if than else "", interval]))
-
-
-def count_checks(results: Results) -> int:
-    """Cells whose answers were compared with the oracle."""
-    return sum(record.agreement is not None for record in results.records)
