@@ -416,10 +416,10 @@ def of_memory(workload: Workload) -> Iterator[Mistake]:
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, dtype: torch.dtype) -> Tensor:
-    """The right output, with a backward pass that recomputes the scores in another dtype."""
+    """The right output, also where that dtype overflows, with a backward pass that recomputes the scores in it."""
     rounded = after("scores", lambda x: x + (x.to(dtype).to(x.dtype) - x).detach())
     rough = steps.attend(query, key, value, mask, {"scores": rounded})["context"]
-    return rough + (steps.attend(query, key, value, mask)["context"] - rough).detach()
+    return steps.attend(query, key, value, mask)["context"].detach() + (rough - rough.detach()).nan_to_num(0.0)
 
 
 def of_gradients(workload: Workload) -> Iterator[Mistake]:
