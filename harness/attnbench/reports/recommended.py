@@ -134,11 +134,12 @@ def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]
     """The implementations that are no candidates, a line for each kind of reason, or for each with `is_verbose`."""
     if is_verbose:
         return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
-    by_kind = grouped(found.excluded, lambda name: found.excluded[name].kind)
-    return [
-        plain(f"{'' if kind.startswith('not ') else 'excluded, '}{kind}: {', '.join(names)}")
-        for kind, names in by_kind.items()
-    ]
+    lines = []
+    for kind, names in grouped(found.excluded, lambda name: found.excluded[name].kind).items():
+        reason = found.excluded[names[0]].detail
+        head = kind if kind.startswith("not ") else f"excluded, {kind}"
+        lines.append(plain(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
+    return lines
 
 
 def measured(results: Results) -> dict[str, Any]:
