@@ -10,6 +10,8 @@ from torch import nn
 import attnbench
 from tests import journals
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
 
 

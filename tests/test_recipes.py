@@ -54,21 +54,21 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(arguments: list[str], folder: Path) -> str:
+def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "80", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode in allowed, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def terminal(copy: Path) -> str:
-    arguments = ["run", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
-    return command([forks.python(), "-m", "attnbench", *arguments], copy)
+    arguments = ["run", "-v", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
+    return command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine has no verdict
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_terminal_has_a_table_for_each_value_of_the_axis_with_the_metric(ter
         assert "autograd memory" in table
         rows = [line for line in table.splitlines() if line.startswith(("fused ", "sdpa "))]
         assert len(rows) == 2
-        assert all(re.search(r"│ .*│ .*│ +[\d.]+ [KM]?i?B$", line) for line in rows), table
+        assert all(re.search(r"  [\d.]+ [KM]?i?B$", line) for line in rows), table
 
 
 def test_the_csv_has_a_row_for_each_cell_and_a_column_for_each(run: Path) -> None:

@@ -136,6 +136,7 @@ def test_without_a_definition_there_is_nothing_to_write(results, monkeypatch, ca
     assert "no cell that was tried has a definition" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path, monkeypatch, capsys):
     lines = [
         {"uuid": name, "axes": {"batch_size": 1, "num_kv_indices": 2, "len_indptr": 2}, "inputs": {}} for name in "ab"

@@ -212,6 +212,7 @@ def test_eager_attention_of_the_package_rounds_float64_to_float32():
     assert judge(request, made, expected, "sdpa").is_right
 
 
+@pytest.mark.usefixtures("forked_workers")
 class TestCommand:
     @pytest.fixture
     def config(self, tmp_path):

@@ -38,7 +38,7 @@ def theirs(query, key, value, *, mask=None):
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory):
+def traced(tmp_path_factory, forked_workers):
     """Traces of some that behave, one of them in a folder with a blank in its name, and some that do not."""
     home = tmp_path_factory.mktemp("home of jane doe")
     (home / "mine.py").write_text(THEIRS)

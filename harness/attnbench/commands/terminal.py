@@ -45,8 +45,9 @@ def print_results(results: Results) -> None:
         return
     if VERBOSITY.is_verbose:
         print_cells(results)
+    console = Console()
     for line in screen.screen(results):
-        say(line.text, line.style)
+        console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_cells(results: Results) -> None:

@@ -224,11 +224,10 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         DamagedError: a compressed file is not whole.
     """
     try:
-        packed = path.suffix == ".gz"  # whose checksum comes last: nothing of it is known before
-        with io.BytesIO(gzip.decompress(path.read_bytes())) if packed else path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line[:-1]
+        content = path.read_bytes()  # at once, so that no file stays open where a reader stops early
+        for line in io.BytesIO(gzip.decompress(content) if path.suffix == ".gz" else content):
+            if line.endswith(b"\n"):
+                yield line[:-1]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedError(f"{path} is cut short or damaged: {error}") from None
     except OSError as error:

@@ -1,6 +1,7 @@
 """The study of a GPU, rehearsed on the CPU: it ends in an archive whatever its steps do, and goes on where it was."""
 
 import json
+import subprocess
 import sys
 import tarfile
 
@@ -44,6 +45,7 @@ def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_
 def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monkeypatch):
     """At first what it had started went on for an hour, where its process was a fork of another one's."""
     if is_forked:
+        subprocess.run([forks.python(), "-c", ""], check=True)  # its server takes seconds to start
         monkeypatch.setattr(sys, "executable", forks.python())
     assert run_all([step("planted-hang", "hang", limit_s=8.0)], Ledger(tmp_path))
     started = int((tmp_path / "logs" / "planted-hang.log").read_text())

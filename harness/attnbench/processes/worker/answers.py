@@ -132,7 +132,7 @@ class Worker:
 
     @cached_property
     def guard(self) -> state.Guard:
-        """What must not change during a request."""
+        """The state of the process, which no implementation may change."""
         return state.Guard()
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
