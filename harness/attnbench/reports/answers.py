@@ -171,18 +171,19 @@ def advise(found: Sequence[Shape], base: str) -> list[str]:
     settled = [each for each in rest if not each.is_open]
     names = {cell.name for each in timed for cell in each.others if cell.ratio is not None}
     if not beaten and len(names) == 1:
-        return [_of_two([cell for each in timed for cell in each.others if cell.ratio is not None], base)]
+        at = f" at {timed[0].length}" if len(timed) == 1 else ""
+        return [_of_two([cell for each in timed for cell in each.others if cell.ratio is not None], base, at)]
     if not beaten:
         return [_unbeaten(timed, settled, base)]
     return [*_beaten(beaten, rest, base), *_open(rest, settled)]
 
 
-def _of_two(found: Sequence[Cell], base: str) -> str:
+def _of_two(found: Sequence[Cell], base: str, at: str) -> str:
     """How one implementation compares with the baseline, which it beats nowhere."""
     name, parts = found[0].name, []
     for mark in (Mark.slower, Mark.equal, Mark.undecided):
         own = [each for each in found if each.mark is mark]
-        places = f" on {len(own)} of {len(found)} shapes" if len(own) < len(found) else ""
+        places = f" on {len(own)} of {len(found)} shapes" if len(own) < len(found) else at
         reason = {each.reason for each in own if each.reason}
         if own:
             parts.append(f"{_extent(own, mark)}{places}{f' ({reason.pop()})' if len(reason) == 1 else ''}")
