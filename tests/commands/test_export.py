@@ -150,7 +150,8 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
         cli.main()
     said = capsys.readouterr()
     assert left.value.code in {0, 3}, said.err  # on a busy machine it gives no verdict
-    assert "gqa_paged_decode_h4_kv2_d8_ps16.jsonl, 2 calls of attention: " in said.out
+    if not left.value.code:
+        assert "gqa_paged_decode_h4_kv2_d8_ps16.jsonl, 2 calls of attention: " in said.out
     back = [
         json.loads(each)
         for each in exported(Path("results"), monkeypatch, capsys, "--format", "flashinfer-trace").splitlines()

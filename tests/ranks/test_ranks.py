@@ -25,7 +25,6 @@ from tests.ranks.shares import asked, fail, give_back, give_late, sleep, three
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 RIGHT = ("ring", "zigzag_ring", "ulysses", "all_gather")
 LIMIT_S = 20.0
-pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def workload(**axes):
