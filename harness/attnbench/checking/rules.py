@@ -36,7 +36,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.contract.memory import LAYOUTS, MASK_FORMS, OF_HEADS, OF_OTHERS, packed
-from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult, TensorError
+from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.workload import Workload
 
 OUTPUTS_APART = "outputs apart"
@@ -228,60 +228,50 @@ def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
     return ""
 
 
-def right_when_short(candidate: Candidate) -> str:
-    """The answer is right at the short length, before anything else is said of it there."""
-    found = output_error(candidate.settled(candidate.output, candidate.normal)[0].output, candidate.normal)[0]
+def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
+    """By how much an output is wrong, in words; "" where it is not."""
+    found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
     if found.grade is not Grade.wrong:
         return ""
-    return f"{_at(candidate.workload)} its output is wrong{_off_by(found)}"
+    size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
+    workload = reference.workload
+    return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len} its output is wrong: {size}"
+
+
+def right_when_short(candidate: Candidate) -> str:
+    """The answer is right at the short length, before anything else is said of it there."""
+    return output_off(candidate, candidate.output, candidate.normal)
 
 
 def fewer_keys(candidate: Candidate) -> str | None:
     """A call with fewer keys is right after one with more; with as many queries, where their number differs."""
-    workload, implementation = candidate.workload, candidate.implementation
+    workload, seed = candidate.workload, candidate.normal.seed
     length = workload.kv_len - FEWER
     if length < 1:
         return None
     sizes = {"kv_len": length} | ({"seq_len": length} if workload.seq_len == workload.kv_len else {})
     try:
         fewer = msgspec.structs.replace(workload, **sizes, mask=str(workload.mask_rule.at_other_length()))
-        seed = candidate.normal.seed
         reference = Reference(fewer, draw_normal(fewer, seed), seed, has_gradients=False)
     except ValueError:  # no such mask, or nothing to compare
         return None
     candidate.call()
-    case = build(fewer, implementation, reference.inputs.map(lambda tensor: tensor.clone()))
+    case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
     with case.grad_mode():
-        output = case.output()
-    found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
-    if found.grade is not Grade.wrong:
-        return ""
-    return f"after a call with more keys, {_at(fewer)} its output is wrong{_off_by(found)}"
+        found = output_off(candidate, case.output(), reference)
+    return found and f"after a call with more keys, {found}"
 
 
 def without_gradients(candidate: Candidate) -> str:
     """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
-    if right_when_short(candidate):
-        return ""
     outputs: list[Tensor] = []
-    for reference in (candidate.normal, candidate.near):
+    for reference in () if right_when_short(candidate) else (candidate.normal, candidate.near):
         with torch.no_grad():
             outputs.append(candidate.case(reference).output())
-        found = output_error(candidate.settled(outputs[-1], reference)[0].output, reference)[0]
-        if found.grade is Grade.wrong:
+        if found := output_off(candidate, outputs[-1], reference):
             is_kept = len(outputs) > 1 and torch.equal(*outputs)
-            return KEPT if is_kept else f"without gradients (torch.no_grad) its output is wrong{_off_by(found)}"
+            return KEPT if is_kept else f"without gradients (torch.no_grad), {found}"
     return ""
-
-
-def _at(workload: Workload) -> str:
-    return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len}"
-
-
-def _off_by(found: TensorError) -> str:
-    return (
-        ": it is not finite" if found.error is None else f": off by {found.error:.3g} (tolerance {found.allowed:.3g})"
-    )
 
 
 def handed_in(candidate: Candidate) -> str | None:
@@ -631,7 +621,15 @@ DECIDING: dict[str, Tried] = {
 }
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""
-MAY_REFUSE = {"second backward pass", "one tensor", "fewer keys", "masks in memory", "layouts", "expanded"} | {
+MAY_REFUSE = {
+    "gradients apart",
+    "second backward pass",
+    "one tensor",
+    "fewer keys",
+    "masks in memory",
+    "layouts",
+    "expanded",
+} | {
     "incoming gradients",
     "scale of 0",
 }

@@ -171,6 +171,10 @@ def weights(workload: Workload) -> Iterator[Mistake]:
     for words, change in sums.items():
         text = f"the logsumexps that the weights are computed from are {words}"
         yield backward("gradient_logsumexp", text, weights=partial(with_sums, change=change))
+    for dtype in (torch.bfloat16, torch.float16) if workload.dtype in {"float32", "float64"} else ():
+        again: Change = lambda _, x, mask, dtype=dtype: steps.weights(hide(rounded(x, dtype), mask.seen), mask)  # noqa: E731
+        words = f"the scores are computed again in {str(dtype).removeprefix('torch.')}"
+        yield backward("recomputed_in_half", words, weights=again)
     words = "the weights of the value's gradient are not divided by their sum"
     yield backward("gradient_not_normalised", words, weights_of_value=unnormalised)
 

@@ -415,26 +415,9 @@ def of_memory(workload: Workload) -> Iterator[Mistake]:
         yield wrong("input_changed", words, "is_memory", scores=scaled_in_place)
 
 
-def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, dtype: torch.dtype) -> Tensor:
-    """The right output, also where that dtype overflows, with a backward pass that recomputes the scores in it."""
-    rounded = after("scores", lambda x: x + (x.to(dtype).to(x.dtype) - x).detach())
-    rough = steps.attend(query, key, value, mask, {"scores": rounded})["context"]
-    return steps.attend(query, key, value, mask)["context"].detach() + (rough - rough.detach()).nan_to_num(0.0)
-
-
-def of_gradients(workload: Workload) -> Iterator[Mistake]:
-    """A backward pass that computes the scores again with fewer digits."""
-    halves = (
-        (torch.bfloat16, torch.float16) if workload.scope == "attention" else (torch.bfloat16,)
-    )  # else it overflows
-    for dtype in halves if workload.dtype.startswith("float") else ():
-        words = f"the backward pass recomputes the scores in {str(dtype).removeprefix('torch.')}"
-        yield wrong("recomputed_in_half", words, "is_gradient", whole=partial(recomputed, dtype=dtype))
-
-
 def singles(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of its own."""
     if workload.scope == "module":
         yield from projections(workload)
-    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory, of_gradients):
+    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory):
         yield from kind(workload)
