@@ -101,7 +101,7 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
         "not tried, predicted to be slower: einsum, chunked",
-        "not tried, predicted to take too long: fused (predicted 9 s for one call, over the limit of 2 s)",
+        "not tried, predicted to take too long: fused (predicted 9 s for one call, 2 times as long as the limit)",
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
