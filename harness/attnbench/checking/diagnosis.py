@@ -287,7 +287,7 @@ def _unwritten(evidence: list[Evidence]) -> Finding | None:
         these = [each for each in evidence if name in each.names]
         most = MOST_TIMES**2 * max(float(each.expected[name].abs().max()) for each in these)
         rows = rows_of(~(each.observed[name].abs() <= most) for each in these)
-        if rows.any() and not rows.all() and not (rows_of(each.wrong(name) for each in these) & ~rows).any():
+        if rows.any() and not rows.all() and not (rows_of(each.beyond[name] for each in these) & ~rows).any():
             where = _where([rows.nonzero()[:, 0]], (len(rows),), None, ("row",))
             words = f"It looks as if the {name} were never written{where}: there it holds what memory held."
             step = STEPS.get(name.removeprefix("gradient of "), "scores")
@@ -367,7 +367,8 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
             return output.movedim(1, -2).flatten(end_dim=1).flatten(1)  # (B,H,R,V) -> (B*R,H*V)
         assert weights.out is not None
         plain = output if weights.out_bias is None else output - weights.out_bias
-        return torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
+        merged: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
+        return merged
 
     observed, expected = (
         torch.cat([context(tensors["output"]) / each.reference.tolerance("output") for each, tensors in pairs])

@@ -131,7 +131,7 @@ class Candidate:
         alike = {id(tensor): tensor.detach().requires_grad_(needs_grad) for tensor in tensors.values()}
         case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
         for name in frozen:
-            case.leaves[name].requires_grad_(requires_grad=False)
+            case.leaves[name].requires_grad_(False)  # noqa: FBT003
         return case
 
     def output_of(self, case: Case) -> Tensor:

@@ -211,9 +211,9 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
                     continue
                 text = f"the {AXES[axis]}s of the gradient of {operand} are {words}".replace("batchs", "batch rows")
                 yield backward("gradient_order", text, **{f"gradient_of_{operand}": in_order(axis, order)})
-    for operand, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
+    for read, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
         text = f"the incoming gradient lies in memory in another order, and is read as {words}"
-        yield backward("gradient_operand_order", text, incoming_gradient=operand)
+        yield backward("gradient_operand_order", text, incoming_gradient=read)
     if workload.head_dim == workload.value_dim:
         words = "the gradients of key and value have changed places"
         yield backward("gradient_order", words, exchange=lambda x: x)
@@ -257,8 +257,7 @@ def lost(workload: Workload) -> Iterator[Mistake]:
     for step, which in steps_of.items() if not workload.mask_rule.hides else ():
         for words, factor in (("have the wrong sign", -1.0), ("have no gradient", 0.0)):
             text = f"scores above the diagonal {words} in {which}"
-            change: Change = partial(above_diagonal, factor=factor)
-            yield backward("gradient_above_diagonal", text, **{step: change})
+            yield backward("gradient_above_diagonal", text, **{step: partial(above_diagonal, factor=factor)})
 
 
 def above_diagonal(of_scores: Tensor, mask: RowMask, factor: float) -> Tensor:
