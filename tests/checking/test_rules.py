@@ -248,14 +248,14 @@ def test_each_rule_finds_who_breaks_it(module, rule):
 @pytest.mark.parametrize(
     ("made", "axes", "rule"),
     [
-        (InTheQuerysOrder, {}, "layouts"),
+        (InTheQuerysOrder, {}, "shared memory"),
         (ReadsTheWholeCache, {"mask": "none"}, "layouts"),
         (OneQueryForAll, {}, "expanded"),
         (by(made=with_the_querys_strides), {}, "expanded"),
         (by(**OVERWRITES), {}, "second backward pass"),
         (by(**CUTS_OFF), {}, "sizes"),
         (by(**ONE_FOR_ALL), {}, "incoming gradients"),
-        (by(made=adds_to_the_twin), {}, "one tensor"),
+        (by(made=adds_to_the_twin), {}, "shared memory"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
         (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),

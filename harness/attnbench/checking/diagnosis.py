@@ -367,8 +367,8 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
             return output.movedim(1, -2).flatten(end_dim=1).flatten(1)  # (B,H,R,V) -> (B*R,H*V)
         assert weights.out is not None
         plain = output if weights.out_bias is None else output - weights.out_bias
-        solved: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T)
-        return solved.T  # (B*R,D) -> (B*R,H*V)
+        merged: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
+        return merged
 
     observed, expected = (
         torch.cat([context(tensors["output"]) / each.reference.tolerance("output") for each, tensors in pairs])

@@ -8,7 +8,6 @@ kernels break is only noted (docs/adr/0007).
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
@@ -132,7 +131,7 @@ class Candidate:
         alike = {id(tensor): tensor.detach().requires_grad_(needs_grad) for tensor in tensors.values()}
         case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
         for name in frozen:
-            case.leaves[name].requires_grad_(False)  # noqa: FBT003 - torch names it `mode`
+            case.leaves[name].requires_grad_(False)  # noqa: FBT003
         return case
 
     def output_of(self, case: Case) -> Tensor:
@@ -328,13 +327,18 @@ def twice(candidate: Candidate) -> str | None:
     return first_apart(candidate, [("a second backward pass of one graph gives", again, first)])
 
 
-def tied(candidate: Candidate) -> str | None:
-    """One tensor for several operands has the sum of their gradients, and the output of its copies."""
-    if not candidate.alike:
-        return None
+def shared(candidate: Candidate) -> str | None:
+    """Operands may share memory: as views of one packed buffer, or as one tensor, which has the sum of their gradients.
+
+    It says nothing where key and value cannot, or without gradients: another workload may.
+    """
 
     def trials() -> Iterator[Trial]:
         for names in candidate.alike:
+            for axis in (2, 3):
+                views = packed([candidate.tokens[name] for name in names], axis)
+                words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
+                yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
             one = candidate.tokens[names[0]].clone()
             copies = candidate.ask({name: one.clone() for name in names})
             grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
@@ -342,7 +346,9 @@ def tied(candidate: Candidate) -> str | None:
             same = partial(candidate.ask, dict.fromkeys(names, one))
             yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
 
-    return first_apart(candidate, trials())
+    found = first_apart(candidate, trials())
+    is_whole = any({"key", "value"} <= set(names) for names in candidate.alike)
+    return found if found or (is_whole and len(candidate.answer) > 1) else None
 
 
 def sizes(candidate: Candidate) -> str | None:
@@ -423,7 +429,7 @@ def mask_forms(candidate: Candidate) -> str | None:
 
 
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
-    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps, as one.
+    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
 
     Each lies in another way than the next; those of a cache have room for more tokens both. They are aligned to this
     number of bytes, or as the device wants it.
@@ -445,14 +451,8 @@ def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
             }
             yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
 
-    def buffers() -> Iterator[Trial]:
-        for tokens, axis in itertools.product(candidate.alike, (2, 3)):
-            views = packed([candidate.tokens[token] for token in tokens], axis)
-            words = f"inputs that are views of one buffer ({', '.join(tokens)}, packed at axis {axis}) give"
-            yield words, partial(candidate.ask, dict(zip(tokens, views, strict=True))), candidate.answer
-
     cached = dict.fromkeys(candidate.tokens, longest)
-    if found := first_apart(candidate, itertools.chain(laid([*mixed, cached]), buffers())):
+    if found := first_apart(candidate, laid([*mixed, cached])):
         return first_apart(candidate, laid(alike)) or found  # the simplest that shows it
     return ""
 
@@ -609,8 +609,8 @@ DECIDING: dict[str, Tried] = {
     "incoming gradients": Tried(handed_in, USUAL),
     "gradients apart": Tried(frozen, ("scope", "way")),
     "second backward pass": Tried(twice, USUAL),
-    "one tensor": Tried(tied, OF_OPERANDS),
-    "sizes": Tried(sizes, ("scope", "direction", "dtype")),
+    "shared memory": Tried(shared, ("scope", "half", "operands")),
+    "sizes": Tried(sizes, ("scope", "numbers")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction")),
     "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
@@ -624,7 +624,7 @@ BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 MAY_REFUSE = {
     "gradients apart",
     "second backward pass",
-    "one tensor",
+    "shared memory",
     "fewer keys",
     "masks in memory",
     "layouts",
@@ -653,6 +653,7 @@ def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
         "sizes": (workload.direction, rule.hides, workload.seq_len == workload.kv_len),
         "hides": rule.hides,
         "way": way,
+        "numbers": (workload.direction, workload.dtype),
         "operands": (way, workload.num_heads == workload.num_kv_heads),  # others are repeated on the way to functions
     }
     return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)

@@ -211,9 +211,9 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
                     continue
                 text = f"the {AXES[axis]}s of the gradient of {operand} are {words}".replace("batchs", "batch rows")
                 yield backward("gradient_order", text, **{f"gradient_of_{operand}": in_order(axis, order)})
-    for reading, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
+    for read, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
         text = f"the incoming gradient lies in memory in another order, and is read as {words}"
-        yield backward("gradient_operand_order", text, incoming_gradient=reading)
+        yield backward("gradient_operand_order", text, incoming_gradient=read)
     if workload.head_dim == workload.value_dim:
         words = "the gradients of key and value have changed places"
         yield backward("gradient_order", words, exchange=lambda x: x)

@@ -215,8 +215,8 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
         if workload.batch_size > 1:
             words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
-            alone = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
-            yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=alone)
+            of_first = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
+            yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
         yield from looked_up(next(part for part in parts if part.is_learned))
     if alibi := kinds & {*ALIBI}:
         heads, other = workload.num_heads, next(kind for kind in ALIBI if kind not in alibi)()
