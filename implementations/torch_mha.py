@@ -32,7 +32,9 @@ class TorchMha(nn.Module):
         if not weights.has_bias:
             self.attention.register_parameter("in_proj_bias", None)
         if weights.out_bias is None:
-            self.attention.out_proj.register_parameter("bias", None)
+            del self.attention.out_proj.bias
+            zeros = torch.zeros(embed_dim) if weights.has_bias else None  # its fast path takes both biases or none
+            self.attention.out_proj.register_buffer("bias", zeros, persistent=False)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         self.load_state_dict(self.pack(weights) | self.pack_out(weights))
 

@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttenti
 Shapes: B batch, T query length, S key length, H heads, D embedding width = H*K.
 """
 
+import torch
 from torch import Tensor
 
 from attnbench.contract import BoundMask, Workload, nn
@@ -19,7 +20,9 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
     if not sizes.qkv_bias:
         module.register_parameter("in_proj_bias", None)
     if not sizes.out_bias:
-        module.out_proj.register_parameter("bias", None)
+        del module.out_proj.bias
+        zeros = torch.zeros(sizes.embed_dim) if sizes.qkv_bias else None  # its fast path takes both biases or none
+        module.out_proj.register_buffer("bias", zeros, persistent=False)
     return module
 
 

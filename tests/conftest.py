@@ -9,6 +9,7 @@ import coverage
 import pytest
 import torch
 
+from attnbench.analysis import comparisons
 from attnbench.commands import VERBOSITY
 from tests import forks
 from tests.apart import pytest_configure, pytest_runtest_protocol
@@ -57,6 +58,12 @@ def own_verbosity() -> Iterator[None]:
     """A command that is called in this process leaves no --quiet or --verbose to the next test."""
     yield
     VERBOSITY.is_quiet = VERBOSITY.is_verbose = False
+
+
+@pytest.fixture(autouse=True)
+def quiet_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests keep the processors busy themselves: no run is doubtful for that, but where it is what is tested."""
+    monkeypatch.setattr(comparisons, "MOST_WAITING", 1.0)
 
 
 @pytest.fixture(scope="module")

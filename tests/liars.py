@@ -65,7 +65,7 @@ def is_past_its_check(name, query):
     counter = COUNTERS / name
     calls = int(counter.read_text()) + 1 if counter.exists() else 1
     counter.write_text(str(calls))
-    return calls > 30
+    return calls > 60
 
 
 def dying_later(query, key, value, *, mask=None):

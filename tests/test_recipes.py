@@ -88,7 +88,7 @@ def test_the_terminal_has_a_table_for_each_value_of_the_axis_with_the_metric(ter
         assert "autograd memory" in table
         rows = [line for line in table.splitlines() if line.startswith(("fused ", "sdpa "))]
         assert len(rows) == 2
-        assert all(re.search(r"│ .*│ .*│ +[\d.]+ [KM]?i?B$", line) for line in rows), table
+        assert all(re.search(r"  [\d.]+ [KM]?i?B$", line) for line in rows), table
 
 
 def test_the_csv_has_a_row_for_each_cell_and_a_column_for_each(run: Path) -> None:

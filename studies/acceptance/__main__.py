@@ -81,9 +81,9 @@ def _identical(rows: Sequence[Row]) -> tuple[str, bool]:
 
 def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
     near = [abs(float(row["off"])) <= NEAR for row in rows]
-    doubted = [row["is_doubted"] == 1.0 and row["verdict"] in {"undecided", "None"} for row in rows]
-    neither = sum(not one and not other for one, other in zip(near, doubted, strict=True))
-    words = f"within {NEAR:.0%} {sum(near)}, doubted without a verdict {sum(doubted)}"
+    warned = [row["is_warned"] == 1.0 and row["verdict"] in {"undecided", "None"} for row in rows]
+    neither = sum(not one and not other for one, other in zip(near, warned, strict=True))
+    words = f"within {NEAR:.0%} {sum(near)}, a warning and no verdict {sum(warned)}"
     return f"{words}; neither in {at_most(neither, len(rows))}", neither == 0
 
 
@@ -204,7 +204,7 @@ TESTS = {
             Test(
                 id=f"V9 {busy} busy, {threads} threads, {'fixture' if by_fixture else 'run'}",
                 title=f"{'the fixture' if by_fixture else 'run'} next to {busy} busy processes, {threads} threads",
-                limit="within 10 % of the quiet one, or doubted and without a verdict",
+                limit="within 10 % of the quiet one, or a warning and no verdict",
                 number=5,
                 take=_one(sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
                 judge=_neighbours,

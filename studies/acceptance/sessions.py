@@ -40,12 +40,14 @@ def mine(query, key, value):
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 FIXTURE = """
 import json, sys
+from attnbench.commands.terminal import summary
 from attnbench.pytest_plugin import AttentionBench
 
 found = AttentionBench(0)(sys.argv[1], sys.argv[2], budget_s=3.0, **json.loads(sys.argv[3]))
 frame = found.to_frame()
 seconds = dict(zip(frame["implementation"], frame["latency_s"]))["mine"]
-print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "doubt": "; ".join(found.doubts)}))
+warning = "; ".join(summary(found.results)["warnings"])
+print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "warning": warning}))
 """
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
@@ -128,7 +130,7 @@ def _compared(printed: str, folder: Path) -> Row:
     return {
         "verdict": str(cell["verdict"]),
         "ratio": float(cell["ratio"]),
-        "is_doubted": float(bool(said.get("doubts") or cell.get("doubt"))),
+        "is_warned": float(bool(said.get("warnings"))),
         "processes": float(len({visit["epoch"] for visit in visits})),
         "alike": float(all(map(_is_alike, visits))),
     }
@@ -153,7 +155,7 @@ def neighbour(engine: Engine, number: int, *, num_busy: int, num_threads: int, b
         "session": float(number),
         "off": float(busy["seconds"]) / float(quiet["seconds"]) - 1,
         "verdict": busy["verdict"],
-        "is_doubted": float(bool(busy["doubt"])),
+        "is_warned": float(bool(busy["warning"])),
     }
 
 
@@ -173,7 +175,7 @@ def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_f
         return {
             "verdict": str(cell["verdict"]),
             "seconds": float(cell["latency_s"]),
-            "doubt": "; ".join(said.get("doubts", ())),
+            "warning": "; ".join(said.get("warnings", ())),
         }
 
 
@@ -207,7 +209,7 @@ def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
             "verdict": str(cell["verdict"]),
             "processes": float(cell["num_processes"]),
             "elapsed_s": elapsed_s,
-            "is_doubted": float(bool(said.get("doubts"))),
+            "is_warned": float(bool(said.get("warnings"))),
         }
         for cell in said["cells"]
         if cell["verdict"] and cell["ratio"] and cell["status"] == "ok"

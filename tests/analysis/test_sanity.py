@@ -164,8 +164,6 @@ def test_rates_and_shares_follow_from_time_counts_and_ceilings(tmp_path):
     assert fused["executed_flops"] == pytest.approx(2 * fused["useful_flops"], rel=0.01)
     assert math.isnan(shown.loc["sdpa", "executed_flops"])
     cells = {row["implementation"]: row.texts for row in tables.every(results)}
-    assert cells["fused"]["executed"] == "2.0 x"
-    assert cells["sdpa"]["executed"] == "unknown"
     assert cells["sdpa"]["FLOP/s"].endswith("%)")
 
 

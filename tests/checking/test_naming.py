@@ -5,13 +5,16 @@ import math
 import msgspec
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking.agreement import ask_oracle, check, compare, diagnose
 from attnbench.checking.diagnosis import describe
+from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
+from tests.backward import Backward
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
 ROWS = torch.arange(4096)[:, None]
@@ -122,6 +125,78 @@ def in_float32(query, key, value):
 def keys_kept(query, key, value):
     kept = KEPT.setdefault(key.shape, key.detach().clone())
     return sdpa(query, kept, value)
+
+
+def with_backward(**changes):
+    def own_backward(query, key, value, *, is_causal=False):
+        length = query.shape[2]
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if is_causal else None
+        return Backward.apply(query, key, value, hidden, changes)
+
+    return own_backward
+
+
+def group_mean(query, key, value, *, num_kv_heads=None):
+    times = query.shape[1] // key.shape[1]
+    key, value = (each / times + (each * (1 - 1 / times)).detach() for each in (key, value))
+    key, value = (each.repeat_interleave(times, 1) for each in (key, value))
+    return sdpa(query, key, value)
+
+
+UNMASKED = lambda _, logs: logs.exp()  # noqa: E731
+BACKWARD = [
+    (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
+    (with_backward(sums=lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
+    (
+        with_backward(weights=lambda _, logs: logs.exp()),
+        {"mask": "causal"},
+        "gradient_under_another_mask",
+        "the mask is ignored",
+    ),
+    (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
+    (with_backward(key=lambda x: x.flip(1)), {}, "gradient_operand_order", "of the key are"),
+    (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
+    (group_mean, {"num_heads": 4, "num_kv_heads": 2}, "key_gradient_factor", "0.5 times"),
+]
+
+
+@pytest.mark.parametrize(("function", "axes", "name", "words"), BACKWARD)
+def test_a_mistake_of_the_backward_pass_alone_has_its_name(function, axes, name, words):
+    found = judged(function, workload(**axes))
+    assert name in found.mistakes, found.diagnosis
+    assert words in found.diagnosis
+
+
+class Gated(nn.Module):
+    """Each number of the heads' outputs times one of a buffer that is drawn when the module is made."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.register_buffer("gate", torch.rand(dim))
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(self.gate * sdpa(query, key, value).transpose(1, 2).flatten(2))
+
+
+def test_factors_of_features_are_named():
+    made = adapt(lambda sizes: Gated(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
+    found = check(ask_oracle(workload(scope="module"), 0), made)
+    assert found.mistakes == ("features_scaled",)
+    assert "buffer" in found.diagnosis
+
+
+def causal_at_the_end(query, key, value, *, is_causal=False):
+    length, number = query.shape[2], key.shape[2]
+    seen = torch.ones(length, number, dtype=torch.bool).tril(number - length)
+    return sdpa(query, key, value, attn_mask=seen if is_causal else None)
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_a_mask_that_is_aligned_at_the_other_end_is_named(length):
+    axes = {"mask": "causal", "seq_len": length, "kv_len": 37, "direction": "inference"}
+    assert "aligned at the end" in judged(causal_at_the_end, workload(**axes)).diagnosis
 
 
 FORWARD = {"direction": "inference"}

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from attnbench.checking import agreement
+from attnbench.checking import rules
 from attnbench.contract import Attention, Implementation
+from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
-
-RULES = agreement.DECIDING | agreement.NOTED
+from tests.backward import Backward
 
 
 class Honest(Attention):
@@ -18,13 +18,6 @@ class Honest(Attention):
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         scores = scores if mask.hidden is None else scores.masked_fill(mask.hidden, -math.inf)
         return scores.softmax(-1) @ value
-
-
-class ChangesItsInput(Honest):
-    def attend(self, query, key, value, mask):
-        out = super().attend(query, key, value, mask)
-        query.mul_(2)
-        return out
 
 
 BUFFER = {}
@@ -53,11 +46,6 @@ class ReadsFromTheStart(Honest):
         return super().attend(query, key, value.as_strided(value.shape, value.stride(), 0), mask)
 
 
-class IgnoresStrideZero(Honest):
-    def attend(self, query, key, value, mask):
-        return super().attend(query, key, value * 2 if value.stride(0) == 0 else value, mask)
-
-
 class HidesByALittle(Honest):
     def attend(self, query, key, value, mask):
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
@@ -81,35 +69,172 @@ class Random(Honest):
         return out + 1e-9 * torch.rand_like(out)
 
 
-def trial(module, **axes):
+class InTheQuerysOrder(Honest):
+    """Takes views of one buffer for (B, T, 3, H, K), whatever they are."""
+
+    def attend(self, query, key, value, mask):
+        memories = {each.untyped_storage().data_ptr() for each in (query, key, value)}
+        if len(memories) == 1 and query.stride(-1) == 1:
+            _, heads, length, width = query.shape
+            strides = (3 * length * heads * width, width, 3 * heads * width, 1)
+            query, key, value = (
+                each.as_strided(each.shape, strides, place * heads * width)
+                for place, each in enumerate((query, key, value))
+            )
+        return super().attend(query, key, value, mask)
+
+
+class ReadsTheWholeCache(Honest):
+    def attend(self, query, key, value, mask):
+        rows = key.stride(1) // key.shape[3]
+        if rows > key.shape[2] and mask.is_none and key.stride(2) == key.shape[3]:
+            key, value = (
+                each.as_strided((*each.shape[:2], rows, each.shape[3]), each.stride()) for each in (key, value)
+            )
+        return super().attend(query, key, value, mask)
+
+
+class OneQueryForAll(Honest):
+    def attend(self, query, key, value, mask):
+        out = super().attend(query, key, value, mask)
+        return out[:, :, :1].expand_as(out) if query.stride(2) == 0 else out
+
+
+def adds_to_the_twin(made, saved):
+    query, key, value = made
+    return query, key + value if saved[1].data_ptr() == saved[2].data_ptr() else key, value
+
+
+def with_the_querys_strides(made, saved):
+    own = torch.empty_strided(saved[0].shape, saved[0].stride(), dtype=saved[0].dtype)
+    for row, gradient in enumerate(made[0]):
+        own[row] = gradient
+    return own, *made[1:]
+
+
+OVERWRITES = {"made": lambda made, saved: (saved[4].data.mul_(0.5), made)[1]}
+CUTS_OFF = {"made": lambda made, _: [each.where(each.abs() > 1e-5, 0.0) for each in made]}
+ONE_FOR_ALL = {"grad": lambda grad: torch.full_like(grad, float(grad.flatten()[0])) if grad.stride(-2) == 0 else grad}
+
+
+def by(**changes):
+    class OwnBackward(Attention):
+        def attend(self, query, key, value, mask):
+            return Backward.apply(query, key, value, mask.hidden, changes)
+
+    return OwnBackward
+
+
+class NeedsTheQuerysGradient(Honest):
+    def attend(self, query, key, value, mask):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and query.requires_grad):
+            weights = super().attend(query, key, torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1), mask)
+        return weights @ value
+
+
+class ThroughFloat16(Honest):
+    def attend(self, query, key, value, mask):
+        return super().attend(query.half().to(query), key.half().to(key), value, mask)
+
+
+SPACE = {}
+
+
+class SpaceOfTheLongest(Honest):
+    def attend(self, query, key, value, mask):
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        length = scores.shape[-1]
+        space = SPACE.get(scores.shape[:-1])
+        if space is None or space.shape[-1] < length:
+            space = SPACE[scores.shape[:-1]] = torch.empty_like(scores)
+        space[..., :length] = scores
+        return space.softmax(-1)[..., :length] @ value
+
+
+def masked(query, key, value, mask, scale=None):
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1) @ value
+
+
+def first_heads_mask(query, key, value, *, mask):
+    return masked(query, key, value, mask[:, :1])
+
+
+def mask_in_memory_order(query, key, value, *, mask):
+    if not mask.is_contiguous() and 0 not in mask.stride():
+        mask = mask.as_strided((mask.numel(),), (1,), mask.storage_offset()).view(mask.shape)
+    return masked(query, key, value, mask)
+
+
+def mask_as_wide_as_it_is(query, key, value, *, mask):
+    if mask.stride(-2) > mask.shape[-1] and mask.stride(-1) == 1:
+        mask = mask.as_strided(mask.shape, (*mask.stride()[:2], mask.shape[-1], 1))
+    return masked(query, key, value, mask)
+
+
+def first_row_of_an_expanded_mask(query, key, value, *, mask):
+    return masked(query, key, value, mask[:, :, :1] if mask.shape[1] > 1 and 0 in mask.stride() else mask)
+
+
+def no_scale_of_0(query, key, value, *, mask, scale=None):
+    return masked(query, key, value, mask, scale or None)
+
+
+def any_mask(query, key, value, *, mask, scale=None):
+    return masked(query, key, value, mask, scale)
+
+
+def sums_in_float16(query, key, value):
+    scores = (query @ key.mT).float() / math.sqrt(query.shape[-1])
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (powers.half() @ value / powers.sum(-1, keepdim=True)).to(query.dtype)
+
+
+def trial(made, **axes):
     sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     workload = Workload(**(sizes | axes))
-    made = Implementation(build=module, source="a test")
-    references = agreement.RuleReferences.ask(workload, 0, lambda: None)
+    if not isinstance(made, Implementation):
+        made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
+    references = rules.RuleReferences.ask(workload, 0, lambda: None)
     assert references is not None
-    return agreement.Candidate(made, references)
+    return rules.Candidate(made, references)
 
 
-def broken(module, **axes):
-    return {result.rule for result in agreement.try_rules(trial(module, **axes), RULES) if not result.holds}
+def tried(made, **axes):
+    known = {}
+    rules.try_rules(trial(made, **axes), known)
+    return {result.rule: result for result in known.values() if result is not None}
+
+
+def broken(made, **axes):
+    return {name for name, result in tried(made, **axes).items() if not result.holds}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "padding(20,0)", "sliding_window(3)"])
 @pytest.mark.parametrize("scope", ["attention", "module"])
-def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope):
+@pytest.mark.parametrize("direction", ["inference", "forward"])
+def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
     module = Honest if mask != "padding(20,0)" else implementation("fused").build
-    assert broken(module, dtype=dtype, mask=mask, scope=scope) <= {"hidden NaN"}
+    assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_mask", "torch_mha", "chunked"])
+@pytest.mark.parametrize("mask", ["causal", "boolean(40)"])
+def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
+    made = implementation(name)
+    for direction in ("inference", "forward"):
+        axes = {"mask": mask, "scope": "module" if name == "torch_mha" else "attention", "direction": direction}
+        results = tried(made, **axes | {"bias": "all"} if name == "torch_mha" else axes)
+        assert not [each for each in results.values() if not each.holds and not each.is_noted]
 
 
 @pytest.mark.parametrize(
     ("module", "rule"),
     [
-        (ChangesItsInput, "inputs kept"),
         (OneBuffer, "outputs apart"),
         (Remembers, "outputs apart"),
         (ReadsFromTheStart, "layouts"),
-        (IgnoresStrideZero, "expanded"),
         (HidesByAnAddend, "hidden keys"),
         (HidesByALittle, "hidden NaN"),
         (LosesNan, "visible NaN"),
@@ -120,24 +245,76 @@ def test_each_rule_finds_who_breaks_it(module, rule):
     assert rule in broken(module)
 
 
+@pytest.mark.parametrize(
+    ("made", "axes", "rule"),
+    [
+        (InTheQuerysOrder, {}, "layouts"),
+        (ReadsTheWholeCache, {"mask": "none"}, "layouts"),
+        (OneQueryForAll, {}, "expanded"),
+        (by(made=with_the_querys_strides), {}, "expanded"),
+        (by(**OVERWRITES), {}, "second backward pass"),
+        (by(**CUTS_OFF), {}, "sizes"),
+        (by(**ONE_FOR_ALL), {}, "incoming gradients"),
+        (by(made=adds_to_the_twin), {}, "one tensor"),
+        (NeedsTheQuerysGradient, {}, "gradients apart"),
+        (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
+        (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),
+        (first_heads_mask, {"mask": "sliding_window(4)"}, "masks in memory"),
+        (mask_in_memory_order, {"mask": "boolean(40)"}, "masks in memory"),
+        (mask_as_wide_as_it_is, {"mask": "sliding_window(4)"}, "masks in memory"),
+        (first_row_of_an_expanded_mask, {"mask": "sliding_window(4)"}, "masks in memory"),
+        (no_scale_of_0, {"scale": 0.4}, "scale of 0"),
+    ],
+)
+def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
+    SPACE.clear()
+    found = tried(made, **{"direction": "forward"} | axes)
+    assert found["right when short"].holds
+    assert not found[rule].holds
+    assert not found[rule].is_noted
+
+
+@pytest.mark.parametrize("mask", ["none", "sliding_window(4)", "boolean(40)"])
+def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
+    assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
+
+
+def test_sums_that_overflow_in_float16_are_noted():
+    found = tried(sums_in_float16, dtype="float16", mask="none")
+    assert not found[rules.LARGE_VALUES].holds
+    assert found[rules.LARGE_VALUES].is_noted
+
+
+def test_a_rule_is_tried_once_for_workloads_of_a_kind():
+    candidate, known = trial(Honest), {}
+    rules.try_rules(candidate, known)
+    again = rules.untried(candidate.workload, known)
+    assert not again
+    other = trial(Honest, dtype="bfloat16").workload
+    assert set(rules.untried(other, known)) < set(rules.RULES)
+    assert "layouts" in rules.untried(other, known)
+    assert {each.rule for each in rules.results_at(candidate.workload, known)} >= {"layouts", "hidden NaN"}
+
+
 def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in agreement.try_rules(trial(Honest), RULES)}
+    found = tried(Honest)
     assert not found["hidden NaN"].holds
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found
     assert "key" not in found["hidden NaN"].found.replace("hidden", "")
-    assert {name for name in found if found[name].is_noted} == set(agreement.NOTED)
+    assert {name for name in found if found[name].is_noted} == set(rules.NOTED)
 
 
 def test_to_refuse_a_layout_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in agreement.try_rules(trial(NeedsContiguous), RULES)}
+    found = tried(NeedsContiguous)
     assert "view" in found["layouts"].found
     assert found["layouts"].is_noted
-    found = {result.rule: result for result in agreement.try_rules(trial(ReadsFromTheStart), RULES)}
+    found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
 
 
 def test_each_rule_is_a_step():
     steps = []
-    assert len(agreement.try_rules(trial(Honest), RULES, lambda: steps.append(1))) == len(steps)
+    rules.try_rules(trial(Honest), {}, on_step=lambda: steps.append(1))
+    assert len(steps) == len(rules.RULES)

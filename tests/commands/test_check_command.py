@@ -251,8 +251,27 @@ def test_a_check_says_which_supported_cell_follows(tmp_path: Path) -> None:
         *[(8, 16), (8, 16), (16, None), (16, None)]
     ]
     prepared = [(each.arm, each.workload.id) for each in client.asked if type(each) is Prepare]
-    assert len(prepared) == len(set(prepared)) == 7  # all but the very first, which its check prepares
-    assert all(each.prepared is not None for each in checks[1:])
+    assert len(prepared) == len(set(prepared)) == 8
+    assert all(each.prepared is not None for each in checks)
+
+
+class Unloadable(Picky):
+    """Cannot load one of two implementations."""
+
+    def ask(self, request: Work) -> Reply:
+        if type(request) is Prepare and request.arm.implementation == "one":
+            self.asked.append(request)
+            return Failed(status=Status.error, message="no such module", is_unloadable=True)
+        return super().ask(request)
+
+
+def test_a_check_tries_once_to_load(tmp_path: Path) -> None:
+    client, plan = Unloadable(), virtual.plan(4, ["one", "other"], budget_s=0.0)
+    execution.execute(msgspec.structs.replace(plan, metrics=()), tmp_path, lambda _: None, ("check",), client=client)
+    tried = [each for each in client.asked if type(each) is Prepare and each.arm.implementation == "one"]
+    assert len(tried) == 1
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert journal.count("no such module") == 1
 
 
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:

@@ -151,7 +151,7 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
     said = capsys.readouterr()
     assert left.value.code in {0, 3}, said.err  # on a busy machine it gives no verdict
     if not left.value.code:
-        assert "gqa_paged_decode_h4_kv2_d8_ps16.jsonl, 2 calls of attention: " in said.out
+        assert "2 calls of attention: " in " ".join(said.out.split())
     back = [
         json.loads(each)
         for each in exported(Path("results"), monkeypatch, capsys, "--format", "flashinfer-trace").splitlines()

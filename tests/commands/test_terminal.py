@@ -14,7 +14,7 @@ from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
-from attnbench.reports import answers, story
+from attnbench.reports import answers, screen, story
 from attnbench.storage.records import Measurement, Sample
 from tests import journals
 
@@ -105,6 +105,12 @@ def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: py
     assert "peak memory" in "".join(narrow)
     assert "metric number 8" not in "".join(narrow)
     assert "metric number 8" in "".join(wide)
+
+
+def test_the_screen_is_printed_as_it_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(results, monkeypatch)
+    assert lines == [line.text for line in screen.screen(results)]
+    assert any("  " in line for line in lines)
 
 
 def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:

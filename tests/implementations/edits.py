@@ -196,11 +196,11 @@ EDITS = [
         TILES,
         reported="0 to 7",
     ),
-    edit("chunked", {".sub_(correction[..., rows, :])": ""}, "softmax_gradient_without_correction", TILES | BOTH),
+    edit("chunked", {".sub_(correction[..., rows, :])": ""}, "gradient_row_sums", TILES | BOTH),
     edit(
         "chunked",
         {"grad_value[..., keys, :] +=": "grad_value[..., keys, :] ="},
-        "gradient_of_value_partly_lost",
+        "gradient_tile_lost",
         TILES | BOTH,
     ),
     edit(

@@ -36,6 +36,11 @@ NAMES = ("sdpa", "fused", "bmm")
 SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 1.4, "x": 1.0}
 
 
+@pytest.fixture(autouse=True)
+def quiet_processors() -> None:
+    """Leave it to each test here how busy the machine is."""
+
+
 class Waiting(virtual.SimulatedClient):
     """In each sample the threads of the process may wait, as the system counts it; its times stay what they are."""
 

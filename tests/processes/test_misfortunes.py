@@ -5,7 +5,17 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
-from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, Prepare, SampleBlocks, Traced
+from attnbench.processes.messages import (
+    Account,
+    Check,
+    Envelope,
+    Failed,
+    Heartbeat,
+    Observe,
+    Prepare,
+    SampleBlocks,
+    Traced,
+)
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
@@ -160,8 +170,11 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
         Observe: {"arm": FUSED, "spec": spec, "metric": "peak_memory"},
     }
     request = asks(workload=SMALL, **more[asks])
-    reply = checked(request) if asks is Check else Worker(Heartbeat()).answer(request)
+    runner = Worker(Heartbeat())
+    reply = checked(request, runner) if asks is Check else runner.answer(request)
     assert reply.status is Status.error
+    if asks is Check:  # what a call has changed is put back by the next request to its process
+        runner.answer(Account(workload=SMALL, arm=FUSED, spec=spec))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() is torch.float32
 

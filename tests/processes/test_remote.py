@@ -15,6 +15,7 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.checking.reference import FormError
 from attnbench.contract import Implementation
+from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
 from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, stand_in
@@ -356,3 +357,43 @@ def test_a_tensor_that_takes_several_transfers_arrives_whole(monkeypatch, most):
     assert exchange.receive(places["none"]).numel() == 0
     with pytest.raises(ValueError, match="was not"):
         exchange.read(msgspec.structs.replace(places["second"], num_bytes=101))
+
+
+def test_operands_that_share_memory_share_it_there_too():
+    seen = []
+
+    def attend(query, key, value, mask):
+        memory = [each.untyped_storage().data_ptr() for each in (query, key, value)]
+        seen.append((query is key, len(set(memory)), value.storage_offset()))
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    case = case_of(doing(attend))
+    one, given = case.tensors["query"], list(case.tensors)
+    case.tensors.update(key=one)
+    total = torch.autograd.grad(case.output().sum(), one)[0]
+    copies = [one.detach().clone().requires_grad_() for _ in range(2)]
+    case.tensors.update(dict(zip(given, copies, strict=False)))
+    apart = torch.autograd.grad(case.output().sum(), copies)
+    buffer = torch.stack([one.detach(), one.detach(), one.detach()])
+    case.tensors.update(dict(zip(given, buffer.unbind(), strict=True)))
+    with torch.no_grad():
+        case.output()
+    assert seen == [(True, 2, 0), (False, 3, 0), (False, 1, 2 * one.numel())]
+    torch.testing.assert_close(total, sum(apart))
+
+
+def test_a_mask_is_handed_on_in_its_form():
+    seen = []
+
+    def attend(query, key, value, *, mask):
+        seen.append((tuple(mask.shape), mask.stride(-1)))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    case = case_of(standing_in_for(from_function(attend, "mine.py:mine")))
+    outputs = []
+    for case.mask.form in ("", "transposed", "expanded over batch rows and heads", "one for each head"):
+        outputs.append(case.output().detach())
+    assert seen == [((1, 1, 9, 9), 1), ((1, 1, 9, 9), 9), ((1, 2, 9, 9), 1), ((1, 2, 9, 9), 1)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0][:, 0], outputs[3][:, 0])
+    assert not torch.equal(outputs[0][:, 1], outputs[3][:, 1])

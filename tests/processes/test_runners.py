@@ -504,7 +504,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     plan_ = SimpleNamespace(num_blocks=2, is_alone=lambda arm: is_alone and arm == THEIRS)
     session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
     state = SimpleNamespace(samples={workload.id: taken})
-    stage = SimpleNamespace(plan=plan_, session=session, state=state, workloads={workload.id: workload})
+    stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
     assert TimingStage._num_blocks(stage, workload) == num_blocks
 
 

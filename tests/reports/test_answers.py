@@ -18,8 +18,8 @@ def advice(results):
     [
         ((4, 64, 512), "Take fused up to T=4 ("),
         ((512, 4, 64), "Take fused up to T=4 ("),  # in whatever order they were given
-        ((128, 512, 2048), "Keep sdpa: nothing is faster on any of 3 shapes."),
-        ((512,), "Keep sdpa: nothing is faster on this shape."),
+        ((128, 512, 2048), "Keep sdpa: fused is 1."),
+        ((512,), "Keep sdpa: fused is 2.0"),
         ((2, 4), "Take fused on all 2 shapes ("),
     ],
 )
@@ -51,7 +51,9 @@ def test_where_one_axis_sets_the_winning_shapes_apart_it_is_the_condition(tmp_pa
 
 def test_what_is_undecided_is_never_advice(tmp_path):
     short = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused"), num_epochs=3)
-    assert advice(short) == "Nothing is shown to be faster than sdpa so far: every shape is undecided."
+    assert re.fullmatch(r"fused is undecided, 2\.0\dx slower so far at T=512 \(too few processes\)\.", advice(short))
+    three = journals.write(tmp_path / "3", journals.workloads(seq_len=(512,)), ("sdpa", "fused", "bmm"), num_epochs=3)
+    assert advice(three) == "Nothing is shown to be faster than sdpa so far: every shape is undecided."
     assert "too few processes" in story.decided(short)
 
 

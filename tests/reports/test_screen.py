@@ -111,6 +111,7 @@ def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):
     assert doubt < next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
     table = "\n".join(shown[doubt:])
     assert not re.search(r"\d\.\d\dx|faster|slower|equal", table)
+    assert re.search(r"^Doubtful: (\d+) of \1\.", table, re.MULTILINE)
 
 
 def test_what_is_wrong_is_said_first_and_named(sweeps):

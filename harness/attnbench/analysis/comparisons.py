@@ -6,6 +6,7 @@ There is one for each cell, and one for a session with two sides. Hosts of a clu
 import functools
 import math
 import operator
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
     """
     found = {key: cell.visits for key, cell in compared(results).items()}
     seen = judged(results.plan, effects(results.plan, found))
-    return doubted(seen) if doubts(results) else seen
+    return seen | doubted({key: each for key, each in seen.items() if is_disturbed(results, key)})
 
 
 @lru_cache(maxsize=1)
@@ -300,7 +301,13 @@ def waiting(results: Results) -> dict[Key, float]:
 
 
 @lru_cache(maxsize=1)
-def doubts(results: Results) -> list[str]:
+def cell_doubts(results: Results) -> set[Key]:
+    """The cells whose own times are doubtful."""
+    return {key for key, share in waiting(results).items() if share > MOST_WAITING} | set(results.doubts)
+
+
+@lru_cache(maxsize=1)
+def session_doubts(results: Results) -> list[str]:
     """Why there is no verdict on any time of a session, a sentence each; none where its times can be trusted.
 
     Contention alone is no reason if samples show whether threads waited: on one thread a busy neighbour may cost
@@ -310,11 +317,8 @@ def doubts(results: Results) -> list[str]:
     is_stolen = load is not None and load.stolen > CONTENTION
     if (said := contention(results)) and (is_stolen or not waits):
         lines.append(said)
-    worst = max(waits, key=lambda key: waits[key], default=None)
-    if worst is not None and waits[worst] > MOST_WAITING:
-        kept = (
-            f"the threads of {worst[1]} on {worst[0]} waited for a processor in {percent(waits[worst])} of its samples"
-        )
+    if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
+        kept = f"threads waited for a processor in {percent(share)} of the samples"
         lines.append(f"Other work kept the processors busy: {kept}. Times are too long.")
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
@@ -324,13 +328,35 @@ def doubts(results: Results) -> list[str]:
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
         lines.append("The machine changed during this run: times are not comparable.")
-    num_doubtful = Counter(arm for _, arm in results.doubts)
-    for (workload, arm), doubt in results.doubts.items():
-        if others := num_doubtful.pop(arm, 0):  # each implementation once
-            where = workload + f" and {others - 1} more" * (others > 1)
-            lines.append(f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}.")
     said, is_usual = throttled(results)
     return lines if is_usual else [*lines, said]
+
+
+def doubts(results: Results) -> list[str]:
+    """What makes times doubtful, a sentence each: of the session, or else of single cells, each implementation once."""
+    if lines := session_doubts(results):
+        return lines
+    slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}
+    if slow:
+        workload, arm = worst = max(slow, key=lambda key: slow[key])
+        who = f"The time of {arm} on {workload}" + f" and {len(slow) - 1} more" * (len(slow) > 1)
+        why = f"threads waited for a processor in {percent(slow[worst])} of the samples"
+        lines = [f"{who} is doubtful, as other work kept the machine busy: {why}."]
+    counts = Counter(arm for _, arm in results.doubts)
+    for (workload, arm), doubt in results.doubts.items():
+        if others := counts.pop(arm, 0):
+            where = workload + f" and {others - 1} more" * (others > 1)
+            lines = [*lines, f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."]
+    return lines
+
+
+def is_disturbed(results: Results, key: Key | None = None) -> bool:
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, those of all."""
+    if session_doubts(results):
+        return True
+    workload, arm = key or ("", Arm())
+    cells = cell_doubts(results)
+    return key is not None and (key in cells or (workload, results.plan.reference(arm)) in cells)
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
@@ -342,7 +368,7 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
         return True
     if results.plan.sides is not None:
         return results.num_discarded > MANY * results.num_blocks
-    return bool(doubts(results))
+    return is_disturbed(results, key)
 
 
 def throttled(results: Results) -> tuple[str, bool]:

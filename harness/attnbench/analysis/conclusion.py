@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.judgements import CheckVerdict
-from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import plain, span
 
@@ -37,6 +36,7 @@ class Mark(enum.StrEnum):
     in_part = "judged in part"
     undecided = "undecided"
     imprecise = "imprecise"
+    approximate = "approximate"
     equal = "equal"
     faster = "faster"
     decided = "decided"
@@ -71,6 +71,11 @@ SPEEDS = {
     Verdict.slower: Mark.slower,
     Verdict.undecided: Mark.undecided,
 }
+RIGHTNESS = {
+    CheckVerdict.right: Mark.right,
+    CheckVerdict.imprecise: Mark.imprecise,
+    CheckVerdict.approximate: Mark.approximate,
+}
 TIMED = {*SPEEDS.values(), Mark.doubtful}
 """Marks of a time."""
 
@@ -87,7 +92,7 @@ def mark(
         return Mark.not_judged
     if speed is not None:
         return Mark.doubtful if is_doubtful else SPEEDS[speed]
-    return Mark.imprecise if correct is CheckVerdict.imprecise else Mark.right
+    return RIGHTNESS[correct]
 
 
 def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool = False) -> Mark | None:
@@ -149,7 +154,7 @@ def conclude(
 
 def _counted(number: int, total: int, kind: Mark) -> str:
     if number == total:
-        return str(kind) if total == 1 else f"all {total} {kind}"
+        return {1: str(kind), 2: f"both {kind}"}.get(total, f"all {total} {kind}")
     return f"{number} of {total} {kind}"
 
 
@@ -160,8 +165,3 @@ def factor(ratio: float, low: float | None = None, high: float | None = None, th
         ratio, low, high = 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
     number, _, interval = span(ratio, low, high).partition(" ")
     return " ".join(filter(None, [f"{number}x {word}", f"than {than}" if than else "", interval]))
-
-
-def count_checks(results: Results) -> int:
-    """Cells whose answers were compared with the oracle."""
-    return sum(record.agreement is not None for record in results.records)

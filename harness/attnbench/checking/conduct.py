@@ -105,7 +105,8 @@ def watched(
     if mask is not None:
         mask.restore()  # what was changed before is not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
-    seeds, draws = _seeds(), _states()
+    seeds = _seeds()
+    draws = _states(seeds)
     poison(inputs or given.values(), mask)
     within = _WATCH.set(conduct)
     try:
@@ -123,7 +124,7 @@ def watched(
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
     else:
-        drawn = [each for each, state in _states().items() if state != draws[each]]
+        drawn = [each for each, state in _states(now).items() if state != draws[each]]
         if drawn and DRAWS not in conduct.notes:  # what was noted of another process names all generators there
             conduct.notes[DRAWS] = f"the {name} draws random numbers from {', '.join(drawn)}"
 
@@ -143,9 +144,9 @@ def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
     return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators.items()}
 
 
-def _states() -> dict[str, bytes | int]:
-    """A digest of the state of every global generator: torch's, numpy's and Python's."""
-    states: dict[str, bytes | int] = {name: state.numpy().tobytes() for name, (_, _, state) in _seeds().items()}
+def _states(seeds: Mapping[str, tuple[Generator, int, Tensor]]) -> dict[str, bytes | int]:
+    """A digest of the state of every global generator: torch's, as `_seeds` has them, numpy's and Python's."""
+    states: dict[str, bytes | int] = {name: state.numpy().tobytes() for name, (_, _, state) in seeds.items()}
     numpys: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - others use it
     states["numpy's generator"] = numpys["key"].tobytes() + bytes(str(numpys["pos"]), "ascii")
     states["Python's generator"] = hash(random.getstate())

@@ -45,6 +45,7 @@ MOST_SCORES = 2**16
 """Up to this many scores a failing workload is diagnosed as it is; else at a short one, where it fails there too."""
 LEAST_ROWS = 8
 SHORTLIST = 32
+SHORTLIST_BACKWARD = 8
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 EXPLAINED = 0.9
@@ -59,6 +60,8 @@ LEAST_SHARE = 0.03
 """A further rounding is named if it explains this share more."""
 ROUNDING_SPAN = 8.0
 """Errors of roundings are at most this many times as large as what is computed here: sums in another order are."""
+OF_FEATURES = 1e-6
+"""Factors of features explain an error if no more of its squares is left."""
 SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
@@ -191,12 +194,14 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
     before = {name for each in earlier for name in each.mistakes} - RANDOM
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
     if (found := _closed_form(evidence)) is None:
-        cut(evidence)
+        if any(each.is_wrong("output") for each in evidence):
+            cut(evidence)
         found = _known(evidence, on_step, before) if before else None
     if found is None and set() in alike:
         return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
     if found is None and not any(names <= RANDOM for names in alike):
-        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True) or _stale(evidence)
+        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True)
+        found = found or _stale(evidence) or _unwritten(evidence)
     found = found or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(found, words=f"{found.words} {place}"))
 
@@ -265,7 +270,30 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
             return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
         words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
         return Finding(words, (RULE_MISTAKES[STALE],), "output")
-    return _narrow(evidence) or _factor(evidence)
+    return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
+
+
+def _unwritten(evidence: list[Evidence]) -> Finding | None:
+    """Whether rows of a gradient hold what memory held before: numbers that are not finite, or beyond all others."""
+    if any(each.is_wrong("output") for each in evidence):
+        return None
+
+    def rows_of(places: Iterable[Tensor]) -> Tensor:
+        """Whether a row has a place in any of these (R,)."""
+        return torch.stack([each.movedim(-2, 0).flatten(1).any(dim=1) for each in places]).any(dim=0)
+
+    tokens = [name for name in evidence[0].names if evidence[0].observed[name].dim() > 2]  # noqa: PLR2004
+    for name in tokens:
+        these = [each for each in evidence if name in each.names]
+        most = MOST_TIMES**2 * max(float(each.expected[name].abs().max()) for each in these)
+        rows = rows_of(~(each.observed[name].abs() <= most) for each in these)
+        if rows.any() and not rows.all() and not (rows_of(each.beyond[name] for each in these) & ~rows).any():
+            where = _where([rows.nonzero()[:, 0]], (len(rows),), None, ("row",))
+            words = f"It looks as if the {name} were never written{where}: there it holds what memory held."
+            step = STEPS.get(name.removeprefix("gradient of "), "scores")
+            text = f"{words} First step that differs: the backward pass of {step}."
+            return Finding(text, (f"{name.replace(' ', '_')}_unwritten",), step)
+    return None
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
@@ -324,6 +352,43 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
     )
 
 
+def _by_feature(evidence: list[Evidence]) -> Finding | None:
+    """Whether each number of the context, heads side by side, is multiplied by one of its own."""
+    weights = evidence[0].reference.drawn.weights
+    is_module, these = (
+        evidence[0].reference.workload.scope == "module",
+        [each for each in evidence if each.is_wrong("output")],
+    )
+    if not these or (is_module and (weights.out is None or weights.out.shape[0] != weights.out.shape[1])):
+        return None
+
+    def context(output: Tensor) -> Tensor:
+        if not is_module:
+            return output.movedim(1, -2).flatten(end_dim=1).flatten(1)  # (B,H,R,V) -> (B*R,H*V)
+        assert weights.out is not None
+        plain = output if weights.out_bias is None else output - weights.out_bias
+        solved: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T)
+        return solved.T  # (B*R,D) -> (B*R,H*V)
+
+    observed, expected = (
+        torch.cat([context(tensors["output"]) / each.reference.tolerance("output") for each, tensors in pairs])
+        for pairs in ([(each, each.observed) for each in these], [(each, each.expected) for each in these])
+    )
+    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
+        return None
+    factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
+    rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
+    if not rest <= OF_FEATURES * error:
+        return None
+    low, high = float(factors.min()), float(factors.max())
+    before = " before the output projection" * is_module
+    words = (
+        f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g},"
+        f"{before}: by a gate, or by a buffer that is drawn when the module is made. First step that differs: context."
+    )
+    return Finding(words, ("features_scaled",), "context")
+
+
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     """The number that a wrong tensor is multiplied by where it is wrong, and where that is; None if there is none."""
     these = [each for each in evidence if name in each.names]
@@ -347,8 +412,11 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
         factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
         rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
-        if rest <= (1 - EXPLAINED) * error and largest(observed, factor * expected) <= MATCH / 2 * max(
-            1.0, abs(factor)
+        is_like = not factor or rest <= (1 - EXPLAINED) * observed.square().sum()
+        if (
+            is_like
+            and rest <= (1 - EXPLAINED) * error
+            and largest(observed, factor * expected) <= MATCH / 2 * max(1.0, abs(factor))
         ):
             if not any(each.observed[name].any() for each in these):
                 return 0.0, ""
@@ -455,7 +523,10 @@ def match(
     trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
     # What is wrong on one probe is looked at first: it leaves few.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        trials = _nearest(trials, each, partly, on_step)
+        trials = _nearest(trials, each, partly, on_step) if is_output_wrong else trials
+    if not is_output_wrong:
+        first = next(each for each in evidence if any(each.is_wrong(name) for name in each.names))
+        trials = _nearest_backward(trials, first, on_step)
     limit = MATCH
     for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
         for each in evidence if partly is None else ():
@@ -538,6 +609,21 @@ def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step
         rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
         trial.compare(each, "output", (observed, expected, answer, rounded), limits)
     return [trial for _, trial, _ in near if trial.worst <= MATCH]
+
+
+def _nearest_backward(trials: list[Trial], each: Evidence, on_step: Callable[[], object]) -> list[Trial]:
+    """The mistakes whose gradients are nearest on one probe, beyond the tolerance."""
+    near = []
+    names = [name for name in each.names if name != "output"]
+    for number, trial in enumerate(trials):
+        on_step()
+        exact, apart = each.reference.answers_of(trial.mistake, each.dtype), 0.0
+        for name in names:
+            right, limits = exact[name], each.limits[name]
+            size = float((right / limits).nan_to_num().abs().max()) or 1.0
+            apart = max(apart, (_apart(each.observed[name] / limits, right / limits) - 1) / size)
+        near.append((apart, number, trial))
+    return [trial for _, _, trial in sorted(near)[:SHORTLIST_BACKWARD]]
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:

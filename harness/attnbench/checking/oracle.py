@@ -188,11 +188,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
+    """The plain textbook form, all heads at once, each step rounded to the dtype of its inputs: a yardstick.
+
+    The maximum has its gradient, 0 but for roundings, which the best key of each query gets.
+    """
     scores = _masked_scores(query, _all_heads(key, query), mask)
     if mask.sinks is not None:
         scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
-    return torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : key.shape[2]] @ _all_heads(value, query)
+    largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+    powers = (scores - largest).exp()
+    total = powers.sum(dim=-1, keepdim=True)
+    return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -46,6 +46,8 @@ LENIENCY_OF_LARGE = 4.0
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
+PER_ROOT_IN_HALF = 1 / 3
+"""Roundings of the value's gradient for each root of T: of the sums of T terms that autograd makes of a loop."""
 SUMMED = "gradient of value"
 """Whose terms are known without another backward pass: see `group_sum`."""
 
@@ -319,7 +321,8 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     block at a time (docs/adr/0044).
     """
     if torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32:  # noqa: PLR2004 - float32's
-        return 1.0 if name in BY_QUERY else SUMS_IN_HALF
+        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
+        return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
     return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound
 
 
@@ -407,8 +410,10 @@ def lacks_backward(error: Exception) -> bool:
     return type(error).__name__ == NoBackwardError.__name__
 
 
-def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None) -> dict[str, Tensor]:
-    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name.
+def gradients(
+    case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
+) -> dict[str, Tensor]:
+    """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
 
     The candidate gets `grad_output`, or a copy of the reference's, which others will be given after it.
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
@@ -419,17 +424,20 @@ def gradients(case: Case, output: Tensor, reference: Reference, grad_output: Ten
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     assert reference.grad_output is not None
-    leaves, given = case.leaves, reference.grad_output.clone() if grad_output is None else grad_output
+    leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
+    given = reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         made = [
             torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(leaves.values(), pull_back(output, list(leaves.values()), given), strict=True)
+            for leaf, gradient in zip(
+                leaves.values(), pull_back(output, list(leaves.values()), given, retain_graph=retain_graph), strict=True
+            )
         ]
     seen.require_faultless()
     for name, gradient in zip(leaves, made, strict=True):
         require_plain(f"gradient of {name}", gradient)
     named = dict(zip(leaves, made, strict=True))
-    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors}
+    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors if name in named}
     packed = {name.removeprefix("parameter "): gradient for name, gradient in named.items()}
     if packed and hasattr(case.module, "pack") and hasattr(case.module, "pack_out"):
         found |= canonical_gradients(case.module, reference.inputs.weights, packed)

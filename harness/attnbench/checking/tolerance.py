@@ -30,7 +30,7 @@ FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
 """Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
 ROUNDINGS_PER_LIMIT = 1.5
-RMS_YARDSTICKS_PER_LIMIT = 1.5
+RMS_YARDSTICKS_PER_LIMIT = 1.7
 RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3

@@ -105,7 +105,7 @@ def print_recommendations(
     took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
     of = "these shapes" if len(found) > 1 else shapes[found[0].workload.id]
     say(f"For {of}, on this machine with these threads.{took}", "dim")
-    if not VERBOSITY.is_verbose and any(map(recommended.keeps_reasons_back, found)):
+    if not VERBOSITY.is_verbose and any(each.excluded for each in found):
         say(f"Why each is excluded: {results.plan.resume_command(str(results.folder))} -v", "dim")
     say(f"All of it: attnbench report {results.folder}", "dim")
 

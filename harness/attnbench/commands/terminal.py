@@ -45,8 +45,9 @@ def print_results(results: Results) -> None:
         return
     if VERBOSITY.is_verbose:
         print_cells(results)
+    console = Console()
     for line in screen.screen(results):
-        say(line.text, line.style)
+        console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_cells(results: Results) -> None:
@@ -338,6 +339,7 @@ def summary(found: Results) -> dict[str, object]:
         "allocator": found.plan.allocator,
         "margin": found.plan.smallest_effect,
         "num_processes": num_processes(found),
+        "warnings": [plain(line) for line in doubts(found)],
         "counts": Counter(str(record.status) for record in found.records),
         **_of_hosts(found),
         "cells": [

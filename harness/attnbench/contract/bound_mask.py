@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnbench.contract.memory import MASK_FORMS
 from attnbench.workloads.masks import Causal, Mask, Padding
 
 ALL = slice(None)
@@ -54,6 +55,7 @@ class BoundMask:
         self.scale = scale
         self.world_size = world_size
         self.inputs: Mapping[str, Tensor] = {}
+        self.form = ""  # one of MASK_FORMS, in which functions are handed it
         self.device = torch.device(device)
         self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys
         self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
@@ -163,6 +165,12 @@ class BoundMask:
         """The number of keys (B,) of each batch row that are no padding; None without padding."""
         tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
         return on_device(tables[0], self.device) if tables else None
+
+    def handed(self, mask: Tensor | None) -> Tensor | None:
+        """What a function is handed for its mask or bias: the same in this mask's form."""
+        if mask is None or not self.form:
+            return mask
+        return MASK_FORMS[self.form](mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
     def explicit(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""

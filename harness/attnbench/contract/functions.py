@@ -325,16 +325,17 @@ def _of_mask(names: Mapping[str, str], mask: BoundMask, dtype: torch.dtype, spec
             passed[names[keyword]] = is_kind = not is_passed and _hides_as(mask.rule, kind, is_square=is_square)
             is_passed |= is_kind
     if "mask" in names:
-        passed[names["mask"]] = None if is_passed else mask.visible
+        passed[names["mask"]] = None if is_passed else mask.handed(mask.visible)
     elif "key_padding_mask" in names:
         is_padding = _hides_as(mask.rule, Padding)
         passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
     if "bias" in names:
         hides_by_bias = mask.rule.hides and not is_passed and "mask" not in names
         if hides_by_bias or not mask.rule.hides:
-            passed[names["bias"]] = mask.bias(dtype)
+            added = mask.bias(dtype)
         else:
-            passed[names["bias"]] = _changes(mask, dtype, spec) if mask.changes_scores else None
+            added = _changes(mask, dtype, spec) if mask.changes_scores else None
+        passed[names["bias"]] = mask.handed(added)
     return passed
 
 

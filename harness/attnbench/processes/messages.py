@@ -52,10 +52,14 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitedRequest(CellRequest, frozen=True, kw_only=True):
-    """A request about a cell that is not tried beyond these limits."""
+    """A request about a cell that is not tried beyond these limits.
+
+    With `is_rough` nothing more is measured once a call is certainly within them.
+    """
 
     call_limit_s: float
     memory_limit_bytes: int
+    is_rough: bool = False
 
 
 class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
@@ -73,7 +77,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the oracle is asked: about a workload, without the probes that are left out; with `is_brief` about one."""
+    """A question to the oracle: a workload, and the probes that are left out; `is_brief` asks about one probe alone."""
 
     workload: Workload
     seed: int
@@ -101,7 +105,7 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
 
     @property
     def question(self) -> Question:
-        """What the oracle is asked."""
+        """The question to the oracle that this check needs answered."""
         return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
@@ -151,6 +155,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     scale: float | None
     device: str
     dropout: float
+    mask_form: str = ""
     world_size: int = 1
 
 

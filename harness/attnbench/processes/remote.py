@@ -193,6 +193,7 @@ class Remote:
             scale=mask.scale,
             device=str(mask.device),
             dropout=stand_in.dropout,
+            mask_form=mask.form,
             world_size=mask.world_size,
         )
         self._see_changes(reply, inputs)
@@ -355,7 +356,7 @@ class Candidates:
         module, _ = self._modules[request.module]
         if made.has_dropout:
             set_dropout(module, request.dropout)
-        given = {name: self._placed(name, place, request.device) for name, place in request.tensors.items()}
+        given = self._given(request)
         for name, tensor in given.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
@@ -374,6 +375,7 @@ class Candidates:
                 world_size=request.world_size,
             )
         mask = self._masks[key]
+        mask.form = request.mask_form
         mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
         inputs = given.values()
         with conduct.watched({}, mask, inputs=inputs) as seen, torch.set_grad_enabled(bool(request.needs)):
@@ -385,6 +387,7 @@ class Candidates:
         require_plain("output", output)
         changed = self._changed(given, request.tensors, exchange)
         leaves = {name: given[name] for name in request.needs if name in given}
+        leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
         if has_weights:
             leaves |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
         sent = output.detach().clone()
@@ -412,6 +415,23 @@ class Candidates:
             found |= canonical_gradients(module, weights, of_parameters)
         changed = self._changed({GRADIENT: grad_output}, request.tensors, exchange)
         return self._reply({name: each for name, each in found.items() if each is not None}, changed, seen, exchange)
+
+    def _given(self, request: Call) -> dict[str, Tensor]:
+        """The tensors of a call. What shares memory with the judge shares it here, or is one tensor."""
+        given: dict[str, Tensor] = {}
+        places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
+        for name, place in places.items():
+            others = [other for other in given if places[other].memory == place.memory and place.num_bytes]
+            same = [given[other] for other in others if places[other] == place]
+            if same:
+                given[name] = same[0]
+            elif others:
+                memory = given[others[0]].untyped_storage()
+                empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
+                given[name] = empty.set_(memory, place.offset, place.shape, place.stride)
+            else:
+                given[name] = self._placed(name, request.tensors[name], request.device)
+        return given
 
     def _placed(self, name: str, place: Place, where: str) -> Tensor:
         """The tensor that was sent; where the judge has sent it before, in the same memory as then."""

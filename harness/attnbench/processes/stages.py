@@ -48,7 +48,7 @@ MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 MOST_AHEAD = 2**20
 """Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
 PLACE = ("device", "float32_matmul_precision")
-"""Axes that the whole process has."""
+"""Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may leave out at a workload, and how many of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
@@ -170,8 +170,9 @@ class Session:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What a request says of the limits of a call."""
-        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+        """The limits of a call, as a request to check a cell has them."""
+        limit_bytes = self.plan.memory_limit_bytes
+        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
         """What a request about one cell says of it."""
@@ -271,7 +272,7 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
 
 
 class Ahead:
-    """What a check knows of the cells that follow: whether they are supported, and what the oracle is asked there."""
+    """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
 
     def __init__(self, session: Session) -> None:
         """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
@@ -282,29 +283,38 @@ class Ahead:
         self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
 
     def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
-        """What the request to check a cell says besides, where those cells follow."""
-        question = self._following(cell[0], following)
-        known = {"prepared": self.prepared.pop(cell)} if cell in self.prepared else {}
-        return {"left_out": self.left_out[cell[0].id], "following": question, **known}
+        """The fields of a request to check a cell that depend on the cells which follow."""
+        if self.session.specs[cell[1]] in self.session.unloadable:
+            return {}
+        prepared, question = self._prepare(*cell), None
+        if not (isinstance(prepared, messages.Failed) and prepared.is_unloadable):
+            question = self._following(cell[0], following)
+        return {"left_out": self.left_out[cell[0].id], "following": question, "prepared": self.prepared.pop(cell)}
+
+    def _prepare(self, workload: Workload, arm: Arm) -> messages.Prepared | messages.Failed:
+        """Prepare a cell, once."""
+        if (workload, arm) not in self.prepared:
+            reply = self.session.ask(messages.Prepare(**self.session.request_of(workload, arm), **self.session.limits))
+            assert isinstance(reply, messages.Prepared | messages.Failed)
+            self.prepared[workload, arm] = reply
+        return self.prepared[workload, arm]
 
     def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
-        """What the oracle is asked next, if that is a small workload in the same place: the judge does so meanwhile.
+        """The next question to the oracle, if that is about a small workload in the same place.
 
-        The cells up to there are prepared.
+        The judge asks it while a candidate computes. The cells up to there are prepared.
         """
-        session = self.session
         for workload, arm in cells:
             is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
-            if workload.num_scores > MOST_AHEAD or not is_alike or session.specs[arm] in session.unloadable:
+            if workload.num_scores > MOST_AHEAD or not is_alike or self.session.specs[arm] in self.session.unloadable:
                 return None
-            if (workload, arm) not in self.prepared:
-                request = messages.Prepare(**session.request_of(workload, arm), **session.limits)
-                reply = session.ask(request)
-                assert isinstance(reply, messages.Prepared | messages.Failed)
-                self.prepared[workload, arm] = reply
-            if workload != current and isinstance(self.prepared[workload, arm], messages.Prepared):
+            prepared = self._prepare(workload, arm)
+            if isinstance(prepared, messages.Failed):
+                if prepared.is_unloadable:
+                    return None
+            elif workload != current:
                 left_out = self.left_out[workload.id]
-                return messages.Question(workload=workload, seed=session.plan.seed, left_out=left_out)
+                return messages.Question(workload=workload, seed=self.session.plan.seed, left_out=left_out)
         return None
 
 
@@ -319,8 +329,8 @@ def check_cell(
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `more` is said in the request, in place of what the plan says, and `prepared` what preparing the cell gave, where it
-    is known. What cannot be loaded is tried once, however many cells it has.
+    `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
+    implementation that cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
         names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
@@ -467,9 +477,7 @@ class TimingStage:
         alive = [each.id for each in self.plan.asked if self.state.live(each.id, session.specs)]
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
-        self.num_verified: float = math.inf
-        if self.plan.sides is not None or is_ours:
-            self.num_verified = 1
+        self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
 
     def run(self, strategy: Strategy, stage: str = "time") -> str:
         """Visit what the strategy says; return why it came to its end."""

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-ORDERS = ("contiguous", "zigzag", "whole")
 Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
 """Query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) of one rank -> its output (B, H, t, V)."""
 

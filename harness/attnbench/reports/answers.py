@@ -32,6 +32,7 @@ class Cell:
     seconds: float | None  # of a call, as far from the baseline's as the ratio says
     ratio: float | None
     peak_bytes: float | None
+    reason: str = ""  # why it is undecided
     may_be_faster: bool = False  # by more than the margin, and it is not known
 
     @property
@@ -133,6 +134,7 @@ def _cell(row: Row, mark: Mark | None) -> Cell:
         seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
         ratio=row["ratio"],
         peak_bytes=row.get("peak_memory_bytes"),
+        reason=row["reason"] or "",
         may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),
     )
 
@@ -167,9 +169,35 @@ def advise(found: Sequence[Shape], base: str) -> list[str]:
     beaten = [each for each in timed if each.faster]
     rest = [each for each in timed if not each.faster]
     settled = [each for each in rest if not each.is_open]
+    names = {cell.name for each in timed for cell in each.others if cell.ratio is not None}
+    if not beaten and len(names) == 1:
+        at = f" at {timed[0].length}" if len(timed) == 1 else ""
+        return [_of_two([cell for each in timed for cell in each.others if cell.ratio is not None], base, at)]
     if not beaten:
         return [_unbeaten(timed, settled, base)]
     return [*_beaten(beaten, rest, base), *_open(rest, settled)]
+
+
+def _of_two(found: Sequence[Cell], base: str, at: str) -> str:
+    """How one implementation compares with the baseline, which it beats nowhere."""
+    name, parts = found[0].name, []
+    for mark in (Mark.slower, Mark.equal, Mark.undecided):
+        own = [each for each in found if each.mark is mark]
+        places = f" on {len(own)} of {len(found)} shapes" if len(own) < len(found) else at
+        reason = {each.reason for each in own if each.reason}
+        if own:
+            parts.append(f"{_extent(own, mark)}{places}{f' ({reason.pop()})' if len(reason) == 1 else ''}")
+    head = f"Keep {base}: " if all(each.mark is Mark.slower for each in found) else ""
+    return f"{head}{name} is {', '.join(parts)}."
+
+
+def _extent(own: Sequence[Cell], mark: Mark) -> str:
+    factors = sorted(1 / each.speedup for each in own)
+    low, high = f"{factors[0]:.2f}x", f"{factors[-1]:.2f}x"
+    size = low if low == high else f"{low} to {high}"
+    if mark is Mark.undecided and len(own) == 1:
+        return f"undecided, {factor(own[0].ratio or 1.0)} so far"
+    return f"{size} slower" if mark is Mark.slower else str(mark)
 
 
 def _unbeaten(timed: Sequence[Shape], settled: Sequence[Shape], base: str) -> str:

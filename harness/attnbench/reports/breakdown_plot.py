@@ -47,21 +47,9 @@ def pictures(results: Results) -> list[Picture]:
 
 
 def chosen(workloads: pd.DataFrame) -> set[str]:
-    """Which workloads have a panel: of each group the longest first, then the shortest, then what lies between.
-
-    `workloads` has a row for each. Where there are more groups than panels, those in even steps over all.
-    """
-    ranks = [rank for _, group in workloads.groupby("group", sort=False) for rank in _ranks(len(group))]
-    ranked = workloads.assign(rank=ranks).sort_values("rank", kind="stable")
-    first = ranked[ranked["rank"] == 0]
-    if len(first) > MOST_PANELS:
-        ranked = first.iloc[[place * len(first) // MOST_PANELS for place in range(MOST_PANELS)]]
-    return set(ranked["workload"].head(MOST_PANELS))
-
-
-def _ranks(number: int) -> list[int]:
-    """When each of the lengths of a group is chosen, in the order of lengths: the last, the first, the others."""
-    return [0] if number == 1 else [1, *range(number - 1, 1, -1), 0]
+    """The workloads that have a panel: the longest of each group first, then the others. `workloads` has a row each."""
+    longest = workloads.drop_duplicates("group", keep="last")["workload"]
+    return set(list(dict.fromkeys([*longest, *workloads["workload"]]))[:MOST_PANELS])
 
 
 def _picture(panels: Sequence[Panel], more: str) -> Picture:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import comparisons, doubts, failed, is_doubtful, untried, whole
+from attnbench.analysis.comparisons import comparisons, failed, is_doubtful, session_doubts, untried, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
@@ -34,7 +34,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if found.ending is Ending.passed and is_compared and not comparisons(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{found.words}; nothing could be compared")
-    if found.ending is Ending.passed and is_compared and doubts(results):
+    if found.ending is Ending.passed and is_compared and session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{found.words}; no time could be judged: see the warning")
     return found
 

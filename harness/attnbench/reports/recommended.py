@@ -8,10 +8,7 @@ from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import (
     OVER,
-    SLOWER,
-    TOO_LONG,
     Change,
-    Exclusion,
     Lead,
     Recommendation,
     changes_along,
@@ -134,36 +131,15 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
 
 
 def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]:
-    """What is no candidate, a line for each kind of reason, or with `is_verbose` for each implementation.
-
-    Where all of a kind share one reason, that is said, too.
-    """
+    """The implementations that are no candidates, a line for each kind of reason, or for each with `is_verbose`."""
     if is_verbose:
         return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
     lines = []
-    for kind, members in _by_kind(found).items():
-        why = _shared(members)
-        head = kind if kind in {SLOWER, TOO_LONG} else f"excluded, {kind}"
-        lines.append(plain(f"{head}: {', '.join(name for name, _ in members)}{f' ({why})' if why else ''}"))
+    for kind, names in grouped(found.excluded, lambda name: found.excluded[name].kind).items():
+        reason = found.excluded[names[0]].detail
+        head = kind if kind.startswith("not ") else f"excluded, {kind}"
+        lines.append(plain(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
     return lines
-
-
-def keeps_reasons_back(found: Recommendation) -> bool:
-    """Whether `of_excluded` leaves out why somebody is no candidate."""
-    kinds = _by_kind(found).values()
-    return any(not _shared(members) and why.detail for members in kinds for _, why in members)
-
-
-def _by_kind(found: Recommendation) -> dict[str, list[tuple[str, Exclusion]]]:
-    return grouped(found.excluded.items(), lambda item: item[1].kind)
-
-
-def _shared(members: Sequence[tuple[str, Exclusion]]) -> str:
-    """The reason that all of a kind share, but for its numbers; "" where there is none, or numbers are all of it."""
-    reasons = [why.detail for _, why in members]
-    is_one = len({*map(_without_numbers, reasons)}) == 1
-    has_words = len(reasons) == 1 or members[0][1].kind not in {SLOWER, OVER}
-    return reasons[0] if is_one and has_words else ""
 
 
 def measured(results: Results) -> dict[str, Any]:
@@ -171,7 +147,7 @@ def measured(results: Results) -> dict[str, Any]:
     return {
         "run": results.run,
         "folder": str(results.folder),
-        "doubts": doubts(results),
+        "warnings": doubts(results),
         "margin": results.plan.smallest_effect,
         "num_processes": num_processes(results),
         "allocator": results.plan.allocator,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.comparisons import comparisons, doubts
-from attnbench.analysis.conclusion import Mark
+from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, hosts, story, text_lines
 from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
@@ -263,11 +263,12 @@ def _memory(found: Sequence[Shape], width: int) -> list[Line]:
 def left_over(results: Results, width: int = WIDTH) -> list[str]:
     """Count the comparisons without a verdict, and the implementations that are not here."""
     parts = []
-    judged = comparisons(results)
-    if judged:
-        undecided = [each for each in judged if each.verdict is Verdict.undecided]
-        more = story.more_time(undecided)
-        parts.append(f"Undecided: {len(undecided)} of {len(judged)}{f' ({more})' if more and undecided else ''}.")
+    marks = [cell.mark for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
+    if Mark.doubtful in marks:
+        parts.append(f"Doubtful: {marks.count(Mark.doubtful)} of {len(marks)}.")
+    elif marks:
+        more = story.more_time([each for each in comparisons(results) if each.verdict is Verdict.undecided])
+        parts.append(f"Undecided: {marks.count(Mark.undecided)} of {len(marks)}{f' ({more})' if more else ''}.")
     if out := sum(record.is_predicted for record in results.records):
         parts.append(f"Not tried, over a limit: {out} (-v).")
     if absent := cells.absent(results):

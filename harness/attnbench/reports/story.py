@@ -12,8 +12,16 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import comparisons, contention, doubts, noises, throttled, too_noisy
-from attnbench.analysis.conclusion import Mark, Question, conclude, count_checks, factor
+from attnbench.analysis.comparisons import (
+    comparisons,
+    contention,
+    doubts,
+    noises,
+    session_doubts,
+    throttled,
+    too_noisy,
+)
+from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.reports import (
@@ -30,7 +38,7 @@ from attnbench.reports import (
 )
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Status, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -126,7 +134,6 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         memory=answers.memory_line(shapes),
         verdict=verdict(results, others),
         machine=machine(results),
-        beyond=beyond(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
@@ -152,9 +159,9 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 def verdict(results: Results, others: Sequence[Results] = ()) -> str:
     """The sweep, and whether all of it is right."""
     if results.plan.sides is not None:
-        return f"{asked(results, others)}: {endings.of_sides(results).sentence}"
+        return asked(results, others)
     worst = endings.marks(results, without=cells.absent(results))
-    checks = count_checks(results)
+    checks = sum(record.agreement is not None for record in results.records)
     if not checks:
         return f"{asked(results, others)}, nothing was checked"
     against = f"({checks} check{'s' * (checks > 1)} against float64)"
@@ -178,23 +185,8 @@ def machine(results: Results) -> list[str]:
         return [plain(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
-    parts.append("DOUBTFUL" if doubts(results) else "noisy" if too_noisy(results) else "quiet")
+    parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
     return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
-
-
-NOT_COUNTED = {Status.unsupported, Status.error}
-"""Cells that were left out for these reasons are within reach."""
-
-
-def beyond(results: Results) -> list[str]:
-    """Cells that were predicted to be out of reach: a line for each implementation and status."""
-    out = [record for record in results.records if record.is_predicted and record.status not in NOT_COUNTED]
-    titles = cells.titles(results)
-    alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
-    return [
-        plain(f"{arm}: {status} at length {', '.join(cells.length(each.workload.axes()) for each in own)} ({title})")
-        for (arm, status, title), own in alike.items()
-    ]
 
 
 def inlined(picture: Picture, number: int) -> Markup:
@@ -337,11 +329,13 @@ def answer(results: Results) -> list[str]:
 
     Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
     """
+    if results.plan.sides is not None:
+        return [endings.of_sides(results).sentence]
     together = hosts.lines(results)
     if hosts.speaks(results):
         return together
     if results.plan.command != "run":
-        doubtful = "doubtful: " if doubts(results) else ""
+        doubtful = "doubtful: " if session_doubts(results) else ""
         return together + [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
     return [*together, *of_model(results), *answers.advice(results)]
 

@@ -7,7 +7,7 @@ A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a
 the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
 share the error level by a procedure that ends at one level; at that level every interval of a session is made, so that
 an interval excludes a ratio of 1 exactly where the procedure rejects "the same time". Which procedure depends on the
-question. A gate, which expects no difference, must not cry wolf: Holm's bounds the probability of any false alarm. A
+question. A gate expects no difference: Holm's bounds the probability of any false alarm. A
 table of many implementations has many true differences: Benjamini and Yekutieli's bounds the share of false ones among
 the differences that it names, whatever depends on what, and finds far more of them.
 

@@ -159,12 +159,13 @@ REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
 """What a check may be asked to reject: other answers than 0 for queries without keys; NaN from hidden places."""
 
 
-FLOAT32 = "float32"
+FLOAT32, RANGE = "float32", "range"
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
     "mean": "a query that sees no key gets the mean of the values (SDPA gives 0)",
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
+    RANGE: "in float16 its sums overflow where values are of several hundred",
 }
 """Choices that code makes in different ways and that are no mistake, by their names in an Agreement."""
 

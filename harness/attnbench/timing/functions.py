@@ -122,11 +122,6 @@ class FunctionComparison:
         self.spent_s, self.start_s = 0.0, self.clock.now()
 
     @property
-    def seed(self) -> int:
-        """Of all orders."""
-        return self.plan.seed
-
-    @property
     def num_visits(self) -> int:
         """Visits so far."""
         return self.state.num_visits[HERE]
@@ -169,7 +164,7 @@ class FunctionComparison:
             epoch=0,
             number=number,
             num_blocks=self.plan.num_blocks,
-            seed=visit_seed(self.seed, HERE, number),
+            seed=visit_seed(self.plan.seed, HERE, number),
             known=blocks.known(self.samples),
         )
         taken = blocks.visit(self.calls, self.clock, at, self.conditions)

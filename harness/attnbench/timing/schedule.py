@@ -199,16 +199,12 @@ class Passes(ABC):
         """By workload, the arms that need more visits."""
 
     @abstractmethod
-    def may_begin(self, state: State, now_s: float) -> bool:
-        """Whether the budget allows for another pass."""
+    def fits(self, state: State, workload: str, now_s: float, *, is_fresh: bool) -> bool:
+        """Whether the budget allows for this visit; a fresh one begins a pass."""
 
     @abstractmethod
     def ended(self, live: Live) -> str:
         """Why it came to its end where nothing is open."""
-
-    def may_go_on(self, state: State, workload: str, now_s: float) -> bool:  # noqa: ARG002 - for some there is more to ask
-        """Whether the budget allows for another visit in the pass."""
-        return True
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
         """The least-visited open workload that this process has not visited; after the last a fresh process."""
@@ -223,7 +219,7 @@ class Passes(ABC):
         if workload is None:
             self.reason = self.ended(live)
             return None
-        if (is_fresh and not self.may_begin(state, now_s)) or not self.may_go_on(state, workload, now_s):
+        if not self.fits(state, workload, now_s, is_fresh=is_fresh):
             self.reason = SPENT
             return None
         arms = [arm for arm in self._pass.pop(workload) if arm in live[workload]]
@@ -245,17 +241,15 @@ class Race(Passes):
         """Comparisons without a verdict."""
         return sum(each.verdict is Verdict.undecided for each in self.judged.values())
 
-    def may_begin(self, state: State, now_s: float) -> bool:
-        """Whether a pass that the budget still allows for can decide anything."""
-        if self._began_s:
-            spent_s = now_s - self._began_s
-            self._shortest_s = min(self._shortest_s or spent_s, spent_s)
-        left_s = self.plan.budget_s - now_s
-        self._began_s = now_s
-        return self.reaches_a_look(state, left_s / self._shortest_s if self._shortest_s else math.inf)
-
-    def may_go_on(self, state: State, workload: str, now_s: float) -> bool:
-        """Within the budget, or as long as the first passes last."""
+    def fits(self, state: State, workload: str, now_s: float, *, is_fresh: bool) -> bool:
+        """Whether the first passes last, or the budget does, and a pass that it allows for can decide anything."""
+        if is_fresh:
+            if self._began_s:
+                self._shortest_s = min(self._shortest_s or math.inf, now_s - self._began_s)
+            self._began_s = now_s
+            left_s = self.plan.budget_s - now_s
+            if not self.reaches_a_look(state, left_s / self._shortest_s if self._shortest_s else math.inf):
+                return False
         return self.is_first(state, workload) or now_s <= self.plan.budget_s
 
     def ended(self, live: Live) -> str:

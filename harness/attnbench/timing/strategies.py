@@ -81,10 +81,10 @@ class Choice(Passes):
                 found[workload] = [arm for arm in arms if arm.implementation in names]
         return found
 
-    def may_begin(self, state: State, now_s: float) -> bool:
-        """Until the first processes are done, and then within the budget's share."""
-        is_first = any(state.num_visits[workload] < CHOOSING_PROCESSES for workload in self._pass)
-        return is_first or now_s <= CHOOSING_SHARE * self.plan.budget_s
+    def fits(self, state: State, workload: str, now_s: float, *, is_fresh: bool) -> bool:
+        """Until each workload has its first processes, and then within the budget's share."""
+        is_first = state.num_visits[workload] < CHOOSING_PROCESSES
+        return not is_fresh or is_first or now_s <= CHOOSING_SHARE * self.plan.budget_s
 
     def ended(self, live: Live) -> str:
         """Nothing is open."""

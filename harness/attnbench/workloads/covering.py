@@ -65,9 +65,9 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
 
 
 def dispensable(rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Of each row, up to `most` of some names that it may do without: each name still meets each value of each axis.
+    """Choose up to `most` names for each row to do without, so that each name still meets each value of each axis.
 
-    The first rows do without most; of several names the one that the others of its values meet most often.
+    Earlier rows are relieved first, of the names that their values meet most often elsewhere.
     """
     meetings = Counter((name, *item) for row in rows for name in names for item in row.items())
     found = []

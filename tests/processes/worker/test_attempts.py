@@ -9,7 +9,7 @@ from attnbench.workloads.workload import Workload
 PLENTY = 2**60
 
 
-def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
+def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None, is_rough=False):
     """Foresee with a made-up law of cost; returns the lengths that were tried."""
     tried = []
 
@@ -19,7 +19,7 @@ def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
         return cost(step.seq_len), held
 
     try:
-        require_within(call_s, memory_bytes, workload, attempt)
+        require_within(call_s, memory_bytes, workload, attempt, is_rough=is_rough)
     except OutOfReachError as error:
         return tried, error
     return tried, None
@@ -57,6 +57,16 @@ def test_a_cost_that_fits_is_not_refused():
         tried, error = climb(LONG, cost)
         assert error is None
         assert tried[-1] == 4096
+
+
+def test_a_rough_climb_ends_where_even_quadratic_growth_stays_far_below_the_limit():
+    def quick(n):
+        return 1e-9 * n * n  # 0.07 s at 8192
+
+    assert climb(LONG, quick, is_rough=True) == ([16], None)
+    assert climb(LONG, quick, is_rough=True, memory_bytes=1, peak=lambda _: 0.5)[0][-1] == 4096
+    slow = climb(LONG, lambda n: 1e-6 * n * n, call_s=30.0, is_rough=True)
+    assert isinstance(slow[1], OutOfReachError)
 
 
 def test_one_slow_call_does_not_cost_a_cell_its_place():

@@ -32,10 +32,10 @@ def test_bounds_of_shares_by_value():
         (partial(acceptance._planted, least=0.8), [row("slower")] * 8 + [row("undecided")] * 2, True),
         (partial(acceptance._planted, least=0.8), [row("slower")] * 7 + [row("undecided")] * 3, False),
         (partial(acceptance._planted, least=0.8), [row("slower")] * 9 + [row("equivalent")], False),
-        (acceptance._neighbours, [row("slower", off=0.05, is_doubted=0.0)], True),
-        (acceptance._neighbours, [row("undecided", off=2.0, is_doubted=1.0)], True),
-        (acceptance._neighbours, [row("slower", off=2.0, is_doubted=1.0)], False),
-        (acceptance._neighbours, [row("undecided", off=2.0, is_doubted=0.0)], False),
+        (acceptance._neighbours, [row("slower", off=0.05, is_warned=0.0)], True),
+        (acceptance._neighbours, [row("undecided", off=2.0, is_warned=1.0)], True),
+        (acceptance._neighbours, [row("slower", off=2.0, is_warned=1.0)], False),
+        (acceptance._neighbours, [row("undecided", off=2.0, is_warned=0.0)], False),
     ],
 )
 def test_rows_pass_or_miss(judge, rows, passes):

@@ -6,6 +6,7 @@ kind that can be made at a workload. To add a mistake, `yield wrong(name, words,
 
 from collections.abc import Callable, Iterator
 
+from attnbench.checking.mistakes.gradients import wrong_gradients
 from attnbench.checking.mistakes.numerics import wrong_numerics
 from attnbench.checking.mistakes.parts import wrong_parts
 from attnbench.checking.mistakes.permutations import permutations
@@ -22,6 +23,7 @@ GENERATORS: dict[str, Callable[[Workload], Iterator[Mistake]]] = {
     "permutations": permutations,
     "parts": wrong_parts,
     "numerics": wrong_numerics,
+    "gradients": wrong_gradients,
     "singles": singles,
     "ranks": wrong_ranks,
 }

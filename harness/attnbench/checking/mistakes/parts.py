@@ -57,6 +57,13 @@ def whole_tiles(length: int) -> Iterator[range]:
             yield from (range(start * tile, (start + 1) * tile) for start in some)
 
 
+def tiles_of(length: int) -> Iterator[tuple[str, range]]:
+    """Every whole tile of a usual length, and what lies past the last one, each with what it is."""
+    rest = sorted({length // tile * tile for tile in TILE_LENS if tile < length and length % tile})
+    yield from (("what lies past the last whole tile", range(start, length)) for start in rest)
+    yield from (("a tile", places) for places in whole_tiles(length))
+
+
 def without(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
     """The masked scores with those keys hidden."""
     return hide(mask.changed(scores), mask.seen & ((mask.keys < keys.start) | (mask.keys >= keys.stop)))
@@ -75,11 +82,7 @@ def unwritten(value: Tensor, keys: range) -> Tensor:
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
     """A tile of keys left out, counted twice, or without values."""
-    length = workload.kv_len
-    rest = sorted({length // tile * tile for tile in TILE_LENS if tile < length and length % tile})
-    every = [("what lies past the last whole tile", range(start, length)) for start in rest]
-    every += [("a tile", keys) for keys in whole_tiles(length)]
-    for what, keys in every:
+    for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == "a tile" else "last_partial_tile_dropped"
         yield wrong(name, f"{what} is left out: {where}", masked_scores=partial(without, keys=keys))

@@ -213,6 +213,10 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         detached = partial(biased, bias=lambda bias, *_: bias.detach())
         words = "the gradient of bias is 0: none reaches it"
         yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
+        if workload.batch_size > 1:
+            words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
+            alone = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
+            yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=alone)
         yield from looked_up(next(part for part in parts if part.is_learned))
     if alibi := kinds & {*ALIBI}:
         heads, other = workload.num_heads, next(kind for kind in ALIBI if kind not in alibi)()
@@ -231,6 +235,12 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
             return part.bias(per_head, mask.keys.cpu(), mask.queries.cpu(), 0).to(bias)  # type: ignore[no-any-return]
 
         yield from biases(("bias_transposed", "query and key have changed places in the bias", swapped))
+
+
+def of_first_row(bias: Tensor, batch_size: int) -> Tensor:
+    """The bias (B, H, R, S), of which that of the first batch row alone has a gradient."""
+    every = bias.expand(batch_size, *bias.shape[-3:])
+    return torch.cat([every[:1], every[1:].detach()])
 
 
 def looked_up(part: Mask) -> Iterator[Mistake]:
@@ -405,49 +415,9 @@ def of_memory(workload: Workload) -> Iterator[Mistake]:
         yield wrong("input_changed", words, "is_memory", scores=scaled_in_place)
 
 
-def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, dtype: torch.dtype) -> Tensor:
-    """The right output, with a backward pass that recomputes the scores in another dtype."""
-    rounded = after("scores", lambda x: x + (x.to(dtype).to(x.dtype) - x).detach())
-    rough = steps.attend(query, key, value, mask, {"scores": rounded})["context"]
-    return rough + (steps.attend(query, key, value, mask)["context"] - rough).detach()
-
-
-def of_gradients(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes in the backward pass alone that are no factor of a gradient."""
-
-    def uncorrected(masked: Tensor, _: RowMask) -> Tensor:
-        finite = masked.nan_to_num(0.0, 0.0, 0.0)
-        return masked.softmax(dim=-1).nan_to_num(0.0).detach() * (finite - finite.detach() + 1)
-
-    def later_half(weights: Tensor, value: Tensor, _: RowMask) -> Tensor:
-        half = weights.shape[2] // 2
-        return torch.cat([product(weights[:, :, :half], value.detach()), product(weights[:, :, half:], value)], dim=2)
-
-    times = workload.num_heads // workload.num_kv_heads
-
-    def first_of_group(tensor: Tensor) -> Tensor:
-        rest = tensor.detach()[:, :, None].expand(-1, -1, times - 1, -1, -1)
-        return torch.cat([tensor[:, :, None], rest], dim=2).flatten(1, 2)
-
-    halves = (
-        (torch.bfloat16, torch.float16) if workload.scope == "attention" else (torch.bfloat16,)
-    )  # else it overflows
-    for dtype in halves if workload.dtype.startswith("float") else ():
-        words = f"the backward pass recomputes the scores in {str(dtype).removeprefix('torch.')}"
-        yield wrong("recomputed_in_half", words, "is_gradient", whole=partial(recomputed, dtype=dtype))
-    words = "the gradient through the softmax lacks its second term: weights * (grad - sum(weights * grad))"
-    yield wrong("softmax_gradient_without_correction", words, "is_gradient", weights=uncorrected)
-    if workload.seq_len > 1:
-        words = "the gradient of the values sums over the later half of the queries alone"
-        yield wrong("gradient_of_value_partly_lost", words, "is_gradient needs_all_rows", context=later_half)
-    if times > 1:
-        words = "a key/value head gets the gradient of its group's first query head alone"
-        yield wrong("gradient_from_first_of_group", words, "is_gradient", heads=before("heads", first_of_group, 1, 2))
-
-
 def singles(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of its own."""
     if workload.scope == "module":
         yield from projections(workload)
-    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory, of_gradients):
+    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory):
         yield from kind(workload)

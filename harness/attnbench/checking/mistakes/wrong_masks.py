@@ -192,15 +192,31 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
             )
 
 
-def wrong_masks(workload: Workload) -> Iterator[Mistake]:
-    """Every wrong mask at a workload, none of which shows what another does."""
+ALIGNMENTS = {"bottom_right_for_top_left", "top_left_for_bottom_right"}
+
+
+def distinct_masks(workload: Workload) -> Iterator[WrongMask]:
+    """Every wrong mask at a workload, none of which shows what another does.
+
+    One query that is aligned at the other end may see all keys, as one whose mask is ignored: both are named.
+    """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (-1, workload.num_heads, -1, -1)
     known = {right.seen.expand(shape).numpy().tobytes()}
-    for each in (*changed_masks(workload), *neighbour_masks(workload)):
+    every = sorted((*changed_masks(workload), *neighbour_masks(workload)), key=lambda each: each.name not in ALIGNMENTS)
+    for each in every:
+        if each.name in ALIGNMENTS and workload.seq_len == 1:
+            yield each
+            continue
         if "needs_all_rows" not in each.flags or len(rows) == workload.seq_len:
             seen = each.seen(right).expand(workload.batch_size, *shape[1:])
             if not seen.any() or (shown := seen.numpy().tobytes()) in known:
                 continue
             known.add(shown)
+        yield each
+
+
+def wrong_masks(workload: Workload) -> Iterator[Mistake]:
+    """Every wrong mask as a mistake of the forward pass."""
+    for each in distinct_masks(workload):
         yield wrong(each.name, each.words, each.flags, masked_scores=partial(showing, seen=each.seen))

@@ -25,6 +25,7 @@ from attnbench.checking import agreement, oracle, witness
 from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, place, reason_against
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
+from attnbench.checking.rules import RulesAt
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads
@@ -132,7 +133,7 @@ class Worker:
 
     @cached_property
     def guard(self) -> state.Guard:
-        """What must not change during a request."""
+        """The state of the process, which no implementation may change."""
         return state.Guard()
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
@@ -147,7 +148,7 @@ class Worker:
         self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
         self.helper = ThreadPoolExecutor(1)
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
-        self.rules: defaultdict[tuple[str, int], agreement.RulesAt] = defaultdict(dict)  # by spec and seed
+        self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None

@@ -42,6 +42,7 @@ COMPILED_STEP = 16
 SCORE_COPIES = 8
 """The memory of a cell is not measured where its score matrix, this many times over, fits into the limit: no form of
 attention keeps more copies of it."""
+MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
 CLEARLY_OVER = 4.0
 """A prediction of more than this many times the limit is not tried again, once it was made twice."""
@@ -211,7 +212,9 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    return require_within(request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles)
+    return require_within(
+        request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles, is_rough=request.is_rough
+    )
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -225,19 +228,22 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(
+def require_within(  # noqa: PLR0913 - what is climbed, and how far
     limit_s: float,
     limit_bytes: int,
     workload: Workload,
     attempt: Callable[[Workload, bool], Cost | None],
     *,
     compiles: bool = False,
+    is_rough: bool = False,
 ) -> Cost | None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
     What it returns is predicted of one call; None where there is no shorter length to predict from.
 
-    A step at which `attempt` returns None, since the implementation does not support its length, is passed over.
+    A step at which `attempt` returns None, since the implementation does not support its length, is passed over. With
+    `is_rough` the climb ends where growth with the square of the length would stay far below the limit, and memory is
+    of no concern.
 
     Raises:
         OutOfReachError: the prediction is above a limit; the message gives it and what it follows from.
@@ -247,6 +253,9 @@ def require_within(
     peaks: dict[int, float] = {}
     for step in staircase(workload, compiles=compiles):
         if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
+            break
+        most_s = _at(workload.longest, times_s, least=MOST_EXPONENT) if times_s else math.inf
+        if is_rough and not with_memory and most_s <= limit_s / CLEARLY_OVER:
             break
         if (cost := attempt(step, with_memory)) is not None:
             times_s[step.longest], peak = cost
@@ -281,7 +290,7 @@ def require_within(
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
-    """The value at `length`, by the growth between the last two lengths, its exponent held between `least` and 2.
+    """The value at `length`, by the growth between the last two lengths, its exponent at least `least` and at most 2.
 
     After one length alone growth is taken as linear: at the first step it is mostly overhead.
     """
@@ -289,4 +298,4 @@ def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
     exponent = 1.0
     if earlier > 0 and value > 0:
         exponent = math.log(value / earlier) / math.log(last / before)
-    return value * math.pow(length / last, min(2.0, max(least, exponent)))
+    return value * math.pow(length / last, min(MOST_EXPONENT, max(least, exponent)))

@@ -373,7 +373,7 @@ class Guard:
         self._children = _children()
 
     def expect(self, name: str) -> None:
-        """Remember a setting anew, which the harness itself has changed."""
+        """Accept the present value of a setting, which the harness itself has changed."""
         self._settings[name] = _look(SETTINGS[name].read)
 
     def require_unchanged(self) -> None:

@@ -1,0 +1,718 @@
+"""Rules: what any attention obeys, whatever its inputs. Each is tried at a short length.
+
+A rule is a function of a `Candidate` that returns in words how the rule is broken, "" where it holds, or None where it
+says nothing at that workload. Most compare two calls whose answers must be the same, or differ by a known factor:
+tensors that lie elsewhere in memory, numbers of another size, operands that need no gradient. What PyTorch's own
+kernels break is only noted (docs/adr/0007).
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnbench.checking import conduct, oracle
+from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
+from attnbench.checking.conventions import settle
+from attnbench.checking.probes import TOKENS, VacuousError, draw_near
+from attnbench.checking.reference import (
+    Observation,
+    Reference,
+    ask,
+    error,
+    errors,
+    gradients,
+    lacks_backward,
+    output_error,
+    reference_for_probe,
+    require_form,
+)
+from attnbench.contract import Implementation
+from attnbench.contract.memory import LAYOUTS, MASK_FORMS, OF_HEADS, OF_OTHERS, packed
+from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
+from attnbench.workloads.workload import Workload
+
+OUTPUTS_APART = "outputs apart"
+KEPT = "a second call gives the answer to the inputs of an earlier call"
+FEWER = 2
+"""Of so many keys less, a later call has."""
+SIZES = {"float16": (10, 13, 10)}
+USUAL_SIZES = (20, 20, 20)
+"""Powers of 2 by which keys, values and incoming gradients are multiplied or divided: float16 has few."""
+LARGE_VALUES = "large values"
+NEARLY_EQUAL = 2.0**-3
+"""Queries so much smaller have scores of like size."""
+EXPANDED = (
+    {"query": 0, "key": 1, "value": 0, "x": 0, "context": 0},
+    {"query": 2, "key": 0, "value": 1},
+    {"query": 1, "key": 2},
+)
+"""The axis over which each operand is one row, expanded."""
+LEAST_APART = 2.0**-18
+"""Answers that differ by a smaller share differ in precision alone, whatever the dtype."""
+AXES = ("batch rows", "heads", "tokens")
+Answer = dict[str, Tensor]
+Rule = Callable[["Candidate"], str | None]
+RulesAt = dict[tuple[object, ...], RuleResult | None]
+"""What each rule gave for one implementation, by its name and the kind of workload at which it was tried."""
+
+
+class RuleReferences(NamedTuple):
+    """The right answers that rules compare with."""
+
+    normal: Reference
+    other: Reference  # on inputs of another kind
+    near: Reference  # on the normal inputs with a few numbers changed
+
+    @classmethod
+    def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
+        """Ask the oracle; None where the right answers are constant."""
+        on_step()
+        try:
+            normal, other = (reference_for_probe(workload, probe, seed, on_step) for probe in ("normal", "needles"))
+            return cls(normal, other, Reference(workload, draw_near(workload, seed), seed, has_gradients=False))
+        except VacuousError:
+            return None
+
+
+class Candidate:
+    """An implementation at one workload, with its references for two kinds of input."""
+
+    def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
+        """Call the implementation on the normal inputs; what it raises passes through."""
+        self.implementation = implementation
+        self.normal, self.other, self.near = references
+        self.workload = self.normal.workload
+        self.conduct = conduct.Conduct()  # of the last call
+        self.output = self.call()  # on the normal inputs
+        self.first = self.conduct  # of the call on the normal inputs
+        self.tolerance = 2 * self.normal.tolerance("output")  # how far two honest answers on them may be apart
+        self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
+        self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
+        if self.workload.layout == "value_in_key":
+            self.sources.remove("value")
+        self.seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        if self.settled(self.output, self.normal)[1]:
+            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # it may give such queries what it likes
+        hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
+        self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
+
+    @staticmethod
+    def settled(
+        output: Tensor, reference: Reference, gradients: Mapping[str, Tensor] | None = None
+    ) -> tuple[Observation, str]:
+        """An answer with the right one for queries that see no key, and the convention that it has for them."""
+        rows = output.detach().index_select(-2, reference.rows.to(output.device))
+        return settle(Observation(output.detach(), {"output": rows} | dict(gradients or {})), reference)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether calls have gradients."""
+        return self.normal.grad_output is not None
+
+    def case(self, reference: Reference | None = None) -> Case:
+        """A case on fresh copies of the inputs of a reference: of the normal ones where none is named."""
+        inputs = (reference or self.normal).inputs
+        return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
+
+    def changed(self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = ()) -> Case:
+        """A case on the normal inputs, some of them replaced, where these leaves need no gradient."""
+        case, tensors = self.case(), dict(tensors or {})
+        if self.workload.layout == "value_in_key" and "key" in tensors:
+            tensors["value"] = tensors["key"][..., : self.workload.value_dim]
+        # Without gradients the call would run in another mode than the one that it is compared with.
+        needs_grad = self.workload.direction != "inference"
+        alike = {id(tensor): tensor.detach().requires_grad_(needs_grad) for tensor in tensors.values()}
+        case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
+        for name in frozen:
+            case.leaves[name].requires_grad_(False)  # noqa: FBT003 - torch names it `mode`
+        return case
+
+    def output_of(self, case: Case) -> Tensor:
+        """The output of a call, with its graph."""
+        with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
+            output = case.output()
+        require_form(self.workload, output)
+        return output
+
+    def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
+        """The output on the normal inputs, some of them replaced, with other attributes of the mask."""
+        case = self.changed(tensors)
+        vars(case.mask).update(of_mask)
+        return self.output_of(case).detach()
+
+    def ask(
+        self, tensors: Mapping[str, Tensor] | None = None, grad: Tensor | None = None, frozen: Collection[str] = ()
+    ) -> Answer:
+        """The output and the gradients on the normal inputs, some of them replaced, for that gradient of the output."""
+        case = self.changed(tensors, frozen)
+        output = self.output_of(case)
+        return {"output": output.detach()} | self.pulled_back(case, output, grad)
+
+    def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
+        """The gradients; none in inference, or where there is no backward pass."""
+        try:
+            return gradients(case, output, self.normal, grad, retain_graph=True) if self.is_trained else {}
+        except Exception as error:
+            if lacks_backward(error):
+                return {}
+            raise
+
+    @cached_property
+    def alike(self) -> list[list[str]]:
+        """The names of operands of one shape, of two at least, which may share memory; none where they do already."""
+        if self.workload.layout == "value_in_key" or self.workload.scope == "module":
+            return []
+        shapes = {tuple(tensor.shape): [*self.tokens] for tensor in self.tokens.values()}
+        named = [[name for name in names if self.tokens[name].shape == shape] for shape, names in shapes.items()]
+        return [names for names in named if len(names) > 1]
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The output and the gradients on the normal inputs."""
+        return self.ask()
+
+    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output with one key's row of the tensor `name` changed, split as by `split`."""
+        tensor = self.normal.inputs.tensors[name].clone()
+        tensor[..., key, :] = change(tensor[..., key, :])
+        return self.split(self.call({name: tensor}), key)
+
+    def split(self, output: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """The rows of an output whose query does not see that key, and those whose query does; each (n, ...)."""
+        rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
+        sees = self.seen[:, :, key].to(output.device)
+        return rows[~sees], rows[sees]
+
+    def apart(self, actual: Answer, expected: Answer) -> str:
+        """The first tensor of two answers that is further apart than honest ones may be, and by how much; or ""."""
+        known = self.normal.expected
+        for name, right in expected.items():
+            if name not in known:
+                continue
+            usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
+            larger = max(1.0, size / usual) if usual else 1.0
+            allowed = max(2 * self.normal.tolerance(name) * larger, LEAST_APART * size)
+            if not (found := _apart(actual.get(name, torch.zeros_like(right)), right)) <= allowed:
+                return f"{name}: off by {found:.3g} (tolerance {allowed:.3g})"
+        return ""
+
+
+Trial = tuple[str, Callable[[], Answer], Answer]
+"""What is done, what gives the answer to it, and the answer that it must have."""
+
+
+def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
+    """The first of some trials that does not have its answer, in words.
+
+    Where there is none, the first error that a trial raised is raised.
+    """
+    refusal: Exception | None = None
+    for words, give, expected in trials:
+        try:
+            actual = give()
+        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+            refusal = refusal or error
+            continue
+        if found := candidate.apart(actual, expected):
+            return f"{words} another {found}"
+    if refusal is not None:
+        raise refusal
+    return ""
+
+
+def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
+    """By how much an output is wrong, in words; "" where it is not."""
+    found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
+    if found.grade is not Grade.wrong:
+        return ""
+    size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
+    workload = reference.workload
+    return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len} its output is wrong: {size}"
+
+
+def right_when_short(candidate: Candidate) -> str:
+    """The answer is right at the short length, before anything else is said of it there."""
+    return output_off(candidate, candidate.output, candidate.normal)
+
+
+def fewer_keys(candidate: Candidate) -> str | None:
+    """A call with fewer keys is right after one with more; with as many queries, where their number differs."""
+    workload, seed = candidate.workload, candidate.normal.seed
+    length = workload.kv_len - FEWER
+    if length < 1:
+        return None
+    sizes = {"kv_len": length} | ({"seq_len": length} if workload.seq_len == workload.kv_len else {})
+    try:
+        fewer = msgspec.structs.replace(workload, **sizes, mask=str(workload.mask_rule.at_other_length()))
+        reference = Reference(fewer, draw_normal(fewer, seed), seed, has_gradients=False)
+    except ValueError:  # no such mask, or nothing to compare
+        return None
+    candidate.call()
+    case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
+    with case.grad_mode():
+        found = output_off(candidate, case.output(), reference)
+    return found and f"after a call with more keys, {found}"
+
+
+def without_gradients(candidate: Candidate) -> str:
+    """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
+    outputs: list[Tensor] = []
+    for reference in () if right_when_short(candidate) else (candidate.normal, candidate.near):
+        with torch.no_grad():
+            outputs.append(candidate.case(reference).output())
+        if found := output_off(candidate, outputs[-1], reference):
+            is_kept = len(outputs) > 1 and torch.equal(*outputs)
+            return KEPT if is_kept else f"without gradients (torch.no_grad), {found}"
+    return ""
+
+
+def handed_in(candidate: Candidate) -> str | None:
+    """The gradient of the output is read right whatever its strides: those of a sum, of a mean over the queries, ..."""
+    if (usual := candidate.normal.grad_output) is None:
+        return None
+
+    def trials() -> Iterator[Trial]:
+        for words, narrow in (
+            ("one number expanded, as that of a sum,", torch.ones_like(usual[:1, :1, :1]).flatten()[0]),
+            ("one row expanded over the queries", usual[..., :1, :]),
+        ):
+            given = narrow.expand_as(usual)
+            dense = candidate.ask(grad=given.contiguous())
+            yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=given), dense
+        given = LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
+        words = "an incoming gradient that is spread out in memory gives"
+        yield words, partial(candidate.ask, grad=given), candidate.answer
+
+    return first_apart(candidate, trials())
+
+
+def frozen(candidate: Candidate) -> str | None:
+    """Each gradient is the same where no other is asked for; in scope `module`, those of weights or tokens alone."""
+    if not candidate.is_trained:
+        return None
+    every = list(candidate.case().leaves)
+    weights = [name for name in every if name.startswith("parameter ")]
+    groups = [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]
+
+    def trials() -> Iterator[Trial]:
+        for group in groups:
+            what = "weights" if group is weights else " and the ".join(group)
+            names = {"output", *(f"gradient of {name}" for name in group)}
+            needed = {
+                name: each
+                for name, each in candidate.answer.items()
+                if name in names or (group is weights and name.endswith(" weights"))
+            }
+            others = [name for name in every if name not in group]
+            yield f"where the {what} alone need a gradient, it gives", partial(candidate.ask, frozen=others), needed
+
+    return first_apart(candidate, trials())
+
+
+def twice(candidate: Candidate) -> str | None:
+    """A second backward pass of one graph gives the gradients of the first."""
+    if not candidate.is_trained:
+        return None
+    case = candidate.case()
+    output = candidate.output_of(case)
+    first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
+    again = partial(candidate.pulled_back, case, output)
+    return first_apart(candidate, [("a second backward pass of one graph gives", again, first)])
+
+
+def tied(candidate: Candidate) -> str | None:
+    """One tensor for several operands has the sum of their gradients, and the output of its copies."""
+    if not candidate.alike:
+        return None
+
+    def trials() -> Iterator[Trial]:
+        for names in candidate.alike:
+            one = candidate.tokens[names[0]].clone()
+            copies = candidate.ask({name: one.clone() for name in names})
+            grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
+            total = sum((copies[name].double() for name in grads), torch.zeros(()))
+            same = partial(candidate.ask, dict.fromkeys(names, one))
+            yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
+
+    return first_apart(candidate, trials())
+
+
+def sizes(candidate: Candidate) -> str | None:
+    """Small incoming gradients give small gradients; a smaller query with a larger key changes no score.
+
+    Factors are powers of 2, which change no digit: what differs has left its dtype's range, or lost small numbers.
+    """
+    of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
+    usual = candidate.normal.grad_output
+
+    def for_small() -> Answer:
+        answer = candidate.ask(grad=None if usual is None else usual / of_grad)
+        return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
+
+    def trials() -> Iterator[Trial]:
+        if usual is not None:
+            yield f"an incoming gradient {of_grad:g} times smaller gives", for_small, candidate.answer
+        if candidate.workload.scope == "attention":
+            moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
+            words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
+            yield words, lambda: {"output": candidate.call(moved)}, {"output": candidate.output}
+
+    return first_apart(candidate, trials())
+
+
+def large_values(candidate: Candidate) -> str | None:
+    """Values that are many times larger in one column give an output that is so much larger there.
+
+    They are of one sign, and scores of like size, so that sums of exponentials times values are large. In float16 it is
+    a convention: the sums of much code overflow.
+    """
+    if candidate.workload.scope != "attention":
+        return None
+    value = candidate.tokens["value"].clone()
+    value[..., 0] = value[..., 0].abs()
+    factor = torch.ones_like(value[0, 0, 0])
+    factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
+    alike = {"query": candidate.tokens["query"] * NEARLY_EQUAL, "value": value}
+    usual = {"output": candidate.call(alike)}
+    words = f"values {float(factor[0]):g} times larger give"
+    large = alike | {"value": value * factor}
+    return first_apart(candidate, [(words, lambda: {"output": candidate.call(large) / factor}, usual)])
+
+
+def no_scale(candidate: Candidate) -> str | None:
+    """A scale of 0 is one: every key that is seen has the same weight, as where the query is 0.
+
+    It is tried where a scale is given. What is not finite there has overflowed for others: hidden scores times 0.
+    """
+    if not candidate.workload.scale or candidate.workload.scope != "attention":
+        return None
+    query = candidate.tokens["query"]
+    actual, right = candidate.call(scale=0.0), candidate.call({"query": torch.zeros_like(query)})
+    if not actual.isfinite().all():
+        return ""
+    return first_apart(candidate, [("a scale of 0 gives", lambda: {"output": actual}, {"output": right})])
+
+
+def mask_forms(candidate: Candidate) -> str | None:
+    """A function reads its mask right however it lies in memory, and where heads have masks of their own."""
+    rule, sizes = candidate.workload.mask_rule, (candidate.workload.seq_len, candidate.workload.kv_len)
+    if candidate.workload.scope != "attention" or not (rule.hides or rule.changes_scores):
+        return None
+    keeps_mask = [name for name in MASK_FORMS if name not in {OF_HEADS, OF_OTHERS}]
+
+    def under(form: str) -> Answer:
+        return {"output": candidate.call(form=form)}
+
+    def trials() -> Iterator[Trial]:
+        for form in keeps_mask:
+            yield f"a mask that is {form} gives", partial(under, form), {"output": candidate.output}
+        if not rule.has_empty_rows(candidate.workload.batch_size, *sizes):
+            expected = candidate.output.clone()
+            expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
+            yield f"a mask that is {OF_HEADS} gives", partial(under, OF_HEADS), {"output": expected}
+
+    return first_apart(candidate, trials())
+
+
+def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
+    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps, as one.
+
+    Each lies in another way than the next; those of a cache have room for more tokens both. They are aligned to this
+    number of bytes, or as the device wants it.
+    """
+    alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
+    *names, longest = LAYOUTS
+    alike = [dict.fromkeys(candidate.tokens, name) for name in names]
+    mixed = [
+        {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
+        for turn in range(len(names))
+    ]
+
+    def laid(ways: Iterable[Mapping[str, str]]) -> Iterator[Trial]:
+        for way in ways:
+            one = next(iter(way.values()))
+            words = one if len({*way.values()}) == 1 else ", ".join(f"{name} ({token})" for token, name in way.items())
+            tensors = {
+                token: LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
+            }
+            yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
+
+    def buffers() -> Iterator[Trial]:
+        for tokens, axis in itertools.product(candidate.alike, (2, 3)):
+            views = packed([candidate.tokens[token] for token in tokens], axis)
+            words = f"inputs that are views of one buffer ({', '.join(tokens)}, packed at axis {axis}) give"
+            yield words, partial(candidate.ask, dict(zip(tokens, views, strict=True))), candidate.answer
+
+    cached = dict.fromkeys(candidate.tokens, longest)
+    if found := first_apart(candidate, itertools.chain(laid([*mixed, cached]), buffers())):
+        return first_apart(candidate, laid(alike)) or found  # the simplest that shows it
+    return ""
+
+
+def expanded(candidate: Candidate) -> str:
+    """Rows that are one row expanded, with stride 0, give what their copies in memory give."""
+
+    def trials() -> Iterator[Trial]:
+        for way in EXPANDED:
+            shared = {
+                name: tensor.narrow(way[name], 0, 1).expand_as(tensor)
+                for name, tensor in candidate.tokens.items()
+                if name in way
+            }
+            if shared:
+                copied = candidate.ask({name: tensor.contiguous() for name, tensor in shared.items()})
+                words = ", ".join(f"{name} over {AXES[way[name]]}" for name in shared)
+                yield f"inputs that are expanded ({words}) give", partial(candidate.ask, shared), copied
+
+    return first_apart(candidate, trials())
+
+
+def outputs_apart(candidate: Candidate) -> str:
+    """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
+    case = candidate.case()
+    with case.grad_mode():
+        first = case.output()
+        kept = first.detach().clone()
+        for name, tensor in case.tensors.items():
+            tensor.data.copy_(candidate.other.inputs.tensors[name])
+        second = case.output()
+    memory = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
+    is_view = first.untyped_storage().data_ptr() in memory  # of an input, which has other values by now
+    if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
+        return "a later call overwrote the output of an earlier one: they share memory"
+    rows = second.index_select(second.dim() - 2, candidate.other.rows.to(second.device))
+    if error("output", rows, candidate.other).agrees:
+        return ""
+    rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
+    if error("output", rows, candidate.normal).agrees:
+        return KEPT
+    anew = ask(candidate.implementation, candidate.other).compared["output"]
+    if not error("output", anew, candidate.other).agrees:
+        return ""
+    return "a second call on other values in the same tensors is wrong: something is kept from the first"
+
+
+def backwards_apart(candidate: Candidate) -> str:
+    """After two forward calls, the backward pass of each gives the gradients of its own call."""
+    both = (candidate.normal, candidate.other)
+    if any(reference.grad_output is None for reference in both):
+        return ""
+    first = candidate.case()
+    tensors = {name: tensor.clone().requires_grad_() for name, tensor in candidate.other.inputs.tensors.items()}
+    cases = (first, dataclasses.replace(first, tensors=tensors))
+    with first.grad_mode():
+        outputs = [case.output() for case in cases]
+    for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
+        wrong = _wrong(gradients(case, output, reference), reference)
+        if wrong and not _wrong(ask(candidate.implementation, reference).compared, reference):
+            return (
+                f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}: "
+                "it reads what belongs to the other call"
+            )
+    return ""
+
+
+def _wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
+    """The tensors that are wrong, by name."""
+    return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
+
+
+def hidden_keys(candidate: Candidate) -> str:
+    """What a hidden key and its value hold, as long as it and its scores are finite, moves nothing.
+
+    The poison moves the mean of all keys, or values, by about one of them: who subtracts that mean before it computes
+    in finite precision loses little. A leak that takes larger scores to show is one that the large inputs show.
+    """
+    poison = 1.0 + candidate.normal.workload.kv_len
+    if (key := candidate.hidden_key) is None:
+        return ""
+    for name in candidate.sources:
+        hidden, _ = candidate.with_key(name, key, lambda row: poison * row)
+        apart = _apart(hidden, candidate.split(candidate.output, key)[0])
+        if not apart <= candidate.tolerance:
+            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+    return ""
+
+
+def visible_nan(candidate: Candidate) -> str:
+    """NaN in a key or value reaches every query that sees it: it must not be lost.
+
+    A key that is alone has weight 1 whatever its score.
+    """
+    for name in candidate.sources if candidate.normal.workload.kv_len > 1 else ():
+        key = candidate.normal.workload.kv_len // 2
+        _, seeing = candidate.with_key(name, key, lambda row: row * math.nan)
+        if seeing.numel() and seeing.flatten(1).isfinite().all(dim=1).any():
+            return f"NaN in the {name} of a visible key is lost"
+    return ""
+
+
+def hidden_nan(candidate: Candidate) -> str:
+    """NaN, Inf or a number near the end of the dtype's range in a hidden key or value stays there."""
+    if (key := candidate.hidden_key) is None:
+        return ""
+    leaks = []
+    huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
+    for name in candidate.sources:
+        for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
+            hidden, _ = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
+            if not hidden.isfinite().all():
+                leaks.append(f"{word} in the {name}")
+        hidden, _ = candidate.with_key(name, key, lambda row: huge * row)
+        if not _apart(hidden, candidate.split(candidate.output, key)[0]) <= candidate.tolerance:
+            leaks.append(f"a {name} {huge:.2g} times as large")
+    return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
+
+
+def repeatable(candidate: Candidate) -> str:
+    """The same inputs give the same answer, to the last bit."""
+    apart = _apart(candidate.call(), candidate.output)
+    return "" if apart == 0 else f"two calls differ by {apart:.3g}"
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite where one is finite and the other is not; none where both are not finite."""
+    one, other = one.double().cpu(), other.double().cpu()
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return math.inf
+    return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
+
+
+def draws_nothing(candidate: Candidate) -> str:
+    """A call without dropout draws no random numbers."""
+    return candidate.first.notes.get(conduct.DRAWS, "")
+
+
+class Tried(NamedTuple):
+    """A rule, and the axes of workloads on which it may depend: it is tried where one has a value of its own."""
+
+    rule: Rule
+    axes: tuple[str, ...]
+
+
+EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scale")
+USUAL = ("scope", "direction", "half", "way")
+OF_OPERANDS = ("scope", "direction", "half", "operands")
+DECIDING: dict[str, Tried] = {
+    "right when short": Tried(right_when_short, (*USUAL, "square")),
+    "without gradients": Tried(without_gradients, USUAL),
+    OUTPUTS_APART: Tried(outputs_apart, USUAL),
+    "backward passes apart": Tried(backwards_apart, USUAL),
+    "incoming gradients": Tried(handed_in, USUAL),
+    "gradients apart": Tried(frozen, ("scope", "way")),
+    "second backward pass": Tried(twice, USUAL),
+    "one tensor": Tried(tied, OF_OPERANDS),
+    "sizes": Tried(sizes, ("scope", "direction", "dtype")),
+    LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
+    "scale of 0": Tried(no_scale, ("scope", "direction")),
+    "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
+    "masks in memory": Tried(mask_forms, ("scope", "mask")),
+    "layouts": Tried(layouts, OF_OPERANDS),
+    "expanded": Tried(expanded, OF_OPERANDS),
+    "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
+}
+BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
+"""Rules that compare with the oracle."""
+MAY_REFUSE = {
+    "gradients apart",
+    "second backward pass",
+    "one tensor",
+    "fewer keys",
+    "masks in memory",
+    "layouts",
+    "expanded",
+} | {
+    "incoming gradients",
+    "scale of 0",
+}
+"""An error about a layout, say, is no wrong answer: it is noted."""
+NOTED: dict[str, Tried] = {
+    "visible NaN": Tried(visible_nan, ("scope", "direction", "hides")),
+    HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
+    REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),
+    conduct.DRAWS: Tried(draws_nothing, ("scope", "direction", "hides")),
+}
+RULES = DECIDING | NOTED
+
+
+def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
+    """What a workload is along these axes."""
+    rule = workload.mask_rule
+    way = workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores)
+    known = {
+        "half": workload.dtype in {"bfloat16", "float16"},
+        "square": workload.seq_len == workload.kv_len,
+        "sizes": (workload.direction, rule.hides, workload.seq_len == workload.kv_len),
+        "hides": rule.hides,
+        "way": way,
+        "operands": (way, workload.num_heads == workload.num_kv_heads),  # others are repeated on the way to functions
+    }
+    return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
+
+
+def for_rules(workload: Workload) -> Workload:
+    """The workload of a rule: forward, without dropout, contiguous, and of two batch rows if its mask allows them."""
+    direction = "inference" if workload.direction == "inference" else "forward"
+    layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
+    plain = msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
+    with contextlib.suppress(ValueError):
+        return msgspec.structs.replace(plain, batch_size=max(2, workload.batch_size))
+    return plain
+
+
+def untried(workload: Workload, known: RulesAt) -> dict[str, Tried]:
+    """The rules to try: those that held at no workloads of the scope which together have all values of this one.
+
+    A rule that is broken is tried at every kind, and none twice at one.
+    """
+    found: dict[str, Tried] = {}
+    for name, each in RULES.items():
+        mine = kind(workload, each.axes)
+        others = {key[1:]: result for key, result in known.items() if key[0] == name}
+        if mine in others or kind(workload, EVERY) in others:
+            continue
+        same = [key for key, result in others.items() if result is not None and key[0] == mine[0]]
+        is_broken = any(result is not None and not (result.holds or result.is_noted) for result in others.values())
+        if is_broken or not all(any(key[axis] == value for key in same) for axis, value in enumerate(mine)):
+            found[name] = each
+    return found
+
+
+def results_at(workload: Workload, known: RulesAt) -> tuple[RuleResult, ...]:
+    """What the rules gave at this kind of workload."""
+    found = (known.get((name, *kind(workload, each.axes))) for name, each in RULES.items())
+    return tuple(each for each in found if each is not None)
+
+
+def try_rules(
+    candidate: Candidate,
+    known: RulesAt,
+    rules: Mapping[str, Tried] | None = None,
+    on_step: Callable[[], object] = lambda: None,
+) -> None:
+    """Try some rules, and add what they give to `known`; what the candidate raises breaks a rule.
+
+    `on_step` is called before each.
+    """
+    for name, (rule, axes) in (RULES if rules is None else rules).items():
+        on_step()
+        is_noted = name in NOTED or (name, candidate.workload.dtype) == (LARGE_VALUES, "float16")
+        try:
+            broken = rule(candidate)
+        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+            is_refused = type(error).__name__ == NotImplementedError.__name__
+            broken = "" if lacks_backward(error) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            is_noted = name in NOTED or name in MAY_REFUSE or is_refused
+        if broken is None:
+            known[name, *kind(candidate.workload, EVERY)] = None
+        else:
+            key = (name, *kind(candidate.workload, axes))
+            known[key] = RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_noted)

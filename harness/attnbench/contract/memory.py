@@ -1,0 +1,73 @@
+"""Ways in which the same numbers may lie in memory: of query, key and value, of what is handed back, and of masks."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GAP = 3
+"""Unused numbers after each row, or unused rows after the last."""
+
+
+def transposed(tensor: Tensor, _: int = 1) -> Tensor:
+    """Tokens innermost, as a projection leaves them."""
+    return tensor.mT.contiguous().mT
+
+
+def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
+    """One number after the start of a buffer, or as few as keep the alignment."""
+    step = max(1, alignment_bytes // tensor.itemsize)
+    buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
+    return buffer[step:].view(tensor.shape).copy_(tensor)
+
+
+def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
+    """Tokens before heads, and unused numbers between the rows: GAP, or what alignment needs."""
+    moved = tensor.transpose(1, -2)
+    step = max(1, alignment_bytes // tensor.itemsize)
+    width = -(-(moved.shape[-1] + GAP) // step) * step
+    wide = _unused((*moved.shape[:-1], width), tensor)
+    wide[..., : moved.shape[-1]] = moved
+    return wide[..., : moved.shape[-1]].transpose(1, -2)
+
+
+def longer(tensor: Tensor, _: int = 1) -> Tensor:
+    """The first rows of a longer tensor, as in a cache with room for more tokens."""
+    length = tensor.shape[-2]
+    long = _unused((*tensor.shape[:-2], length + GAP, tensor.shape[-1]), tensor)
+    long[..., :length, :] = tensor
+    return long[..., :length, :]
+
+
+def _unused(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Numbers that nobody may read: NaN, or True."""
+    return torch.full(shape, math.nan if like.is_floating_point() else 1, dtype=like.dtype, device=like.device)
+
+
+def packed(tensors: list[Tensor], axis: int) -> list[Tensor]:
+    """Tensors of one shape (B, H, T, K) as views of one buffer: (B, T, 3, H, K) for axis 2, (B, T, H, 3, K) for 3."""
+    buffer = torch.stack([tensor.transpose(1, 2) for tensor in tensors], dim=axis)
+    return [part.transpose(1, 2) for part in buffer.unbind(axis)]
+
+
+LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "transposed": transposed,
+    "at an offset": offset,
+    "spread out in memory": gapped,
+    "the first rows of longer tensors": longer,
+}
+OF_HEADS, OF_OTHERS = "one for each head", "one place further"
+MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    "transposed": lambda mask, _: transposed(mask),
+    "sliced from a wider one": lambda mask, _: gapped(mask),
+    "expanded over batch rows and heads": lambda mask, sizes: mask.expand(sizes),
+    OF_OTHERS: lambda mask, _: mask.roll(1, -1),
+    OF_HEADS: lambda mask, sizes: torch.where(
+        torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
+    ).expand(sizes),
+}
+"""Forms in which a function may be handed its mask or bias at sizes (B, H, T, S), other than it is made.
+
+The last two are other masks: what holds for a key holds for the next one, in every head or in every other one.
+"""
