@@ -42,9 +42,8 @@ def invoke(*words: str) -> Result:
 def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
     done = invoke("fastest", "naive_loop", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes")
     assert done.exit_code in {0, 3}, done.output
-    lines = [line for line in done.stdout.splitlines() if line]
-    told = next(line for line in lines if "contention" not in line)
-    assert told.removeprefix("doubtful: ").startswith(("Take ", "Not clear: "))
+    answers = ("Take ", "Not clear: ")  # after what may be said of other work on this machine
+    told = next(line for line in done.stdout.splitlines() if line.removeprefix("doubtful: ").startswith(answers))
     assert "naive_loop seems" not in told
     assert "PyTorch's own" in done.stdout
     assert "naive_loop" in done.stdout
@@ -134,9 +133,9 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
     assert all("more than the 1.00 B allowed" in reason for reason in restricted["excluded"].values())
 
     policy = invoke("fastest", "--resume", folder.name, "--policy", "new/policy.json", "--quiet")
-    said = [line for line in policy.stdout.splitlines() if "contention" not in line]
-    assert said[0].removeprefix("doubtful: ") == "Policy: PyTorch's own choice, sdpa, at all of 1 workload."
-    assert said[1] == "What it costs on other workloads is not known: that needs two or more."
+    said = [line.removeprefix("doubtful: ") for line in policy.stdout.splitlines()]
+    place = said.index("Policy: PyTorch's own choice, sdpa, at all of 1 workload.")
+    assert said[place + 1] == "What it costs on other workloads is not known: that needs two or more."
 
     refused = invoke("run", "--resume", folder.name)
     assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)
