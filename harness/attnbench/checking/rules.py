@@ -654,7 +654,8 @@ def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
         "hides": rule.hides,
         "way": way,
         "numbers": (workload.direction, workload.dtype),
-        "operands": (way, workload.num_heads == workload.num_kv_heads),  # others are repeated on the way to functions
+        # Other key heads than query heads are repeated on the way to functions.
+        "operands": (way, workload.num_heads == workload.num_kv_heads, workload.num_heads > 1),
     }
     return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
 
