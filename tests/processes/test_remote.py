@@ -397,3 +397,13 @@ def test_a_mask_is_handed_on_in_its_form():
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0][:, 0], outputs[3][:, 0])
     assert not torch.equal(outputs[0][:, 1], outputs[3][:, 1])
+
+
+def test_a_file_that_takes_over_a_path_is_not_taken_for_the_earlier_one():
+    """A check closes its file, and the next one's may have the same number: old tensors would be read."""
+    first, second = Exchange(), Exchange()
+    opened = Exchange(first.path)
+    assert opened.is_at(first.path)
+    os.dup2(second._file, first._file)
+    assert not opened.is_at(first.path)
+    assert Exchange(first.path).is_at(second.path)

@@ -66,6 +66,10 @@ class Exchange:
         self.path = path or f"/proc/{os.getpid()}/fd/{self._file}"
         weakref.finalize(self, os.close, self._file)
 
+    def is_at(self, path: str) -> bool:
+        """Whether this is the file of that path, which another file may have taken over since it was opened."""
+        return os.path.samestat(os.stat(path), os.fstat(self._file))
+
     def send(self, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
         """Write all that the storage of each tensor holds; where that is."""
         places, at = {}, 0
@@ -328,7 +332,7 @@ class Candidates:
 
     def answer(self, request: Build | Call | Backward, made: Implementation) -> Built | Tensors:
         """Do what the judge asks for; whatever the candidate raises passes through."""
-        if self._exchange is None or self._exchange.path != request.exchange:
+        if self._exchange is None or not self._exchange.is_at(request.exchange):
             self.__init__()  # type: ignore[misc]
             self._exchange = Exchange(request.exchange)
         for number in request.forget:
