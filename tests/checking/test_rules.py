@@ -259,7 +259,6 @@ def test_each_rule_finds_who_breaks_it(module, rule):
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
         (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),
-        (first_heads_mask, {"mask": "sliding_window(4)"}, "masks in memory"),
         (mask_in_memory_order, {"mask": "boolean(40)"}, "masks in memory"),
         (mask_as_wide_as_it_is, {"mask": "sliding_window(4)"}, "masks in memory"),
         (first_row_of_an_expanded_mask, {"mask": "sliding_window(4)"}, "masks in memory"),
@@ -277,6 +276,13 @@ def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
 @pytest.mark.parametrize("mask", ["none", "sliding_window(4)", "boolean(40)"])
 def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
     assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
+
+
+def test_who_reads_the_first_heads_mask_alone_is_noted():
+    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")
+    assert not found["masks of heads"].holds
+    assert found["masks of heads"].is_noted
+    assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
 
 
 def test_sums_that_overflow_in_float16_are_noted():

@@ -408,24 +408,36 @@ def no_scale(candidate: Candidate) -> str | None:
 
 
 def mask_forms(candidate: Candidate) -> str | None:
-    """A function reads its mask right however it lies in memory, and where heads have masks of their own."""
-    rule, sizes = candidate.workload.mask_rule, (candidate.workload.seq_len, candidate.workload.kv_len)
-    if candidate.workload.scope != "attention" or not (rule.hides or rule.changes_scores):
+    """A function reads its mask right however it lies in memory."""
+    if not _has_mask(candidate.workload):
         return None
-    keeps_mask = [name for name in MASK_FORMS if name not in {OF_HEADS, OF_OTHERS}]
+    expected = {"output": candidate.output}
+    forms = [name for name in MASK_FORMS if name not in {OF_HEADS, OF_OTHERS}]
+    return first_apart(
+        candidate, ((f"a mask that is {form} gives", partial(_under, candidate, form), expected) for form in forms)
+    )
 
-    def under(form: str) -> Answer:
-        return {"output": candidate.call(form=form)}
 
-    def trials() -> Iterator[Trial]:
-        for form in keeps_mask:
-            yield f"a mask that is {form} gives", partial(under, form), {"output": candidate.output}
-        if not rule.has_empty_rows(candidate.workload.batch_size, *sizes):
-            expected = candidate.output.clone()
-            expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
-            yield f"a mask that is {OF_HEADS} gives", partial(under, OF_HEADS), {"output": expected}
+def masks_of_heads(candidate: Candidate) -> str | None:
+    """A function takes masks that differ from head to head; much honest code reads that of the first head alone."""
+    workload = candidate.workload
+    if not _has_mask(workload) or workload.mask_rule.has_empty_rows(
+        workload.batch_size, workload.seq_len, workload.kv_len
+    ):
+        return None
+    expected = candidate.output.clone()
+    expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
+    trial = f"a mask that is {OF_HEADS} gives", partial(_under, candidate, OF_HEADS), {"output": expected}
+    return first_apart(candidate, [trial])
 
-    return first_apart(candidate, trials())
+
+def _has_mask(workload: Workload) -> bool:
+    rule = workload.mask_rule
+    return workload.scope == "attention" and (rule.hides or rule.changes_scores)
+
+
+def _under(candidate: Candidate, form: str) -> Answer:
+    return {"output": candidate.call(form=form)}
 
 
 def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
@@ -635,6 +647,7 @@ MAY_REFUSE = {
 }
 """An error about a layout, say, is no wrong answer: it is noted."""
 NOTED: dict[str, Tried] = {
+    "masks of heads": Tried(masks_of_heads, ("scope", "direction", "hides")),
     "visible NaN": Tried(visible_nan, ("scope", "direction", "hides")),
     HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
     REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),

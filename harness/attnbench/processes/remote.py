@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ class Exchange:
 
     def is_at(self, path: str) -> bool:
         """Whether this is the file of that path, which another file may have taken over since it was opened."""
-        return os.path.samestat(os.stat(path), os.fstat(self._file))
+        return os.path.samestat(Path(path).stat(), os.fstat(self._file))
 
     def send(self, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
         """Write all that the storage of each tensor holds; where that is."""
