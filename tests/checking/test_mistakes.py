@@ -91,7 +91,7 @@ def makes_a_difference(point, planted):
         answer = planted.answer(point, reference.rows)
         made = answers(point, reference.drawn, reference.grad_rows.double(), answer)
         for name, expected in reference.expected.items():
-            if not largest(made[name], expected) <= 1e-9 * float(expected.abs().max()):
+            if not largest(made[name], expected) <= 1e-3 * reference.tolerance(name):
                 return True
     return False
 
@@ -101,6 +101,9 @@ def test_it_is_caught_and_named(point, planted):
     found = check(references(point), implementation(planted))
     if found.agrees:
         assert not makes_a_difference(point, planted)
+        return
+    if all(tensor.agrees for probe in found.probes for tensor in probe.tensors):
+        assert found.broken_rules  # it shows in another way of calling alone, and is named by that
         return
     assert planted.name in found.mistakes, found.diagnosis
     assert set(found.mistakes) <= NAMES

@@ -291,6 +291,7 @@ def test_a_compiled_function_is_given_the_same(monkeypatch):
         return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
 
     monkeypatch.setattr("attnbench.contract.loading.compile_whole", captured)
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1000)  # as compile_whole does
     for function, axes in ((everything, {"mask": "causal+alibi", "num_kv_heads": 2}), (biased, {"mask": "padding"})):
         made = compiled(from_value(function, "f"))
         workload = Workload(**(SIZES | axes | {"direction": "inference"}))

@@ -14,6 +14,7 @@ from attnbench.processes import execution
 from attnbench.processes.messages import PRELOADED
 from attnbench.processes.stages import now
 from attnbench.storage.events import (
+    ALLOCATORS,
     SCHEMA,
     CellChecked,
     CellFailed,
@@ -266,3 +267,9 @@ def test_a_fresh_process_has_what_takes_long_to_import_already(tmp_path):
     slow = plan(implementations=("transformers_sdpa", "sdpa"))
     assert execution.client_for(slow, tmp_path).template.settings[PRELOADED] == "transformers.modeling_utils"
     assert PRELOADED not in execution.client_for(plan(implementations=("sdpa",)), tmp_path).template.settings
+
+
+def test_what_takes_long_to_import_leaves_other_settings_as_they_are(tmp_path):
+    for names in (("sdpa",), ("transformers_sdpa", "sdpa")):
+        client = execution.client_for(plan(implementations=names, allocator="retain"), tmp_path)
+        assert ALLOCATORS["retain"].items() <= client.template.settings.items()

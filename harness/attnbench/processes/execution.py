@@ -149,7 +149,8 @@ def client_for(plan: Plan, folder: Path) -> WorkerClient:
     """The worker of a run, which prints into its folder; several where not all arms share a process."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
-    settings = settings | {messages.PRELOADED: ",".join(sorted(slow))} if slow and LATENCY in plan.metrics else {}
+    if slow and LATENCY in plan.metrics:
+        settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings)
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}

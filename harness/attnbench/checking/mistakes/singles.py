@@ -213,7 +213,8 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         detached = partial(biased, bias=lambda bias, *_: bias.detach())
         words = "the gradient of bias is 0: none reaches it"
         yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
-        if workload.batch_size > 1:
+        is_shared = all(shape[0] != workload.batch_size for shape in workload.operands.values())
+        if workload.batch_size > 1 and is_shared:  # else the others' gradients are 0
             words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
             of_first = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
             yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
