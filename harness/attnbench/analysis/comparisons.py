@@ -265,16 +265,20 @@ def num_processes(results: Results) -> int:
 
 
 def too_noisy(results: Results) -> str:
-    """A warning where noise hides what the margin asks for, in half of the comparisons at least; else ""."""
+    """A warning where noise hides what the margin asks for, in half of the comparisons at least; else "".
+
+    What is decided ends early, with a wide interval: only what is undecided shows noise.
+    """
+    every = judgements(results).values()
     found = sorted(
         (each.half_width, each.detectable)
-        for each in judgements(results).values()
-        if each.half_width is not None and each.detectable is not None
+        for each in every
+        if each.verdict is Verdict.undecided and each.half_width is not None and each.detectable is not None
     )
-    if not found:
+    margin = results.plan.smallest_effect
+    if not found or 2 * len(found) < len(every):
         return ""
     half, detectable = found[len(found) // 2]
-    margin = results.plan.smallest_effect
     if half <= math.log1p(margin):
         return ""
     shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
