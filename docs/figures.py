@@ -57,7 +57,7 @@ OTHERS = {
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
 SCREEN = "screen.txt"
 """The closing screen of a run."""
-NUM_FIRST, ROW = 5, 0.175
+NUM_FIRST, ROW = 5, 0.145
 """The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
