@@ -91,7 +91,7 @@ def page(verdicts: dict[str, dict[str, str]], table: dict[str, dict[str, dict[st
         )
         lines += ["", f"## {len(found)} {KINDS[kind]}", "", "| verdict | functions |", "| --- | --- |"]
         lines += [f"| {verdict} | {number} |" for verdict, number in counts.most_common()]
-        bad = counts["WRONG" if kind == "honest" else "right"]
+        bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict == "right" for verdict in found.values())
         says = "Called wrong" if kind == "honest" else "Called right silently"
         limit = upper_limit(bad, len(found), 0.95)
         lines += ["", f"{says}: {bad} of {len(found)}, {bad / len(found):.1%}, at most {limit:.1%}."]
