@@ -256,7 +256,7 @@ def notes(plot: Plot, shown: Sequence[Panel], points: pd.DataFrame) -> str:
     absent = absences(shown, lambda row: plot.has_point(row) or not plot.is_absence_listed(row), plot.absent)
     said = [absent] if absent else []
     if points["low"].notna().any():
-        said.append("Bars are 95 % intervals over visits.")
+        said.append("Bars are 95 % intervals over processes.")
     if reach(points) is not None:
         said.append("A bar that leaves the picture goes on.")
     if points["is_hollow"].any():
