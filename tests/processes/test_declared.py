@@ -4,6 +4,7 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes.declared import Declared, declared, suited, together
+from attnbench.processes.execution import checking_template, client_for
 from attnbench.processes.planning import Selection, plan
 from attnbench.workloads.workload import Workload
 
@@ -102,3 +103,19 @@ def test_names_in_common_get_the_stem_of_their_file(tmp_path):
     planned = plan(Selection(sweep="quick", implementations=(own,), settings=("seq_len=128",), baseline=own))
     assert planned.baseline == "one.chunked"
     assert planned.implementations == (f"one.chunked={own}",)
+
+
+def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path):
+    template = checking_template(tmp_path, 60.0)
+    try:
+        found = declared([f"{file}:causal"], template)
+        assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
+        client = client_for(plan(Selection(sweep="check", implementations=["sdpa"])), tmp_path, template)
+        assert client.template is template
+    finally:
+        template.close()
+
+
+def test_what_cannot_be_asked_has_no_declaration(file):
+    file.write_text(f"{SOURCE}\nimport os\nos._exit(3)\n")
+    assert declared([f"{file}:causal"]) == {}

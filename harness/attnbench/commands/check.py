@@ -1,16 +1,21 @@
 """`attnbench check`: is it right?"""
 
 import json
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import structs
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
+
+if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
 
 OPTIONS = SelectionOptions(sweep="check")
 INVARIANCE = "seq_len=256"
@@ -60,53 +65,70 @@ def check(
 
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
     """
-    import tempfile
-
-    from attnbench import plugins
-    from attnbench.analysis.judgements import judgements
-    from attnbench.analysis.results import read
-    from attnbench.commands import invariance, running, terminal
-    from attnbench.processes.declared import declared
-    from attnbench.processes.planning import plan, rejected
-    from attnbench.reports import endings
-
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
-    declarations = declared(plugins.labelled(specs))
-    if broken := {spec: each.problem for spec, each in declarations.items() if each.problem}:
-        specs = [spec for spec in plugins.labelled(specs) if spec not in broken]
-        not_judged |= broken
-        if not specs:
-            raise ValueError("; ".join(not_judged.values()))
-    if is_interpreted:
-        options = _interpreted(options, is_invariance=is_invariance)
-    if is_invariance and not (options.settings or options.model):
-        options = replace(options, settings=[INVARIANCE])
-        planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
-    else:
-        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
-        planned = plan(chosen, with_baseline=False)
-    if is_invariance:
-        invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
-    planned = structs.replace(planned, is_interpreted=is_interpreted)
-    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
+    with ExitStack() as exits:
+        folder = Path(exits.enter_context(TemporaryDirectory(prefix="attnbench-check-")))
+        template = None
+        if not is_invariance:
+            from attnbench.processes.execution import checking_template
+
+            started = checking_template(folder, options.timeout_s, is_interpreted=is_interpreted)
+            template = exits.enter_context(closing(started))  # it imports torch while this process imports the rest
+
+        from attnbench import plugins
+        from attnbench.analysis.results import read
+        from attnbench.commands import running
+        from attnbench.processes.declared import declared
+        from attnbench.processes.planning import plan, rejected
+
+        declarations = declared(plugins.labelled(specs), template)
+        if broken := {spec: each.problem for spec, each in declarations.items() if each.problem}:
+            specs = [spec for spec in plugins.labelled(specs) if spec not in broken]
+            not_judged |= broken
+            if not specs:
+                raise ValueError("; ".join(not_judged.values()))
+        if is_interpreted:
+            options = _interpreted(options, is_invariance=is_invariance)
+        if is_invariance and not (options.settings or options.model):
+            options = replace(options, settings=[INVARIANCE])
+            planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
+        else:
+            rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+            chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
+            planned = plan(chosen, with_baseline=False)
+        if is_invariance:
+            from attnbench.commands import invariance
+
+            invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
+        planned = structs.replace(planned, is_interpreted=is_interpreted)
         stopped = None
         try:
-            checked = running.execute(planned, Path(folder), stages=("check",), stops_when_wrong=not goes_on)
+            checked = running.execute(
+                planned, folder, stages=("check",), stops_when_wrong=not goes_on, template=template
+            )
         except typer.Exit as interrupted:
-            checked, stopped = read(Path(folder)), interrupted
-    verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
-    if as_json:
-        shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
-        shown |= terminal.summary(checked)
-        typer.echo(json.dumps(shown, indent=2))
-    else:
-        terminal.print_check(checked, not_judged)
+            checked, stopped = read(folder), interrupted
+    _show(checked, not_judged, as_json=as_json)
     if stopped is not None:
         number = planned.num_cells
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
+    from attnbench.analysis.judgements import judgements
+    from attnbench.reports import endings
+
     running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
+
+
+def _show(checked: "Results", not_judged: dict[str, str], *, as_json: bool) -> None:
+    """Print the verdicts; what prints is imported now, since a finding is shown before."""
+    from attnbench.commands import terminal
+
+    if not as_json:
+        terminal.print_check(checked, not_judged)
+        return
+    verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
+    shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
+    typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:

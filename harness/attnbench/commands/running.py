@@ -19,6 +19,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
+from attnbench.processes.worker_client import Template
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import plain
@@ -50,6 +51,7 @@ def execute(
     kept: str = "",
     named: Collection[str] = (),
     stops_when_wrong: bool = False,
+    template: Template | None = None,
 ) -> Results:
     """Run a plan to its end with its progress shown, and read the results.
 
@@ -62,7 +64,7 @@ def execute(
     """
     try:
         with watching({plugins.name_of(spec) for spec in named}) as watch:
-            execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong)
+            execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
     except KeyboardInterrupt:
         if kept:
             typer.echo(plain(kept), err=True)

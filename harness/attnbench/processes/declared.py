@@ -1,51 +1,51 @@
 """Ask what implementations in files have built in, a file at a time in a process, and give them workloads to suit."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from attnbench import plugins
-from attnbench.processes.worker_client import START_TIMEOUT_S
+from attnbench.processes.messages import Declarations, Declare, Declared
+from attnbench.processes.worker_client import ROOT, START_TIMEOUT_S, Template, WorkerProcess
 from attnbench.workloads.workload import Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 
 
-class Declared(msgspec.Struct, frozen=True):
-    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
+def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
+    """The declarations of each spec whose file uses attnbench: any other file has none, and is not run.
 
-    built_in: dict[str, int | float | str] = {}
-    problem: str = ""
-
-
-def declared(specs: Iterable[str]) -> dict[str, Declared]:
-    """The declarations of each spec whose file uses attnbench: any other file has none, and is not run."""
+    The processes are forked from `template`, or from one that ends with this call.
+    """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
         if "attnbench" in plugins.imported(spec):
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
-    return {spec: found for asked in by_file.values() for spec, found in _answers(asked).items()}
-
-
-def _answers(specs: list[str]) -> dict[str, Declared]:
-    """The answers of a process; none where it does not answer, which a check shows in its own words."""
+    if not by_file:
+        return {}
+    if template is not None:
+        return {spec: found for asked in by_file.values() for spec, found in _answers(asked, template).items()}
     with tempfile.TemporaryDirectory(prefix="attnbench-declared-") as folder:
-        file = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "attnbench.processes.worker.declared", str(file), *specs]
+        own = Template(Path(folder) / "worker.log", {}, "", (ROOT,))
         try:
-            subprocess.run(  # noqa: S603 - this Python
-                command, capture_output=True, timeout=START_TIMEOUT_S, check=False, env=os.environ | {"LC_ALL": "C"}
-            )
-            return msgspec.json.decode(file.read_bytes(), type=dict[str, Declared])
-        except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
-            return {}
+            return declared(specs, own)
+        finally:
+            own.close()
+
+
+def _answers(specs: list[str], template: Template) -> dict[str, Declared]:
+    """The answers of a process; none where it does not answer, which a check shows in its own words."""
+    process = WorkerProcess(template, START_TIMEOUT_S)
+    try:
+        process.start()
+        reply = process.ask(Declare(specs=tuple(specs)))
+    except ValueError:
+        return {}
+    finally:
+        process.close()
+    return reply.by_spec if isinstance(reply, Declarations) else {}
 
 
 def together(declarations: Mapping[str, Declared]) -> Axes:

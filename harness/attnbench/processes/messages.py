@@ -38,6 +38,25 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     is_alone: bool = False  # one implementation will have the process for itself
 
 
+class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
+    """Load implementations from files, and report what each has built in."""
+
+    specs: tuple[str, ...]
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
+
+    built_in: dict[str, int | float | str] = {}
+    problem: str = ""
+
+
+class Declarations(msgspec.Struct, frozen=True, kw_only=True, tag="declarations"):
+    """The declaration of each spec."""
+
+    by_spec: dict[str, Declared]
+
+
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request about one cell; `spec` says from where the arm's implementation is loaded."""
 
@@ -359,9 +378,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Answer = Built | Tensors | Failed
 """The answers to what the judge asks."""
-Request = Start | Work | Answer
+Request = Start | Declare | Work | Answer
 Reply = (
     Started
+    | Declarations
     | Prepared
     | CellChecked
     | CellProfiled
@@ -380,6 +400,7 @@ Reply = (
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
+    Declare: (Declarations,),
     Prepare: (Prepared,),
     Check: (CellChecked, Build, Call, Backward),
     Build: (Built,),

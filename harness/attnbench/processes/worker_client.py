@@ -107,6 +107,7 @@ class Template:
         self.noted: list[tuple[messages.CellRequest, tuple[str, ...]]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._has_forked = False
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
         """A new worker's process id; it listens to `line`.
@@ -115,7 +116,8 @@ class Template:
             OSError: the template cannot start, or has ended.
         """
         if self._process is None or self._process.poll() is not None:
-            self._start()
+            self.start()
+        self._has_forked = True
         with self.log.open("ab") as log:
             return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
@@ -139,6 +141,8 @@ class Template:
             assert self._line is not None
             self._line.close()
             self._line = None
+            if not self._has_forked:  # it may still be importing
+                self._process.kill()
             try:
                 self._process.wait(CLOSING_S)
             except subprocess.TimeoutExpired:
@@ -146,7 +150,12 @@ class Template:
                 self._process.wait()
             self._process = None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start its process, without waiting for it; `fork` does so where nobody has.
+
+        Raises:
+            OSError: it cannot start.
+        """
         self.close()
         # -P and our own root first: a folder called attnbench in the current folder must not take our place
         self._line, theirs = socket.socketpair()
@@ -257,7 +266,7 @@ class WorkerProcess:
         last = printed[-1] if printed else "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.Answer) -> messages.Reply:
+    def ask(self, request: messages.Declare | messages.Work | messages.Answer) -> messages.Reply:
         """The answer; Failed where there is none."""
         return self._exchange(request, self.timeout_s)
 
@@ -385,10 +394,15 @@ def consulted(
     return reply
 
 
+def patience(timeout_s: float) -> dict[str, str]:
+    """The environment in which ranks give up before the coordinator does, unless it says how long they wait."""
+    return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+
+
 class ProcessClient(WorkerClient):
     """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - from what processes are forked, and their environment
         self,
         log: Path,
         timeout_s: float,
@@ -396,14 +410,15 @@ class ProcessClient(WorkerClient):
         *,
         python: str = "",
         folders: Sequence[Path] = (ROOT,),
+        template: Template | None = None,
     ) -> None:
         """Keep `log` for what processes print, and how long a step may last without a heartbeat.
 
         `settings` are variables that their environment has in addition to ours, `python` is their interpreter where
-        that is not ours, and `folders` are where they look for modules first, our own among them.
+        that is not ours, and `folders` are where they look for modules first, our own among them. A `template` that has
+        been started already has all that.
         """
-        patience = {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
-        self.template = Template(log, patience | {**(settings or {})}, python, folders)
+        self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
         self.unaligned: dict[tuple[object, ...], RuleResult] = {}  # what became of inputs that are not aligned

@@ -176,6 +176,8 @@ class Worker:
             draws, self.is_alone = random.Random(request.layout), request.is_alone
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return messages.Started(environment=environment.collect())
+        if isinstance(request, messages.Declare):
+            return messages.Declarations(by_spec={spec: self.declare(spec) for spec in request.specs})
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
@@ -332,6 +334,14 @@ class Worker:
                 self.benches.clear()  # nothing else is in the way of a call that may not fit
                 self.references = None
                 return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
+
+    def declare(self, spec: str) -> messages.Declared:
+        """What an implementation has built in, or why it cannot be loaded."""
+        self.heartbeat.beat()
+        try:
+            return messages.Declared(built_in=dict(implementation(spec).built_in()))
+        except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+            return messages.Declared(problem=str(attempts.load_error(spec, error)))
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """See whether the implementation supports the workload, and stays within the limits."""
