@@ -163,10 +163,14 @@ class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
 
 
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
-    """Call a module forward; `needs` names what is to have gradients. Answered by Tensors: the output; or Failed."""
+    """Call a module forward; `needs` names what is to have gradients. Answered by Tensors: the output; or Failed.
+
+    With `weights` the module is built first: a cell's first module alone is built by Build, which says what it offers.
+    """
 
     module: int
     call: int
+    weights: dict[str, Place] = {}
     needs: tuple[str, ...]
     mask: str
     sizes: tuple[int, int, int]
