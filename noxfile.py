@@ -29,7 +29,10 @@ QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packa
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
 """The exit code of a run whose machine was too busy for verdicts: its report is there all the same, and says so."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only take turns
+    "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, which would compile the project once more
+}
 
 
 def install(session: nox.Session, *groups: str) -> None:

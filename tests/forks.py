@@ -42,6 +42,7 @@ IMPORTED = (
     *("scipy.special", "scipy.stats", "typer.testing"),
     *("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("torch", "torch.profiler", "torch.utils.flop_counter", "torch.nn.attention.flex_attention"),
+    *("torch.fx.experimental.symbolic_shapes", "statistics", "pydantic", "typer._adapters"),
 )
 """Modules of others that the project's commands import."""
 MAX_FILES = 64
