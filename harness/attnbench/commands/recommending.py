@@ -14,9 +14,8 @@ from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation,
 from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY, running
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.invariance import certification
-from attnbench.invariance.events import Asked
 from attnbench.plugins import name_of
+from attnbench.processes import asides
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE, Verdict
@@ -61,10 +60,9 @@ def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusi
     specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
     if not found.choice:
         return {}
-    shape = certification.shapes((found.workload,))[0]
-    asked = Asked(spec=specs[found.choice], workload=shape, baseline=results.plan.baseline, budget_s=0.0, seed=0)
+    shape = asides.shapes((found.workload,))[0]
     running.note(f"trying whether {found.choice} is invariant to the batch")
-    certificate = certification.certify(asked, results.plan.timeout_s, lambda _: None)
+    certificate = asides.certify(results.plan, specs[found.choice], shape, results.plan.baseline, 0.0)
     if certificate.holds:
         return {}
     why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"
