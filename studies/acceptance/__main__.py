@@ -132,6 +132,7 @@ def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool
     )
 
 
+_MOST = partial(_planted, least=0.8)
 TESTS = {
     test.id: test
     for test in (
@@ -160,13 +161,7 @@ TESTS = {
             )
             for busy in (1, 3)
             for name, what, share, limit, judge in (
-                (
-                    "slower",
-                    "a planted slowdown of 3 %",
-                    0.03,
-                    "slower in 80 % at least, equivalent in none",
-                    partial(_planted, least=0.8),
-                ),
+                ("slower", "a planted slowdown of 3 %", 0.03, "slower in 80 % at least, equivalent in none", _MOST),
                 ("same", "identical files", 0.0, "slower in none", _identical),
             )
         ),
