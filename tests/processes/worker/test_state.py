@@ -5,6 +5,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,13 +181,13 @@ def test_a_call_that_changes_a_setting_costs_the_cell_and_the_process(tmp_path):
 
 def test_a_call_that_moves_elsewhere_is_taken_back(tmp_path):
     def moved():
-        replies, before = asked(tmp_path, f"{tmp_path / 'planted.py'}:f"), os.getcwd()
+        replies, before = asked(tmp_path, f"{tmp_path / 'planted.py'}:f"), Path.cwd()
         return [(isinstance(reply, Failed), ends) for reply, ends in replies], before
 
     (tmp_path / "planted.py").write_text(FILE.format(at_import="pass", in_call="os.chdir('/')"))
     replies, folder = apart(moved)
     assert replies == [(False, False), (False, False)]
-    assert folder == os.getcwd()
+    assert folder == Path.cwd()
 
 
 def test_an_honest_one_changes_nothing(tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -115,12 +116,7 @@ SETTINGS: dict[str, Flag] = {
             partial(torch._C._get_fp32_precision_getter, backend, operator),
             partial(torch._C._set_fp32_precision_setter, backend, operator),
         )
-        for backend, operators in {
-            "generic": "all",
-            "mkldnn": "all matmul conv rnn",
-            "cuda": "all matmul conv rnn",
-        }.items()
-        for operator in operators.split()
+        for backend, operator in [("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))]
     },
     **{
         f"torch.{name}": Flag(partial(getattr, torch, name), partial(setattr, torch, name))
