@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.recommendation import Limits, Recommendation
+from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as cells_of
 from attnbench.analysis.table import samples as samples_of
@@ -303,7 +303,6 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     budget: float | None = None,
     memory: str = "",
     deterministic: bool = False,
-    batch_invariant: bool = False,
     model: str = "",
     phase: str = "prefill",
     changes: bool = True,
@@ -334,7 +333,7 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     )
     planned = plan_to_choose(selection, searches=changes)
     measured = _measured(planned, folder, execution.STAGES, set(map(name_of, selection.implementations)))
-    return Fastest(measured, recommending.choose(measured, limits, is_batch_invariant=batch_invariant))
+    return Fastest(measured, recommend(measured, limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:

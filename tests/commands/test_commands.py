@@ -16,7 +16,7 @@ import attnbench
 from attnbench import plugins
 from attnbench.cli import app
 from attnbench.commands import EXIT_CODES, VERBOSITY, ExitCode
-from attnbench.commands.options import SelectionOptions, flattened
+from attnbench.commands.options import SelectionOptions, TimingOptions, flattened
 
 COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
 
@@ -88,3 +88,21 @@ def test_each_run_draws_a_seed_unless_one_is_given():
     drawn = {SelectionOptions(sweep="check").selection().seed for _ in range(8)}
     assert len(drawn) > 1
     assert SelectionOptions(sweep="check", seed=0).selection().seed == 0
+
+
+def test_conditions_and_the_phase_of_a_model_are_fields_of_a_selection():
+    asked = TimingOptions(sweep="quick", conditions="cold,graph, sustained,steady,shared", model="a/config.json:decode")
+    found = asked.selection()
+    assert (found.cache, found.launch, found.pace) == ("cold", "graph", "sustained")
+    assert (found.allocator, found.isolation) == ("steady", "shared")
+    assert (found.model, found.phase) == ("a/config.json", "decode")
+    usual = TimingOptions(sweep="quick", model="smollm2-135m").selection()
+    assert (usual.model, usual.phase, usual.cache, usual.allocator) == ("smollm2-135m", "prefill", "warm", None)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"), [("clod", "did you mean cold"), ("cold,warm", "cold and warm exclude one another")]
+)
+def test_a_mistake_in_the_conditions_is_named(conditions, words):
+    with pytest.raises(ValueError, match=words):
+        TimingOptions(sweep="quick", conditions=conditions).selection()

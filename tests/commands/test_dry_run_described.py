@@ -98,13 +98,13 @@ def test_a_rate_is_that_of_the_products_that_are_made():
 
 def test_the_command_line_gives_the_answer_first_and_starts_no_worker(monkeypatch):
     monkeypatch.setattr("attnbench.commands.dry_run.predict", lambda *_, **__: pytest.fail("a worker was started"))
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--device-facts", "h200"])
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--set", "device=h200"])
     assert done.exit_code == 0, done.output
     first = done.output.splitlines()[0]
     assert first.startswith("NVIDIA H200, as described")
     assert "of 480 cells are supported and may fit" in first
     assert "fit only where no score matrix is kept" in done.output
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--device-facts", "h200", "--json"])
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--set", "device=h200", "--json"])
     found = json.loads(done.stdout)
     assert found["described"]["name"] == "NVIDIA H200"
     assert len(found["expected"]) == 480
@@ -143,5 +143,5 @@ def test_what_is_not_there_or_not_meant_is_refused_in_words(tmp_path):
         described.load(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match="give --set device=cuda"):
         print_plan(plan(Selection(sweep="quick")), sheet=SMALL)
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--device-facts", "h200"])
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--set", "device=h200"])
     assert "give --dry-run, too" in str(done.exception)

@@ -87,7 +87,7 @@ def check(
         chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
         planned = plan(chosen, with_baseline=False)
     if is_invariance:
-        invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
+        invariance.check(planned, not_judged, as_json=as_json)
     planned = structs.replace(planned, is_interpreted=is_interpreted)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         stopped = None

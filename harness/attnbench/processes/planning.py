@@ -109,7 +109,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for named in dict.fromkeys(workload.device for workload in workloads):
         found = device(named)  # raises where there is no such device
         if selection.launch == "graph" and not found.has_graphs:
-            raise ValueError(f"{named} has no graphs of launches: give --launch eager, or --set device=cuda")
+            raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)

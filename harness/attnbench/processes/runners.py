@@ -165,10 +165,6 @@ class PairedClient(WorkerClient):
             return msgspec.structs.replace(reply, arm=reply.arm.as_measured())
         return reply
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of both."""
-        return [*self.base.noted(), *self.candidate.noted()]
-
     def stop(self) -> None:
         """End both, at once."""
         for client in self.both:
@@ -553,10 +549,6 @@ class IsolatingClient(WorkerClient):
         if found := clocked.finding(call_s, waited_s):
             return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
         return clocked.doubt(call_s, waited_s)
-
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of all of them."""
-        return self.shared.noted()
 
     def stop(self) -> None:
         """End all, at once."""

@@ -152,11 +152,7 @@ class Session:
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
             reply = self.client.ask(request)
-        reply = self._sensible(request, reply)
-        for cell, changes in self.client.noted():
-            if plugins.is_foreign(cell.spec):  # torch itself changes this and that where it compiles
-                self.record(events.StateChanged(**cell.names, changes=changes))
-        return reply
+        return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
         """The same, about the cell that was asked about; Failed where no journal could hold it."""
