@@ -16,8 +16,6 @@ from attnbench import cli, commands, plugins, samples, table
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
-COMPLETED = {0, 3}
-"""Exit codes of a run that did its work; 3 where the machine was too busy for a verdict."""
 SMALL = ["--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
 FAST = [*SMALL, "--set", "mask=causal", "--set", "direction=inference", "--set", "batch_size=1", "--budget", "0"]
 THEIRS = '''"""Somebody's attention, in a file of their own."""
@@ -84,7 +82,7 @@ def test_a_file_from_outside_is_listed(theirs):
 
 def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
-    assert found.returncode in COMPLETED, found.stderr
+    assert found.returncode in {0, 3}, found.stderr  # 3: the machine was too busy for a verdict
     assert "theirs" in found.stdout
     frame = table(run)
     own = frame[frame.implementation == "theirs"]
@@ -142,7 +140,7 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
     before = len(samples(run))
     found = command("run", "--resume", run.name, "-i", "mine.py:theirs", "--json", cwd=folder)
-    assert found.returncode in COMPLETED, found.stderr
+    assert found.returncode in {0, 3}, found.stderr  # 3: the machine was too busy for a verdict
     assert json.loads(found.stdout)["counts"] == {"ok": before and len(table(run))}
     assert len(samples(run)) == before
 
