@@ -211,14 +211,6 @@ def capabilities(session: nox.Session) -> None:
 
 
 @nox.session
-def models(session: nox.Session) -> None:
-    """Measure the attention of every preset in every phase: renew results/gallery/models (an hour)."""
-    install(session)
-    folder = str(RESULTS / "gallery" / "models")
-    session.run("python", "-m", "studies.models", "--to", folder, *session.posargs)
-
-
-@nox.session
 def audit(session: nox.Session) -> None:
     """Measure what fixed choices cost: renew results/gallery/fastest.
 
