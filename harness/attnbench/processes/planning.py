@@ -9,7 +9,8 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.processes.declared import Axes, Declared, declared, suited, together
+from attnbench.processes.declared import Axes, declared, suited, together
+from attnbench.processes.messages import Declared
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
