@@ -24,7 +24,7 @@ from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.commands import running
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import Plan
 from attnbench.units import markdown_table, percent, significant
@@ -126,7 +126,7 @@ def of_presets(num_threads: int) -> list[Workload]:
 
 def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
     """A run that checks everybody and then visits each workload equally often, each time in a fresh process."""
-    limits = plan(Selection(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed))
+    limits = build_plan(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
         sweep="audit",

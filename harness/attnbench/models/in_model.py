@@ -131,7 +131,6 @@ class _Joined(Combined):
     """Parts that may be of one kind: a mask that hides, and a bias."""
 
     def __init__(self, *parts: Mask) -> None:
-        """Join them."""
         self._parts = parts
         Mask.__init__(self)
         self.name = "given"

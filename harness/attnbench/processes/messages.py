@@ -39,6 +39,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     layout: int = 0
 
 
+class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
+    """Load an implementation. Answered by Declared, or Failed."""
+
+    spec: str
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
+    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
+
+    built_in: dict[str, int | float | str] = {}
+    problem: str = ""
+
+
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request about one cell; `spec` says from where the arm's implementation is loaded."""
 
@@ -329,7 +342,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Build | Call | Backward
 """What the judge asks of a candidate's process."""
-ModelRequest = BuildModel | JudgeAttention | TimeSteps
+Aside = Declare | BuildModel | JudgeAttention | TimeSteps
+"""What a worker is asked that is about no workload."""
 Work = (
     Prepare
     | Check
@@ -389,7 +403,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Answer = Built | Tensors | Failed
 """The answers to what the judge asks."""
-Request = Start | Work | ModelRequest | Answer
+Request = Start | Work | Aside | Answer
 Reply = (
     Started
     | Prepared
@@ -403,6 +417,7 @@ Reply = (
     | Traced
     | Attempted
     | Certificate
+    | Declared
     | ModelBuilt
     | Judged
     | StepsTimed
@@ -429,6 +444,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Trace: (Traced,),
     Attempt: (Attempted,),
     Certify: (Certificate,),
+    Declare: (Declared,),
     BuildModel: (ModelBuilt,),
     JudgeAttention: (Judged,),
     TimeSteps: (StepsTimed,),

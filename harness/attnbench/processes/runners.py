@@ -125,7 +125,6 @@ class PairedClient(WorkerClient):
     """
 
     def __init__(self, base: WorkerClient, candidate: WorkerClient, seed: int) -> None:
-        """Nothing is started yet."""
         self.base, self.candidate, self.seed = base, candidate, seed
         self.both = base, candidate
         self._exits = ExitStack()
@@ -171,13 +170,11 @@ class PairedClient(WorkerClient):
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         for client in self.both:
             self._exits.enter_context(client)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop both and clean up."""
         self._exits.close()
 
 
@@ -344,7 +341,6 @@ class _Stopwatch:
     """Reads the coordinator's clock around the requests of one visit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Nothing is read yet."""
         self.now = clock
         self.load = Load()
         self.waited_s: list[float] = []  # what the trusted worker's requests for a block take beyond their calls
@@ -556,10 +552,8 @@ class IsolatingClient(WorkerClient):
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         self._exits.enter_context(self.shared)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all and clean up."""
         self._exits.close()

@@ -271,7 +271,6 @@ class Ahead:
     """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
 
     def __init__(self, session: Session) -> None:
-        """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
         self.session = session
         self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
         costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
@@ -466,7 +465,6 @@ class TimingStage:
     """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
-        """Every cell that has passed so far takes part."""
         self.session = session
         self.state, self.plan = session.state, session.plan
         self.workloads = {workload.id: workload for workload in self.plan.workloads}

@@ -85,11 +85,9 @@ class WorkerClient(Protocol):
         """End the worker, at once."""
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the worker and clean up."""
         self.stop()
 
 
@@ -99,7 +97,6 @@ class Template:
     def __init__(
         self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
     ) -> None:
-        """Keep what it is started with."""
         self.log = log
         self.settings, self.python, self.folders = settings, python or sys.executable, folders
         self._process: subprocess.Popen[bytes] | None = None
@@ -203,7 +200,6 @@ class WorkerProcess:
     """A process that answers requests, one at a time; it is replaced whenever it is started again."""
 
     def __init__(self, template: Template, timeout_s: float) -> None:
-        """Keep from what it is forked, and how long a step may last without a heartbeat."""
         self.template, self.timeout_s = template, timeout_s
         self.is_spent = False  # of no more use: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
@@ -251,7 +247,7 @@ class WorkerProcess:
         last = printed[-1] if printed else "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.ModelRequest | messages.Answer) -> messages.Reply:
+    def ask(self, request: messages.Work | messages.Aside | messages.Answer) -> messages.Reply:
         """The answer; Failed where there is none."""
         return self._exchange(request, self.timeout_s)
 
@@ -479,7 +475,6 @@ class ProcessClient(WorkerClient):
         self.runner.stop()
 
     def __exit__(self, *_: object) -> None:
-        """End all processes and clean up."""
         self.runner.close()
         if not self.is_sibling:
             self.judge.close()

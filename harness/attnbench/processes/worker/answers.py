@@ -34,7 +34,7 @@ from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.processes.worker import attempts, operators, state
-from attnbench.processes.worker.asides import ModelDesk, certificate
+from attnbench.processes.worker.asides import Asides, certificate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
@@ -51,7 +51,6 @@ class Bench:
     """One workload, made ready to be measured."""
 
     def __init__(self, workload: Workload) -> None:
-        """Draw the inputs and bind the mask, which all arms share."""
         self.workload = workload
         self.inputs = place(draw_normal(workload, 0), workload)
         self.mask = bind(workload)
@@ -137,15 +136,10 @@ class Worker:
         """The state of the process, which no implementation may change."""
         return state.Guard()
 
-    @cached_property
-    def model_desk(self) -> ModelDesk:
-        """The model of a package that attention is tried in."""
-        return ModelDesk(self.heartbeat.beat)
-
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Keep nothing yet. `consult` asks the process that holds a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.candidates = Candidates()
+        self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
@@ -180,8 +174,8 @@ class Worker:
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return messages.Started(environment=environment.collect())
-        if isinstance(request, messages.ModelRequest):
-            return self.model_desk.answer(request)
+        if isinstance(request, messages.Aside):
+            return self.asides.answer(request)
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None

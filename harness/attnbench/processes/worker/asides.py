@@ -1,15 +1,15 @@
-"""What a worker answers outside of a run: certificates of invariance, and attention inside a model."""
+"""What a worker answers outside of a run: declarations, certificates of invariance, attention inside a model."""
 
 import warnings
 from collections.abc import Callable
 
 from attnbench.checking.tolerance import Tolerance
-from attnbench.contract import Implementation
+from attnbench.contract import Implementation, loading
 from attnbench.invariance.laws import Subject, tried
 from attnbench.invariance.prices import prices
 from attnbench.invariance.records import Certificate
 from attnbench.models import in_model, steps
-from attnbench.models.records import Judged, ModelBuilt, StepsTimed
+from attnbench.models.records import StepsTimed
 from attnbench.plugins import name_of
 from attnbench.processes import messages
 from attnbench.processes.worker import attempts
@@ -33,24 +33,26 @@ def certificate(
     )
 
 
-class ModelDesk:
-    """Holds one model, with what is expected of it."""
+class Asides:
+    """Answers what is about no workload; holds one model, with what is expected of it."""
 
     def __init__(self, on_step: Callable[[], object]) -> None:
-        """Hold none yet; `on_step` is called before each batch and each form."""
         self.on_step = on_step
         self.model: in_model.Model | None = None
         self.expected: dict[str, dict[str, Tolerance]] = {}
 
-    def answer(self, request: messages.ModelRequest) -> ModelBuilt | Judged | StepsTimed | messages.Failed:
-        """The answer, whatever the model or an attention raises."""
+    def answer(self, request: messages.Aside) -> messages.Reply:
+        """The answer, whatever the model or an implementation raises."""
         warnings.filterwarnings("ignore", module="transformers")
         self.on_step()
         try:
-            if isinstance(request, messages.BuildModel):
-                self.model = in_model.load(request.spec)
-                self.expected = in_model.expect(self.model)
-                return self.model.built
+            match request:
+                case messages.Declare():
+                    return _declared(request.spec)
+                case messages.BuildModel():
+                    self.model = in_model.load(request.spec)
+                    self.expected = in_model.expect(self.model)
+                    return self.model.built
             assert self.model is not None
             if isinstance(request, messages.JudgeAttention):
                 return in_model.judge(self.model, self.expected, request.attention)
@@ -58,3 +60,10 @@ class ModelDesk:
         except Exception as error:  # noqa: BLE001 - somebody's code
             status, message = attempts.describe(error)
             return messages.Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
+
+
+def _declared(spec: str) -> messages.Declared:
+    try:
+        return messages.Declared(built_in=dict(loading.implementation(spec).built_in()))
+    except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+        return messages.Declared(problem=str(attempts.load_error(spec, error)))

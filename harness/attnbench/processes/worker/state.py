@@ -165,7 +165,6 @@ class Functions:
     """All functions of torch and of the harness that matter, with the code of each; and the harness's constants."""
 
     def __init__(self) -> None:
-        """Copy what holds them, which is faster than looking at each."""
         self._num_modules = len(sys.modules)
         self._ours = {name: place for name, place in sys.modules.items() if name.startswith("attnbench.")}
         self._held = [(owner, read, dict(read())) for owner, read in _owners()]
