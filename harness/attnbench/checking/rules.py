@@ -63,20 +63,36 @@ RulesAt = dict[tuple[object, ...], RuleResult | None]
 """What each rule gave for one implementation, by its name and the kind of workload at which it was tried."""
 
 
-class RuleReferences(NamedTuple):
-    """The right answers that rules compare with."""
+class RuleReferences:
+    """The right answers that rules compare with; each kind is computed at first use."""
 
-    normal: Reference
-    other: Reference  # on inputs of another kind
-    near: Reference  # on the normal inputs with a few numbers changed
+    def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
+        """Compute the answer to normal inputs.
+
+        Raises:
+            VacuousError: it is constant.
+        """
+        self.workload, self.seed, self.on_step = workload, seed, on_step
+        self.normal = reference_for_probe(workload, "normal", seed, on_step)
+
+    @cached_property
+    def other(self) -> Reference:
+        """The answer to inputs of another kind."""
+        self.on_step()
+        return reference_for_probe(self.workload, "needles", self.seed, self.on_step)
+
+    @cached_property
+    def near(self) -> Reference:
+        """The answer to the normal inputs with a few numbers changed."""
+        self.on_step()
+        return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
 
     @classmethod
     def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
-        """Ask the oracle; None where the right answers are constant."""
+        """Ask the oracle; None where the right answer is constant."""
         on_step()
         try:
-            normal, other = (reference_for_probe(workload, probe, seed, on_step) for probe in ("normal", "needles"))
-            return cls(normal, other, Reference(workload, draw_near(workload, seed), seed, has_gradients=False))
+            return cls(workload, seed, on_step)
         except VacuousError:
             return None
 
@@ -87,7 +103,7 @@ class Candidate:
     def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
         """Call the implementation on the normal inputs; what it raises passes through."""
         self.implementation = implementation
-        self.normal, self.other, self.near = references
+        self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
         self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
@@ -264,7 +280,7 @@ def fewer_keys(candidate: Candidate) -> str | None:
 def without_gradients(candidate: Candidate) -> str:
     """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
     outputs: list[Tensor] = []
-    for reference in () if right_when_short(candidate) else (candidate.normal, candidate.near):
+    for reference in () if right_when_short(candidate) else (candidate.normal, candidate.references.near):
         with torch.no_grad():
             outputs.append(candidate.case(reference).output())
         if found := output_off(candidate, outputs[-1], reference):
@@ -494,31 +510,33 @@ def outputs_apart(candidate: Candidate) -> str:
         first = case.output()
         kept = first.detach().clone()
         for name, tensor in case.tensors.items():
-            tensor.data.copy_(candidate.other.inputs.tensors[name])
+            tensor.data.copy_(candidate.references.other.inputs.tensors[name])
         second = case.output()
     memory = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
     is_view = first.untyped_storage().data_ptr() in memory  # of an input, which has other values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
-    rows = second.index_select(second.dim() - 2, candidate.other.rows.to(second.device))
-    if error("output", rows, candidate.other).agrees:
+    rows = second.index_select(second.dim() - 2, candidate.references.other.rows.to(second.device))
+    if error("output", rows, candidate.references.other).agrees:
         return ""
     rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
     if error("output", rows, candidate.normal).agrees:
         return KEPT
-    anew = ask(candidate.implementation, candidate.other).compared["output"]
-    if not error("output", anew, candidate.other).agrees:
+    anew = ask(candidate.implementation, candidate.references.other).compared["output"]
+    if not error("output", anew, candidate.references.other).agrees:
         return ""
     return "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
 def backwards_apart(candidate: Candidate) -> str:
     """After two forward calls, the backward pass of each gives the gradients of its own call."""
-    both = (candidate.normal, candidate.other)
+    both = (candidate.normal, candidate.references.other)
     if any(reference.grad_output is None for reference in both):
         return ""
     first = candidate.case()
-    tensors = {name: tensor.clone().requires_grad_() for name, tensor in candidate.other.inputs.tensors.items()}
+    tensors = {
+        name: tensor.clone().requires_grad_() for name, tensor in candidate.references.other.inputs.tensors.items()
+    }
     cases = (first, dataclasses.replace(first, tensors=tensors))
     with first.grad_mode():
         outputs = [case.output() for case in cases]

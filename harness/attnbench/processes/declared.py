@@ -1,14 +1,14 @@
-"""Ask what implementations in files have built in, a file at a time in a process, and give them workloads to suit."""
+"""Read what implementations in files have built in, a file at a time in a process, and make workloads to suit."""
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 from attnbench import plugins
-from attnbench.processes.messages import Declarations, Declare, Declared
-from attnbench.processes.worker_client import ROOT, START_TIMEOUT_S, Template, WorkerProcess
+from attnbench.processes.asides import worker
+from attnbench.processes.messages import Declare, Declared
+from attnbench.processes.worker_client import START_TIMEOUT_S, Template
 from attnbench.workloads.workload import Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
@@ -18,34 +18,23 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
     """The declarations of each spec whose file uses attnbench: any other file has none, and is not run.
 
     The processes are forked from `template`, or from one that ends with this call.
+
+    A file that ends its process, or hangs, has none either: a check shows that in its own words.
     """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
         if "attnbench" in plugins.imported(spec):
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
-    if not by_file:
-        return {}
-    if template is not None:
-        return {spec: found for asked in by_file.values() for spec, found in _answers(asked, template).items()}
-    with tempfile.TemporaryDirectory(prefix="attnbench-declared-") as folder:
-        own = Template(Path(folder) / "worker.log", {}, "", (ROOT,))
-        try:
-            return declared(specs, own)
-        finally:
-            own.close()
-
-
-def _answers(specs: list[str], template: Template) -> dict[str, Declared]:
-    """The answers of a process; none where it does not answer, which a check shows in its own words."""
-    process = WorkerProcess(template, START_TIMEOUT_S)
-    try:
-        process.start()
-        reply = process.ask(Declare(specs=tuple(specs)))
-    except ValueError:
-        return {}
-    finally:
-        process.close()
-    return reply.by_spec if isinstance(reply, Declarations) else {}
+    declarations: dict[str, Declared] = {}
+    if by_file:
+        with worker(START_TIMEOUT_S, template=template) as process:
+            for specs_of_file in by_file.values():
+                process.start()
+                for spec in specs_of_file:
+                    reply = process.ask(Declare(spec=spec))
+                    if isinstance(reply, Declared):
+                        declarations[spec] = reply
+    return declarations
 
 
 def together(declarations: Mapping[str, Declared]) -> Axes:

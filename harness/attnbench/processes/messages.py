@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from attnbench.invariance.records import Certificate
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed
 from attnbench.storage.events import (
     ArmSamples,
     CeilingsMeasured,
@@ -35,26 +37,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """First request to a fresh worker. `layout` shifts where memory lies, so that no epoch is like another."""
 
     layout: int = 0
-    is_alone: bool = False  # one implementation will have the process for itself
 
 
 class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
-    """Load implementations from files, and report what each has built in."""
+    """Load an implementation. Answered by Declared, or Failed."""
 
-    specs: tuple[str, ...]
+    spec: str
 
 
-class Declared(msgspec.Struct, frozen=True):
+class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
     """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
-
-
-class Declarations(msgspec.Struct, frozen=True, kw_only=True, tag="declarations"):
-    """The declaration of each spec."""
-
-    by_spec: dict[str, Declared]
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,6 +281,33 @@ class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
     limit_bytes: int = 0
 
 
+class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
+    """Try every law of invariance, then time prefill and decoding. Answered by Certificate, or Failed."""
+
+    seed: int
+    baseline: str  # a spec
+    budget_s: float  # of the times; 0: none are taken
+
+
+class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
+    """Build a model of the package transformers. Answered by ModelBuilt, or Failed."""
+
+    spec: ModelSpec
+
+
+class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_attention"):
+    """Check one attention in the model that was built. Answered by Judged, or Failed."""
+
+    attention: str
+
+
+class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
+    """Time a step of the model with each attention, in about `budget_s`. Answered by StepsTimed, or Failed."""
+
+    attentions: tuple[str, ...]
+    budget_s: float
+
+
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
     """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`.
 
@@ -324,6 +346,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Build | Call | Backward
 """What the judge asks of a candidate's process."""
+Aside = Declare | BuildModel | JudgeAttention | TimeSteps
+"""What a worker is asked that is about no workload."""
 Work = (
     Prepare
     | Check
@@ -338,6 +362,7 @@ Work = (
     | JudgeOutput
     | Trace
     | Attempt
+    | Certify
     | Consulted
 )
 """What a worker that was started is asked."""
@@ -382,10 +407,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Answer = Built | Tensors | Failed
 """The answers to what the judge asks."""
-Request = Start | Declare | Work | Answer
+Request = Start | Work | Aside | Answer
 Reply = (
     Started
-    | Declarations
     | Prepared
     | CellChecked
     | CellProfiled
@@ -396,6 +420,11 @@ Reply = (
     | HandedIn
     | Traced
     | Attempted
+    | Certificate
+    | Declared
+    | ModelBuilt
+    | Judged
+    | StepsTimed
     | Consulted
     | Answer
 )
@@ -404,7 +433,6 @@ Reply = (
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
-    Declare: (Declarations,),
     Prepare: (Prepared,),
     Check: (CellChecked, Build, Call, Backward),
     Build: (Built,),
@@ -419,6 +447,11 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     JudgeOutput: (Witnessed,),
     Trace: (Traced,),
     Attempt: (Attempted,),
+    Certify: (Certificate,),
+    Declare: (Declared,),
+    BuildModel: (ModelBuilt,),
+    JudgeAttention: (Judged,),
+    TimeSteps: (StepsTimed,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
@@ -427,14 +460,10 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed.
-
-    `notes` says what the request's implementation changed that matters to nobody's answer or time.
-    """
+    """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed."""
 
     reply: Reply
     ends: bool = False
-    notes: tuple[str, ...] = ()
 
 
 class Heartbeat:
