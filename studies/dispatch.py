@@ -66,7 +66,7 @@ def row(name: str, budget_s: float) -> list[str]:
         f"{added[1]:.2f} us",
         f"{added[0]:.2f} to {added[2]:.2f} us",
         f"{same[0]:.2f} to {same[2]:.2f} us",
-        str(compared.num_visits),
+        str(len(compared.visits)),
     ]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.processes.declared import Axes, Declared, declared, suited, together
+from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
@@ -224,6 +225,7 @@ def plan_to_choose(selection: Selection, *, searches: bool = True) -> Plan:
         stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
         ladders=tuple(ladders),
         shortlist=MOST_TRIED,
+        num_rounds=CHOOSING_PROCESSES,
     )
 
 

@@ -30,7 +30,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from attnbench.devices import names
-from attnbench.timing.blocks import settle
+from attnbench.devices.waiting import settle
 
 Read = Callable[[], Any]
 Write = Callable[[Any], object]
