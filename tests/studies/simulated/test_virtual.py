@@ -296,4 +296,4 @@ def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_proc
     assert (judged.verdict, judged.reason) == (Verdict.undecided, Reason.one_process)
     assert judged.ratio == pytest.approx(1.02, rel=1e-3)
     assert judged.low < 1 < judged.high
-    assert found.num_visits == LOOKS[-1]  # more would show no more
+    assert len(found.visits) == LOOKS[-1]  # more would show no more
