@@ -143,7 +143,7 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
     ]
     (tmp_path / "gqa_paged_decode_h4_kv2_d8_ps16.jsonl").write_text("\n".join(map(json.dumps, lines)))
     monkeypatch.chdir(tmp_path)
-    options = ["--set", "dtype=float32", "--budget", "1", "--isolation", "shared"]
+    options = ["--set", "dtype=float32", "--budget", "1", "--conditions", "shared"]
     sweep = ["--sweep", "gqa_paged_decode_h4_kv2_d8_ps16.jsonl", "-i", "fused"]
     monkeypatch.setattr("sys.argv", ["attnbench", "run", *sweep, *options])
     with pytest.raises(SystemExit) as left:
@@ -184,7 +184,7 @@ def test_a_format_that_does_not_exist_is_named_with_all_that_do(results, monkeyp
 
 @pytest.mark.parametrize(
     "options",
-    [["--format", "csv", "--hosts"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]],
+    [["--format", "csv", "--open"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]],
 )
 def test_what_writes_no_reports_excludes_their_options(results, monkeypatch, capsys, options):
     monkeypatch.setattr("sys.argv", ["attnbench", "report", *options, "--results", str(results)])

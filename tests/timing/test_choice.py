@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from attnbench.processes.planning import Selection, plan_to_choose
+from attnbench.processes.planning import build_plan, plan_to_choose
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.storage.events import ArmSamples, Plan, VisitFinished
 from attnbench.storage.fold import State
@@ -60,7 +60,7 @@ class Machine:
 
 
 def chosen() -> Machine:
-    selection = Selection(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES, seed=3)
+    selection = build_plan(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES, seed=3)
     planned = msgspec.structs.replace(plan_to_choose(selection, searches=False), budget_s=60.0)
     machine = Machine(planned)
     for workload in machine.plan.asked:

@@ -341,7 +341,7 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
     if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
-    hint = "" if retains else ": --allocator retain"
+    hint = "" if retains else ": --conditions retain"
     part = f"about {_percent(share)} of the time"
     if share >= MOST_FAULTS:
         yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"

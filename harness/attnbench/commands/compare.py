@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume, ThresholdsFile, TimingOptions, typed
+from attnbench.commands.options import (
+    AsJson,
+    GateFolder,
+    ResultsFolder,
+    Resume,
+    ThresholdsFile,
+    TimingOptions,
+    conditions_of,
+    typed,
+)
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
     from attnbench.storage.events import Plan
 
-OPTIONS = TimingOptions(sweep="sides", isolation="shared")
+OPTIONS = TimingOptions(sweep="sides")
 OF_STORED = {"base", "candidate", "--thresholds", "--to", "--results", "--json", "--quiet", "--verbose"}
 OF_STORED |= {"names", "--implementation", "--set"}
 """The arguments and options that two stored runs allow."""
@@ -67,10 +76,11 @@ def compare(
     else:
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-        selection = options.selection()
+        is_apart = conditions_of(options.conditions).get("isolation") == "process"
+        fields = options.fields(isolation="process" if is_apart else "shared")
         sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(base, candidate, selection, folder, is_apart=options.isolation == "process")
+        planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
         if same:
             running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
     if planned is None:

@@ -75,7 +75,7 @@ def examine() -> list[Finding]:
     spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
     advice = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
     add("thread and malloc settings", settings, advice)
-    freed = "large blocks go back to the system, and cost page faults at each call; --allocator retain keeps them"
+    freed = "large blocks go back to the system, and cost page faults at each call; --conditions retain keeps them"
     if not here.system.startswith("Linux"):
         freed = "left to the system"
     if here.settings.get("MALLOC_MMAP_MAX_") == "0":

@@ -19,6 +19,7 @@ from attnbench.devices.described import DataSheet
 from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
+from attnbench.reports import grouped
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Status
 from attnbench.units import duration, plain, show
@@ -112,27 +113,35 @@ def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = N
 
 
 def _print_predicted(found: dict[str, Any]) -> None:
-    """The cells that would be tried, and those that are left out."""
-    rows: list[tuple[str, ...]] = []
-    before = ""
-    for row in found["predicted"][:MOST_ROWS]:
-        is_first = row["workload"] != before
-        before = row["workload"]
-        call = "-" if row["call_s"] is None else show(row["call_s"], "s")
+    """Print the cells that would be tried, and those that are left out."""
+    rows = []
+    for row in found["predicted"]:
         memory = show(row["peak_bytes"] or row["least_bytes"], "bytes")
         least = "" if row["peak_bytes"] else "at least "
-        rows.append((before if is_first else "", row["implementation"], call, f"{least}{memory}"))
-    if rows:
-        terminal.print_table(("workload", "implementation", "one call", "memory"), rows)
-        if len(found["predicted"]) > MOST_ROWS:
-            typer.echo(f"... and {len(found['predicted']) - MOST_ROWS:,} more; --json has all")
-    reasons = Counter((row["status"], row["implementation"], row["reason"]) for row in found["left_out"])
+        rows.append((row["workload"], row["implementation"], show(row["call_s"], "s"), f"{least}{memory}"))
+    _print_table(("workload", "implementation", "one call", "memory"), rows)
+    _print_left_out(found["left_out"])
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print the first rows; the first column is printed where it changes."""
+    shown = [
+        ["" if place and rows[place - 1][0] == row[0] else row[0], *row[1:]]
+        for place, row in enumerate(rows[:MOST_ROWS])
+    ]
+    if shown:
+        terminal.print_table(header, shown)
+    if len(rows) > MOST_ROWS:
+        typer.echo(f"... and {len(rows) - MOST_ROWS:,} more; --json has all")
+
+
+def _print_left_out(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the reasons why cells would not be tried."""
+    reasons = Counter((row["implementation"], row["status"], row["reason"]) for row in rows)
     if reasons:
         typer.echo("\nLeft out:")
-        lines = [(name, status, str(number), why) for (status, name, why), number in reasons.items()]
-        terminal.print_table(("implementation", "status", "cells", "why"), lines[:MOST_ROWS])
-        if len(lines) > MOST_ROWS:
-            typer.echo(f"... and {len(lines) - MOST_ROWS:,} more reasons; --json has all")
+        lines = [(name, status, str(number), why) for (name, status, why), number in reasons.items()]
+        _print_table(("implementation", "status", "cells", "why"), lines)
 
 
 def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> list[dict[str, Any]]:
@@ -195,45 +204,27 @@ def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataShe
 
 
 def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
-    """The answer, then each workload with who supports it, then who does not and why."""
+    """Print the answer, then each workload with its roofline, then what is left out and why."""
     fit = [row for row in rows if row["status"] == Status.ok]
     limit = f"{show(sheet.memory_bytes, 'bytes')} and {sheet.bytes_per_s / 1e12:.3g} TB/s"
-    said = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."
+    text = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."
     if fit:
-        said += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
-        said += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
-    typer.echo(said)
+        text += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
+        text += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
+    typer.echo(text)
     if tight := {row["workload"] for row in fit if _is_tight(row, sheet)}:
         typer.echo(f"{len(tight):,} workloads fit only where no score matrix is kept: they are marked with *.")
     needs = {row["implementation"]: ", ".join(row["needs"]) for row in fit if row["needs"]}
     if needs:
-        typer.echo(f"To be installed there: {'; '.join(f'{name} for {who}' for who, name in needs.items())}.")
-    names = list(dict.fromkeys(row["implementation"] for row in rows))
-    counts = Counter(row["implementation"] for row in fit)
-    if fit:
-        typer.echo(f"Cells of each: {', '.join(f'{name} {counts[name]:,}' for name in names)}.")
+        typer.echo(f"To be installed there: {'; '.join(f'{package} for {name}' for name, package in needs.items())}.")
     lines = []
-    for name in dict.fromkeys(row["workload"] for row in fit):
-        cells = [row for row in fit if row["workload"] == name]
+    for workload, cells in grouped(fit, lambda row: row["workload"]).items():
         first = cells[0]
         rate = f"{first['useful_flops'] / first['least_s'] / 1e12:.3g} TFLOP/s"
         memory = f"{show(first['held_bytes'], 'bytes')}{'*' * _is_tight(first, sheet)}"
-        line = (name, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory)
-        lines.append((*line, f"{len(cells)} of {len(names)}"))
-    if lines:
-        header = ("workload", "one call, at best", "bound by", "memory, at least", "supported by")
-        terminal.print_table(header, lines[:MOST_ROWS])
-        if len(lines) > MOST_ROWS:
-            typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
-    reasons = Counter(
-        (row["implementation"], row["status"], row["reason"]) for row in rows if row["status"] != Status.ok
-    )
-    if reasons:
-        typer.echo("\nLeft out:")
-        left = [(name, status, str(number), why) for (name, status, why), number in reasons.items()]
-        terminal.print_table(("implementation", "status", "cells", "why"), left[:MOST_ROWS])
-        if len(left) > MOST_ROWS:
-            typer.echo(f"... and {len(left) - MOST_ROWS:,} more reasons; --json has all")
+        lines.append((workload, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory, str(len(cells))))
+    _print_table(("workload", "one call, at best", "bound by", "memory, at least", "supported by"), lines)
+    _print_left_out([row for row in rows if row["status"] != Status.ok])
 
 
 def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
@@ -260,9 +251,7 @@ def _print_elsewhere(found: dict[str, Any]) -> None:
         (name, f"at least {show(row['least_bytes'], 'bytes')}", f"{row['useful_flops'] / 1e12:.3g} TFLOP")
         for name, row in rows.items()
     ]
-    terminal.print_table(("workload", "memory", "one call"), lines[:MOST_ROWS])
-    if len(lines) > MOST_ROWS:
-        typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
+    _print_table(("workload", "memory", "one call"), lines)
 
 
 def sentence(found: dict[str, Any]) -> str:

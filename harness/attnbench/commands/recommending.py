@@ -5,17 +5,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation, points, recommend
+from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY, running
+from attnbench.commands import VERBOSITY
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.invariance import certification
-from attnbench.invariance.events import Asked
 from attnbench.plugins import name_of
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
     from attnbench.workloads.policy import Policy
 
 SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-MOST_CERTIFIED = 3
-"""Of those that are not invariant to the batch, so many are tried before there is no recommendation."""
 
 
 def bytes_of(text: str) -> int:
@@ -42,33 +37,6 @@ def bytes_of(text: str) -> int:
             f"--memory {text} is no size: give a number of bytes, or one with a unit, as in 512MiB or 8GiB"
         )
     return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
-
-
-def choose(results: Results, limits: Limits, *, is_batch_invariant: bool = False) -> list[Recommendation]:
-    """The recommendations; with `is_batch_invariant` whoever is not is excluded, and the next one tried."""
-    found = recommend(results, limits)
-    for _ in range(MOST_CERTIFIED if is_batch_invariant else 0):
-        broken = {name: reason for each in found for name, reason in _not_invariant(results, each).items()}
-        if not broken:
-            break
-        limits = replace(limits, without={**limits.without, **broken})
-        found = recommend(results, limits)
-    return found
-
-
-def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusion]:
-    """The choice with the reason, where its answer depends on the batch; empty where it is invariant."""
-    specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
-    if not found.choice:
-        return {}
-    shape = certification.shapes((found.workload,))[0]
-    asked = Asked(spec=specs[found.choice], workload=shape, baseline=results.plan.baseline, budget_s=0.0, seed=0)
-    running.note(f"trying whether {found.choice} is invariant to the batch")
-    certificate = certification.certify(asked, results.plan.timeout_s, lambda _: None)
-    if certificate.holds:
-        return {}
-    why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"
-    return {found.choice: Exclusion("not batch-invariant", why)}
 
 
 def print_recommendations(

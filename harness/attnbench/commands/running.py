@@ -78,10 +78,8 @@ def execute(
         return read(folder)
 
 
-def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell: int = 1, kept: str) -> Results:
+def execute_on_cluster(plan: Plan, folder: Path, address: str, *, kept: str) -> Results:
     """Run a plan on the hosts of a Ray cluster to its end, and read the results.
-
-    Of each kind of host so many measure each cell; a run that is gone on with keeps its number.
 
     Raises:
         ValueError: no Ray, no cluster, no host, or the folder cannot be written.
@@ -90,7 +88,7 @@ def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell
     from attnbench.cluster import driver
 
     try:
-        driver.sweep(plan, folder, address, note, hosts_per_cell)
+        driver.sweep(plan, folder, address, note)
     except KeyboardInterrupt:
         typer.echo(plain(kept), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
