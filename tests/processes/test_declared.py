@@ -104,11 +104,8 @@ def test_names_in_common_get_the_stem_of_their_file(tmp_path):
 
 
 def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path):
-    template = checking_template(tmp_path, 60.0)
-    try:
+    with checking_template(tmp_path, 60.0) as template:
         found = declared([f"{file}:causal"], template)
-        assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
         client = client_for(build_plan(sweep="check", implementations=["sdpa"]), tmp_path, template)
-        assert client.template is template
-    finally:
-        template.close()
+    assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
+    assert client.template is template

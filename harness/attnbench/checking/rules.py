@@ -435,7 +435,7 @@ def mask_forms(candidate: Candidate) -> str | None:
 
 
 def masks_of_heads(candidate: Candidate) -> str | None:
-    """A function takes masks that differ from head to head; much honest code reads that of the first head alone."""
+    """A function takes masks that differ from head to head, or refuses them."""
     workload = candidate.workload
     if not _has_mask(workload) or workload.mask_rule.has_empty_rows(
         workload.batch_size, workload.seq_len, workload.kv_len
@@ -456,13 +456,13 @@ def _under(candidate: Candidate, form: str) -> Answer:
     return {"output": candidate.call(form=form)}
 
 
-def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
+def layouts(candidate: Candidate) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
 
-    Each lies in another way than the next; those of a cache have room for more tokens both. They are aligned to this
-    number of bytes, or as the device wants it.
+    Each lies in another way than the next; those of a cache have room for more tokens both. They are aligned as the
+    device wants it.
     """
-    alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
+    alignment_bytes = candidate.case().device.alignment_bytes
     *names, longest = LAYOUTS
     alike = [dict.fromkeys(candidate.tokens, name) for name in names]
     mixed = [
@@ -644,6 +644,7 @@ DECIDING: dict[str, Tried] = {
     "scale of 0": Tried(no_scale, ("scope", "direction")),
     "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
     "masks in memory": Tried(mask_forms, ("scope", "mask")),
+    "masks of heads": Tried(masks_of_heads, ("scope", "direction", "hides")),
     "layouts": Tried(layouts, OF_OPERANDS),
     "expanded": Tried(expanded, OF_OPERANDS),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
@@ -651,20 +652,11 @@ DECIDING: dict[str, Tried] = {
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""
 MAY_REFUSE = {
-    "gradients apart",
-    "second backward pass",
-    "shared memory",
-    "fewer keys",
-    "masks in memory",
-    "layouts",
-    "expanded",
-} | {
-    "incoming gradients",
-    "scale of 0",
+    *("gradients apart", "second backward pass", "shared memory", "fewer keys", "masks in memory", "masks of heads"),
+    *("layouts", "expanded", "incoming gradients", "scale of 0"),
 }
 """An error about a layout, say, is no wrong answer: it is noted."""
 NOTED: dict[str, Tried] = {
-    "masks of heads": Tried(masks_of_heads, ("scope", "direction", "hides")),
     "visible NaN": Tried(visible_nan, ("scope", "direction", "hides")),
     HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
     REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),

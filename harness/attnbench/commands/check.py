@@ -1,12 +1,11 @@
 """`attnbench check`: is it right?"""
 
 import json
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from msgspec import structs
@@ -14,18 +13,11 @@ from msgspec import structs
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
 
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-
 OPTIONS = SelectionOptions(sweep="check")
 INVARIANCE = "seq_len=256"
 """Where --invariance is given no workload."""
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
 """Where --interpret is given none: more than one tile, the last one not full."""
-BFLOAT16 = (
-    "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is right there only if "
-    "it casts them first, and dtype=float16 shows the same mistakes"
-)
 
 
 def check(
@@ -65,19 +57,16 @@ def check(
 
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
     """
+    from attnbench import plugins
+    from attnbench.processes.execution import checking_template
+
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
-    with ExitStack() as exits:
-        folder = Path(exits.enter_context(TemporaryDirectory(prefix="attnbench-check-")))
-        template = None
-        if not is_invariance:
-            from attnbench.processes.execution import checking_template
-
-            started = checking_template(folder, options.timeout_s, is_interpreted=is_interpreted)
-            template = exits.enter_context(closing(started))  # it imports torch while this process imports the rest
-
-        from attnbench import plugins
+    with (
+        TemporaryDirectory(prefix="attnbench-check-") as name,
+        checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
+    ):
         from attnbench.analysis.results import read
-        from attnbench.commands import running
+        from attnbench.commands import invariance, running
         from attnbench.processes.declared import declared
         from attnbench.processes.planning import rejected
 
@@ -97,8 +86,6 @@ def check(
             more = {"metrics": (), "declarations": declarations, "rejects": rejects}
             planned = options.plan(implementations=specs, with_baseline=False, **more)
         if is_invariance:
-            from attnbench.commands import invariance
-
             invariance.check(planned, not_judged, as_json=as_json)
         planned = structs.replace(planned, is_interpreted=is_interpreted)
         stopped = None
@@ -108,27 +95,21 @@ def check(
             )
         except typer.Exit as interrupted:
             checked, stopped = read(folder), interrupted
-    _show(checked, not_judged, as_json=as_json)
+    from attnbench.analysis.judgements import judgements  # now: a finding was shown before
+    from attnbench.commands import terminal
+    from attnbench.reports import endings
+
+    if as_json:
+        verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
+        shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
+        typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
+    else:
+        terminal.print_check(checked, not_judged)
     if stopped is not None:
         number = planned.num_cells
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
-    from attnbench.analysis.judgements import judgements
-    from attnbench.reports import endings
-
     running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
-
-
-def _show(checked: "Results", not_judged: dict[str, str], *, as_json: bool) -> None:
-    """Print the verdicts; what prints is imported now, since a finding is shown before."""
-    from attnbench.commands import terminal
-
-    if not as_json:
-        terminal.print_check(checked, not_judged)
-        return
-    verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
-    shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
-    typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
@@ -144,8 +125,6 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
     settings = options.settings
     if not (settings or options.model):
         settings = list(INTERPRETED_SIZES)
-    elif any("bfloat16" in each for each in settings or ()):
-        typer.echo(f"note: {BFLOAT16}", err=True)
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 

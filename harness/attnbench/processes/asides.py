@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,18 +28,11 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
 
     It is forked from `template`, or from one that ends with it.
     """
-    if template is not None:
-        with closing(WorkerProcess(template, timeout_s)) as process:
-            yield process
-        return
-    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
-        template = Template(Path(folder) / "worker.log", {messages.PRELOADED: preloaded})
-        process = WorkerProcess(template, timeout_s)
-        try:
-            yield process
-        finally:
-            process.close()
-            template.close()
+    with ExitStack() as exits:
+        if template is None:
+            folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
+            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
+        yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:

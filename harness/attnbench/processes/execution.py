@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -32,7 +33,7 @@ from attnbench.processes.stages import (
     spread,
     trace_cells,
 )
-from attnbench.processes.worker_client import ROOT, ProcessClient, Template, WorkerClient, patience
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
@@ -101,10 +102,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     for event in earlier:
         state.apply(event)
         sense.add(event)
-    with (
-        Journal(folder, keeps_copy=bool(plan.alone)) as journal,
-        client or client_for(plan, folder, template) as worker,
-    ):
+    client = client or client_for(plan, folder, template)
+    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
         session = Session(plan, journal, worker, watch, clock, read_counters, state, sense)
         if not earlier:
             session.record(
@@ -151,12 +150,13 @@ def refuse_interpreted(plan: Plan) -> None:
         )
 
 
-def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Template:
+@contextmanager
+def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
     """A template for a check: it times nothing, so that one environment serves all plans. It starts importing now."""
     settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
-    template = Template(folder / "worker.log", settings, "", (ROOT,))
-    template.start()
-    return template
+    with closing(Template(folder / "worker.log", settings)) as template:
+        template.start()
+        yield template
 
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:

@@ -102,11 +102,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
-    A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
-    looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
-    `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
-    in full at a workload of the same kind. While the implementation is called, the oracle is asked what the next check
-    needs: `following`.
+    A client prepares the cell first, and asks its judge with what that has shown. With `is_brief` one kind of input
+    alone is compared, and no rules are tried: enough where the implementation has passed in full at a workload of the
+    same kind. While the implementation is called, the oracle computes what the next check needs: `following`.
     """
 
     seed: int
@@ -114,7 +112,6 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     left_out: tuple[str, ...] = ()  # probes
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
-    tries_unaligned: bool = False
     following: Question | None = None
 
     @property

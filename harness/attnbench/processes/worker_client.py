@@ -18,11 +18,10 @@ from typing import Protocol, Self
 
 import msgspec
 
-from attnbench.devices import device
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
-from attnbench.storage.records import PROBE, UNALIGNED, RuleResult, Status
+from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
@@ -409,7 +408,6 @@ class ProcessClient(WorkerClient):
         self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
-        self.unaligned: dict[tuple[object, ...], RuleResult] = {}  # what became of inputs that are not aligned
 
     def sibling(self) -> "ProcessClient":
         """One more, with a runner of its own; the judge is the same. It is left before this one is."""
@@ -444,9 +442,6 @@ class ProcessClient(WorkerClient):
             self.judge.start()
         if isinstance(request, messages.Check):
             reply = check(request, self.runner.ask, self.judge.ask)
-            is_picky = device(request.workload.device).alignment_bytes > 1
-            if is_picky and isinstance(reply, CellChecked) and reply.status is Status.ok:
-                reply = self._with_note(request, reply)
         else:
             reply = self.judge.ask(request)
         if self.judge.is_spent:  # its own device fails, whoever is judged next
@@ -454,31 +449,6 @@ class ProcessClient(WorkerClient):
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
-
-    def _with_note(self, request: messages.Check, checked: CellChecked) -> CellChecked:
-        """A check with a note on inputs that are not aligned, tried last and in a process that is for nothing else.
-
-        Who loses the device's context with them loses that process alone, and is as right as before.
-        """
-        point = request.workload
-        place = request.spec, point.device, point.dtype, point.scope, point.head_dim, point.value_dim
-        if place not in self.unaligned:
-            prepared = messages.Prepared(has_dropout=False, executed_flops=None)
-            asked = msgspec.structs.replace(request, prepared=prepared, tries_unaligned=True)
-            spare = WorkerProcess(self.template, self.runner.timeout_s)
-            try:
-                spare.start()
-                reply = consulted(asked, spare.ask, self.judge.ask)
-            finally:
-                spare.close()
-            if isinstance(reply, CellChecked) and reply.agreement is not None:
-                (self.unaligned[place],) = reply.agreement.rules
-            else:
-                said = reply.message if isinstance(reply, messages.Failed) else "there is no answer"
-                self.unaligned[place] = RuleResult(rule=UNALIGNED, holds=False, found=said, is_noted=True)
-        assert checked.agreement is not None
-        noted = msgspec.structs.replace(checked.agreement, rules=(*checked.agreement.rules, self.unaligned[place]))
-        return msgspec.structs.replace(checked, agreement=noted)
 
     @property
     def delayed_s(self) -> float:
