@@ -1,6 +1,7 @@
 """A journal that is damaged, compressed or not, is named as damaged, wherever the damage lies."""
 
 import gzip
+import hashlib
 import random
 import re
 import shutil
@@ -52,7 +53,7 @@ def whole(folder: Path) -> list[bytes]:
 
 def older(lines: list[bytes]) -> list[bytes]:
     """The same lines as a version without digests wrote them."""
-    return [re.sub(rb',"digest":"\w+"', b"", line).replace(b'"schema":5', b'"schema":4') for line in lines]
+    return [re.sub(rb',"seq":\d+,"digest":"\w+"', b"", line).replace(b'"schema":6', b'"schema":4') for line in lines]
 
 
 def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int, bytes]]:
@@ -129,11 +130,45 @@ def test_a_newer_schema_and_a_digest_that_is_gone_are_damage(tmp_path):
     lines = whole(tmp_path)
     path = tmp_path / "other" / JOURNAL
     path.parent.mkdir()
-    path.write_bytes(b"".join([lines[0].replace(b'"schema":5', b'"schema":6'), *lines[1:]]))
-    with pytest.raises(DamagedError, match="has schema 6, newer than 5: update attnbench"):
+    path.write_bytes(b"".join([lines[0].replace(b'"schema":6', b'"schema":7'), *lines[1:]]))
+    with pytest.raises(DamagedError, match="has schema 7, newer than 6: update attnbench"):
         list(events(path))
     path.write_bytes(b"".join([lines[0], *(re.sub(rb',"digest":"\w+"', b"", line) for line in lines[1:])]))
     with pytest.raises(DamagedError, match="line 2: it was changed: it has lost its digest"):
+        list(events(path))
+
+
+def test_lines_that_are_gone_are_counted_and_the_rest_is_kept(tmp_path):
+    lines = whole(tmp_path)
+    path = tmp_path / "damaged" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(b"".join([*lines[:4], *lines[7:]]))
+    with pytest.raises(DamagedError, match="line 5: 3 of the lines before it are gone"):
+        list(events(path))
+    assert salvage(path, tmp_path / "saved").num_kept == len(lines) - 3
+
+
+def of_schema_5(line: bytes, before: bytes) -> tuple[bytes, bytes]:
+    """A line as schema 5 wrote it, and its digests: its own, and one that follows from those before it."""
+    bare = re.sub(rb',"seq":\d+,"digest":"\w+"', b"", line.rstrip(b"\n")).replace(b'"schema":6', b'"schema":5')
+    digests = b"".join(hashlib.blake2b(each, digest_size=6).hexdigest().encode() for each in (bare, before + bare))
+    return bare[:-1] + b',"digest":"%b"}\n' % digests, digests
+
+
+def test_a_journal_of_schema_5_is_read_and_gone_on_with_and_its_digests_still_count(tmp_path):
+    lines, before = [], b""
+    for line in whole(tmp_path):
+        signed, before = of_schema_5(line, before)
+        lines.append(signed)
+    path = tmp_path / "old" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(b"".join(lines[:5]))
+    with Journal(path.parent) as journal:
+        journal.append(RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=1.0))
+    assert len(list(events(path))) == 6
+    assert b'"seq":6,' in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(b'"status":"ok"', b'"status":"invalid"', 1))
+    with pytest.raises(DamagedError, match="it was changed"):
         list(events(path))
 
 

@@ -1,9 +1,13 @@
 """Journals of older schemas, read as if they were of today's: docs/adr/0003-journal.md has the history.
 
+Schema 5 has two digests in one at the end of a line: of the line, and of the line after the one before it. The second
+is not looked at any more.
+
 Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe, and
 `sdpa (base)` for an implementation on the base of two sides.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +20,7 @@ from attnbench.storage.events import Event
 from attnbench.storage.records import BASE, CANDIDATE, Role
 
 FIRST_WITH_ARMS = 4
+HALF_BYTES = 6
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 
@@ -24,6 +29,11 @@ def is_old(first_line: bytes) -> bool:
     """Whether a journal that begins with this line is of an older schema."""
     schema = _SCHEMA.match(first_line)
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
+
+
+def is_digest_right(line: bytes, digest: bytes) -> bool:
+    """Whether the digest of a line of schema 5, taken off it, is that of the line."""
+    return digest[: 2 * HALF_BYTES] == hashlib.blake2b(line, digest_size=HALF_BYTES).hexdigest().encode()
 
 
 class Upgrade:
