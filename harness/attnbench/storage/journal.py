@@ -38,7 +38,7 @@ HOSTS = "hosts"
 SYNC_EVERY_S = 0.1
 """What a power cut may cost; a kill costs nothing."""
 DIGEST_BYTES = 8
-SIGNATURE = re.compile(rb'(,"seq":(\d+))?,"digest":"(\w+)"\}$')
+SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. In schema 5 there is a digest of another form, and no number."""
 LONGEST_SIGNATURE = 80
 FIRST_WITH_DIGESTS = 5
@@ -60,11 +60,6 @@ class Journal:
             ValueError: the folder cannot be made or written, or another process is writing there.
         """
         self.path = folder / JOURNAL
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"cannot write results to {folder}: {error.strerror}"
-            raise ValueError(f"{reason}; choose another folder with --results") from None
         self._file = self._opened()
         self._synced_s = -math.inf
         text = self.path.read_bytes()
@@ -80,6 +75,7 @@ class Journal:
             ValueError: it cannot be opened, or another process is writing there.
         """
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("ab")
         except OSError as error:
             reason = f"cannot write results to {self.path.parent}: {error.strerror}"
@@ -160,29 +156,22 @@ class Journal:
 def signed(line: bytes, number: int) -> bytes:
     """A line with its number and its digest."""
     numbered = line[:-1] + b',"seq":%d' % number
-    return numbered + b',"digest":"%b"}' % _digest(numbered, DIGEST_BYTES)
+    return numbered + b',"digest":"%b"}' % _digest(numbered)
 
 
-def _digest(text: bytes, num_bytes: int) -> bytes:
-    return hashlib.blake2b(text, digest_size=num_bytes).hexdigest().encode()
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest().encode()
 
 
-class Signature(NamedTuple):
-    """The end of a line: its number, or None where it says none, and whether the line is as it was written."""
-
-    number: int | None
-    is_intact: bool
-
-
-def signature_of(line: bytes) -> Signature | None:
-    """The signature of a line; None where it has none, as in journals that are older than digests."""
+def signature_of(line: bytes) -> tuple[int | None, bool] | None:
+    """The number at a line's end, None in schema 5, and whether the line is as it was written; None without digests."""
     found = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
     if found is None:
         return None
-    _, number, digest = found.groups()
+    number, digest = found.groups()
     if number is None:
-        return Signature(None, older_schemas.is_digest_right(line[: found.start()] + b"}", digest))
-    return Signature(int(number), digest == _digest(line[: found.start(3) - len(b',"digest":"')], DIGEST_BYTES))
+        return None, older_schemas.is_digest_right(line[: found.start()] + b"}", digest)
+    return int(number), digest == _digest(line[: found.end(1)])
 
 
 class Line(NamedTuple):
@@ -209,7 +198,7 @@ def lines(path: Path) -> Iterator[Line]:
             if number == 1 and older_schemas.is_old(line):
                 decode = older_schemas.Upgrade(line).decode
             event = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"
         if isinstance(event, RunStarted):
             if event.schema > SCHEMA:
@@ -218,16 +207,13 @@ def lines(path: Path) -> Iterator[Line]:
                 )
             has_digests = has_digests or event.schema >= FIRST_WITH_DIGESTS
         signature = signature_of(line)
-        is_intact = not has_digests if signature is None else signature.is_intact
+        has_digests = has_digests or signature is not None
+        place, is_intact = signature or (None, not has_digests)
         if not wrong and not is_intact:
             wrong = "it was changed" if signature else "it was changed: it has lost its digest"
-        if is_intact and signature is not None and signature.number is not None:
-            if not wrong and signature.number > due:
-                wrong = f"{signature.number - due} of the lines before it are gone"
-            elif not wrong and signature.number < due:
-                wrong = f"line {signature.number} once more, or out of its place"
-            due = signature.number
-        due, has_digests = due + 1, has_digests or signature is not None
+        elif not wrong and place not in {None, due}:
+            wrong = f"it is line {place} of the run, and line {due} was due"
+        due = 1 + (place if place and is_intact else due)
         yield Line(number, event, wrong, is_intact)
 
 

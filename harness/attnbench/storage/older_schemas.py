@@ -9,8 +9,6 @@ Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(c
 
 import hashlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -43,33 +41,31 @@ class Upgrade:
         """Take from the plan what names meant.
 
         Raises:
-            msgspec.DecodeError: the line holds no plan.
+            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
         """
-        with _as_decode_error():
-            plan = msgspec.json.decode(first_line)["plan"]
-            self.has_sides = plan.get("sides") is not None
-            self.is_apart = self.has_sides and plan["sides"].get("is_apart", False)
-            self.baseline = plan["baseline"]
+        plan = msgspec.json.decode(first_line)["plan"]
+        self.has_sides = plan.get("sides") is not None
+        self.is_apart = self.has_sides and plan["sides"].get("is_apart", False)
+        self.baseline = plan["baseline"]
 
     def decode(self, line: bytes) -> Event:
         """The event of a line.
 
         Raises:
-            msgspec.DecodeError: it is none.
+            msgspec.DecodeError, KeyError, TypeError, AttributeError: it is none.
         """
         raw = msgspec.json.decode(line)
-        with _as_decode_error():
-            if raw["type"] == "run_started" and self.has_sides:
-                plan, sides = raw["plan"], raw["plan"]["sides"]
-                sides[BASE]["implementations"], sides[CANDIDATE]["implementations"] = {}, {}
-                for spec in plan["implementations"]:
-                    arm = self._arm(name_of(spec))
-                    sides[arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
-                plan["implementations"], plan["baseline"] = [], ""
-            elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
-                raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
-            elif "implementation" in raw and "side" not in raw and self.has_sides:
-                raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
+        if raw["type"] == "run_started" and self.has_sides:
+            plan, sides = raw["plan"], raw["plan"]["sides"]
+            sides[BASE]["implementations"], sides[CANDIDATE]["implementations"] = {}, {}
+            for spec in plan["implementations"]:
+                arm = self._arm(name_of(spec))
+                sides[arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
+            plan["implementations"], plan["baseline"] = [], ""
+        elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
+            raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
+        elif "implementation" in raw and "side" not in raw and self.has_sides:
+            raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
         event: Event = msgspec.convert(raw, Event)
         return event
 
@@ -86,12 +82,3 @@ class Upgrade:
             return arm | {"implementation": implementation}
         side = BASE if implementation.endswith(_BASE) else CANDIDATE
         return arm | {"implementation": implementation.removesuffix(_BASE), "side": side}
-
-
-@contextmanager
-def _as_decode_error() -> Iterator[None]:
-    """Raise what a line of another form leads to as the error of a line that cannot be decoded."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None

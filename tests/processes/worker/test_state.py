@@ -137,15 +137,11 @@ def planted(tmp_path, at_import: str = "", in_call: str = "pass"):
     return apart(lambda: asked(tmp_path, f"{tmp_path / 'planted.py'}:f"))
 
 
-def test_an_import_may_set_what_can_be_put_back(tmp_path):
-    (prepared, ends), (visited, _) = planted(tmp_path, "torch.backends.cuda.matmul.allow_tf32 = True")
-    assert isinstance(prepared, Prepared)
-    assert not ends
-    assert isinstance(visited, VisitFinished)
+WRAPPED = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
 
 
-def test_an_import_may_wrap_torch_compile_as_lightning_does(tmp_path):
-    at_import = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
+@pytest.mark.parametrize("at_import", ["torch.backends.cuda.matmul.allow_tf32 = True", WRAPPED])
+def test_an_import_may_set_what_can_be_put_back(tmp_path, at_import):
     (prepared, ends), (visited, _) = planted(tmp_path, at_import)
     assert isinstance(prepared, Prepared)
     assert not ends
