@@ -36,8 +36,8 @@ from pathlib import Path
 from attnbench.analysis.results import read
 from attnbench.analysis.table import panels
 from attnbench.reports.cells import shown
-from attnbench.reports.lines import titled
-print(*(panel.title for panel in titled(panels(shown(read(Path(sys.argv[1])))))), sep="\\n")
+from attnbench.reports.lines import titles
+print(*titles(panels(shown(read(Path(sys.argv[1]))))), sep="\\n")
 """
 
 

@@ -147,7 +147,7 @@ class Outcome:
     def plot(self, kind: str = "ratio") -> Picture | None:
         """A picture, which a notebook shows, or None where there is nothing to draw.
 
-        Kinds are ratio, latency, memory and breakdown.
+        Kinds are ratio, latency and memory.
 
         Raises:
             ValueError: there is no such kind.

@@ -32,7 +32,7 @@ def report(
             help="No reports, but cells for another tool, or pictures. csv: a row for each. pytest-benchmark: for its "
             "`compare`. customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark "
             "database. flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
-            "ratio_plot, breakdown_plot: SVG and PNG, in the run or the folder --to.",
+            "ratio_plot: SVG and PNG, in the run or the folder --to.",
         ),
     ] = None,
     is_salvaged: Annotated[
