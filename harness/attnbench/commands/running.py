@@ -149,23 +149,18 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
         return bool(progress.left_out or progress.wrong)
 
     def print_line(progress: Progress) -> None:
-        if print_news(progress):
+        if print_news(progress) or VERBOSITY.is_quiet:
             return
-        if is_due(progress, LINE_EVERY_S):
+        if VERBOSITY.is_verbose and progress.cell:
+            text = f"{STAGE_WORDS[progress.stage]} {progress.cell}"
+            console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        elif not VERBOSITY.is_verbose and is_due(progress, LINE_EVERY_S):
             share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
             parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
             console.print(", ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
 
-    def print_each(progress: Progress) -> None:
-        if not print_news(progress) and progress.cell:
-            text = f"{STAGE_WORDS[progress.stage]} {progress.cell}"
-            console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
-
-    def print_nothing_else(progress: Progress) -> None:
-        print_news(progress)
-
     if VERBOSITY.is_quiet or VERBOSITY.is_verbose or not console.is_terminal:
-        yield print_nothing_else if VERBOSITY.is_quiet else print_each if VERBOSITY.is_verbose else print_line
+        yield print_line
         return
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (

@@ -2,26 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import pandas as pd
-
 from attnbench.analysis.history import FEWEST, RATIO, Change, Series
 from attnbench.analysis.table import Row, arm_of
 from attnbench.reports import Picture, grouped, style
 from attnbench.reports.cells import length, title
-from attnbench.reports.csv import spreadsheet
 from attnbench.reports.plot import Line, Panel, Point, plot
 from attnbench.storage.records import LATENCY
-from attnbench.units import escaped, markdown_table, plain, show
+from attnbench.units import plain, show
 
 NAME_LEN = 24
 SHORT = 10
 MOST_TICKS = 6
 NAMES = {RATIO: "ratio to the baseline's time", LATENCY: "time per call"}
-COLUMNS = (
-    *("fingerprint", "workload", "implementation", "metric", "unit", "run", "time", "commit"),
-    *("value", "low", "high", "is_change"),
-)
-"""Of the CSV."""
 NOTE = "Each point is a run, with its 95 % interval where it has one. A ring is the first run at a new level."
 
 
@@ -61,32 +53,6 @@ def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
         for machine, rows in grouped(series, machine_of).items()
         for where, members in grouped(sorted(rows, key=lambda each: not each.changes), _where).items()
     }
-
-
-def markdown(series: Sequence[Series], notes: Sequence[str]) -> str:
-    """A table for each workload on each machine, and what was noticed while gathering."""
-    parts = [f"# {escaped(series[0].metric)} over stored runs"]
-    for heading, rows in headings(series).items():
-        parts += [f"## {escaped(heading)}", markdown_table([row(each) for each in rows])]
-    parts += ["\n".join(f"- {escaped(plain(note))}" for note in notes)]
-    return "\n\n".join(parts).rstrip() + "\n"
-
-
-def csv(series: Sequence[Series]) -> str:
-    """Every point of every series as CSV, with whether a new level begins there."""
-    points = pd.DataFrame(
-        point
-        | {
-            "implementation": str(arm_of(point)),
-            "metric": each.metric,
-            "unit": each.unit or "ratio",
-            "commit": plain(point["commit"]) or "unknown",
-            "is_change": any(found.place == place for found in each.changes),
-        }
-        for each in series
-        for place, point in enumerate(each.points)
-    )
-    return spreadsheet(points[list(COLUMNS)], missing="none")
 
 
 def pictures(series: Sequence[Series]) -> list[Picture]:
