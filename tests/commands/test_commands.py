@@ -53,7 +53,7 @@ def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_param
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])
 def test_a_memory_limit_is_finite(limit):
     with pytest.raises(ValueError, match=r"--memory-limit \w+ is not allowed"):
-        SelectionOptions(sweep="quick", memory_limit=limit).selection()
+        SelectionOptions(sweep="quick", memory_limit=limit).fields()
 
 
 def test_every_exit_code_is_explained():
@@ -85,19 +85,19 @@ def test_a_public_name_that_there_is_not_is_an_attribute_error():
 
 
 def test_each_run_draws_a_seed_unless_one_is_given():
-    drawn = {SelectionOptions(sweep="check").selection().seed for _ in range(8)}
+    drawn = {SelectionOptions(sweep="check").fields()["seed"] for _ in range(8)}
     assert len(drawn) > 1
-    assert SelectionOptions(sweep="check", seed=0).selection().seed == 0
+    assert SelectionOptions(sweep="check", seed=0).fields()["seed"] == 0
 
 
-def test_conditions_and_the_phase_of_a_model_are_fields_of_a_selection():
-    asked = TimingOptions(sweep="quick", conditions="cold,graph, sustained,steady,shared", model="a/config.json:decode")
-    found = asked.selection()
-    assert (found.cache, found.launch, found.pace) == ("cold", "graph", "sustained")
-    assert (found.allocator, found.isolation) == ("steady", "shared")
-    assert (found.model, found.phase) == ("a/config.json", "decode")
-    usual = TimingOptions(sweep="quick", model="smollm2-135m").selection()
-    assert (usual.model, usual.phase, usual.cache, usual.allocator) == ("smollm2-135m", "prefill", "warm", None)
+def test_conditions_and_the_phase_of_a_model_are_parameters_of_a_plan():
+    typed = TimingOptions(sweep="quick", conditions="cold,graph, sustained,steady,shared", model="a/config.json:decode")
+    expected = {"cache": "cold", "launch": "graph", "pace": "sustained", "allocator": "steady", "isolation": "shared"}
+    expected |= {"model": "a/config.json", "phase": "decode"}
+    assert expected.items() <= typed.fields().items()
+    usual = TimingOptions(sweep="quick", model="smollm2-135m").fields()
+    assert usual["model"] == "smollm2-135m"
+    assert not {"phase", "cache", "allocator"} & usual.keys()
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_conditions_and_the_phase_of_a_model_are_fields_of_a_selection():
 )
 def test_a_mistake_in_the_conditions_is_named(conditions, words):
     with pytest.raises(ValueError, match=words):
-        TimingOptions(sweep="quick", conditions=conditions).selection()
+        TimingOptions(sweep="quick", conditions=conditions).fields()

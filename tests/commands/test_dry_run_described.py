@@ -12,7 +12,7 @@ from attnbench.commands.dry_run import expected, print_plan
 from attnbench.contract import compute_capability, missing_compiler, missing_package
 from attnbench.devices import described
 from attnbench.devices.described import DataSheet
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.workloads.counts import compulsory_bytes, useful_flops
 from attnbench.workloads.workload import Workload
 
@@ -29,7 +29,7 @@ SMALL = DataSheet(
 
 
 def planned(*settings: str, **more):
-    return plan(Selection(sweep="gpu", settings=settings, **more))
+    return build_plan(sweep="gpu", settings=settings, **more)
 
 
 def rows_of(made, sheet: DataSheet = SMALL) -> dict[tuple[str, str], dict]:
@@ -142,6 +142,6 @@ def test_what_is_not_there_or_not_meant_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="cannot read"):
         described.load(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match="give --set device=cuda"):
-        print_plan(plan(Selection(sweep="quick")), sheet=SMALL)
+        print_plan(build_plan(sweep="quick"), sheet=SMALL)
     done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--set", "device=h200"])
     assert "give --dry-run, too" in str(done.exception)

@@ -6,14 +6,14 @@ import pytest
 
 from attnbench.commands.dry_run import print_plan
 from attnbench.devices import device
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 
 
 @pytest.fixture
 def gpu(monkeypatch) -> Plan:
     monkeypatch.setattr(type(device("cuda")), "missing", lambda _: "this machine has no device cuda")
-    return plan(Selection(sweep="gpu"))
+    return build_plan(sweep="gpu")
 
 
 def test_the_sweep_for_a_gpu_has_what_it_promises(gpu):
@@ -40,10 +40,9 @@ def test_what_would_be_asked_there_is_listed_and_no_worker_is_started(gpu, capsy
 
 
 def test_what_is_here_is_predicted_as_before_next_to_it(gpu, capsys, monkeypatch):
-    mixed = Selection(
+    planned = build_plan(
         sweep="full", settings=["device=cpu,cuda", "seq_len=128", "dtype=float32"], implementations=["sdpa"]
     )
-    planned = plan(mixed)
     monkeypatch.setattr("attnbench.commands.dry_run.predict", lambda here, watch, **_: seen.append(here) or [])
     seen: list[Plan] = []
     print_plan(planned, as_json=True)

@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
-from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
+from attnbench.processes.planning import MOST_LADDERS, build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
@@ -27,7 +27,7 @@ LENGTH = 256
 
 
 def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.0, searches: bool = False) -> Plan:
-    selection = Selection(
+    selection = build_plan(
         sweep="fastest",
         settings=(f"seq_len={LENGTH}", "mask=causal", *settings),
         is_exact=True,
@@ -143,7 +143,7 @@ def test_where_the_answer_changes_is_found_and_lies_inside_its_interval(tmp_path
 
 def test_many_workloads_are_not_searched(tmp_path: Path) -> None:
     lengths = ",".join(str(64 * (number + 1)) for number in range(MOST_LADDERS + 1))
-    selection = Selection(sweep="fastest", settings=(f"seq_len={lengths}",), is_exact=True, implementations=NAMES)
+    selection = build_plan(sweep="fastest", settings=(f"seq_len={lengths}",), is_exact=True, implementations=NAMES)
     plan = plan_to_choose(selection)
     assert (plan.ladders, plan.unasked) == ((), ())
     results, _ = run(msgspec.structs.replace(plan, budget_s=60.0), tmp_path)
@@ -217,18 +217,18 @@ def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
 
 def test_a_search_needs_two_and_an_axis_that_grows() -> None:
     with pytest.raises(ValueError, match="fused alone cannot change places"):
-        plan_to_search(Selection(sweep="fastest", implementations=("fused",)))
+        plan_to_search(build_plan(sweep="fastest", implementations=("fused",)), ("fused",))
     with pytest.raises(ValueError, match="axis dtype"):
-        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "dtype")
+        plan_to_search(build_plan(sweep="fastest", implementations=NAMES), NAMES, "dtype")
     with pytest.raises(ValueError, match="is no way up"):
-        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "length", 512, 512)
+        plan_to_search(build_plan(sweep="fastest", implementations=NAMES), NAMES, "length", 512, 512)
 
 
 @pytest.mark.parametrize("axis", ["kv_len", "num_heads", "batch_size", "head_dim"])
 def test_a_ladder_varies_one_axis_and_what_follows_from_it(axis: str) -> None:
     settings = ("seq_len=1", "kv_len=64", "num_heads=8", "num_kv_heads=8", "mask=none")
-    selection = Selection(sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"))
-    plan = plan_to_search(selection, axis)
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"))
+    plan = plan_to_search(selection, ("fused", "sdpa"), axis)
     (ladder,) = plan.ladders
     workloads = {each.id: each for each in plan.workloads}
     assert [getattr(workloads[each], axis) for each in ladder.workloads] == list(ladder.values)

@@ -6,7 +6,7 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.processes import execution, worker_client
 from attnbench.processes.messages import Failed
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.processes.stages import Session, TimingStage
 from attnbench.storage.events import ALLOCATORS, CellChecked, CellFailed, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events, write
@@ -31,14 +31,12 @@ SMALL = (
 
 
 def planned(spec: str, **changes) -> Plan:
-    made = plan(
-        Selection(
-            sweep="quick",
-            settings=(*SMALL, "batch_size=1", "dtype=float32"),
-            is_exact=True,
-            implementations=[spec],
-            budget_s=0.0,
-        )
+    made = build_plan(
+        sweep="quick",
+        settings=(*SMALL, "batch_size=1", "dtype=float32"),
+        is_exact=True,
+        implementations=[spec],
+        budget_s=0.0,
     )
     return msgspec.structs.replace(made, **changes)
 

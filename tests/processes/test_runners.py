@@ -16,7 +16,7 @@ from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
 from attnbench.processes.stages import TimingStage
 from attnbench.storage.events import ArmSamples, VisitFinished
@@ -441,7 +441,7 @@ def mixed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "mine.py").write_text(MINE)
     names = ("honest", "keeps", "saboteur", "tires", "busy", "dies")
-    selection = Selection(
+    selection = build_plan(
         sweep="quick",
         settings=(
             "scope=attention",
@@ -456,7 +456,7 @@ def mixed(tmp_path_factory):
         budget_s=3.0,
         metrics=("latency",),
     )
-    execute(plan(selection), folder / "run", lambda _: None)
+    execute(selection, folder / "run", lambda _: None)
     return read(folder / "run")
 
 

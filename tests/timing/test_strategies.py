@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from attnbench.processes.planning import Selection, plan_to_choose, plan_to_search
+from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.events import ArmSamples, Plan, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
@@ -71,7 +71,7 @@ class Machine:
 
 
 def chosen(*, searches: bool) -> Machine:
-    selection = Selection(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES, seed=3)
+    selection = build_plan(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES, seed=3)
     planned = msgspec.structs.replace(plan_to_choose(selection, searches=searches), budget_s=60.0)
     machine = Machine(
         msgspec.structs.replace(planned, workloads=planned.workloads[:1] if not searches else planned.workloads)
@@ -83,8 +83,10 @@ def chosen(*, searches: bool) -> Machine:
 
 
 def searching(budget_s: float = 60.0, **more: bool) -> Machine:
-    selection = Selection(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES[:2], seed=3)
-    return Machine(msgspec.structs.replace(plan_to_search(selection, "seq_len", 64, 8192), budget_s=budget_s), **more)
+    selection = build_plan(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES[:2], seed=3)
+    return Machine(
+        msgspec.structs.replace(plan_to_search(selection, NAMES[:2], "seq_len", 64, 8192), budget_s=budget_s), **more
+    )
 
 
 def test_choosing_takes_passes_and_ends_as_soon_as_the_answer_is_clear() -> None:

@@ -59,10 +59,10 @@ def compare(
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         is_apart = conditions_of(options.conditions).get("isolation") == "process"
-        selection = options.selection(isolation="process" if is_apart else "shared")
+        fields = options.fields(isolation="process" if is_apart else "shared")
         sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(base, candidate, selection, folder, is_apart=is_apart)
+        planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
         if same:
             running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
     if planned is None:

@@ -99,7 +99,7 @@ def _plan(options: TimingOptions, low: int, high: int, *, searches: bool) -> "Pl
 
     if low or high:
         raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
-    return plan_to_choose(options.selection(), searches=searches)
+    return plan_to_choose(options.plan(), searches=searches)
 
 
 def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: Mapping[str, object]) -> "Plan":
@@ -113,7 +113,7 @@ def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: 
     if ignored := [name for name, value in others.items() if value]:
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     baseline = options.named[-1] if options.named else "sdpa"
-    return plan_to_search(options.selection(baseline=baseline), axis, low, high)
+    return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
 
 
 def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:

@@ -14,7 +14,7 @@ import typer
 from attnbench.commands import VERBOSITY
 
 if TYPE_CHECKING:
-    from attnbench.processes.planning import Selection
+    from attnbench.storage.events import Plan
 
 MOST_SEEDS = 2**31
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
@@ -29,7 +29,7 @@ Resume = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command works on, and within which limits: the fields of a Selection, as options."""
+    """What a command works on, and within which limits: the parameters of build_plan, as options."""
 
     sweep: Annotated[
         str,
@@ -113,14 +113,22 @@ class SelectionOptions:
         given = [*(self.names or ()), *(self.implementations or ())]
         return [spec for each in given for spec in held(each)]
 
-    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
-        """The selection that a plan is made from.
+    def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
+        """The plan of these options.
+
+        Raises:
+            ValueError: as of `fields` and build_plan.
+        """
+        from attnbench.processes.planning import build_plan
+
+        return build_plan(**self.fields(**more))
+
+    def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
+        """The parameters of build_plan that these options give.
 
         Raises:
             ValueError: the memory limit is not finite.
         """
-        from attnbench.processes.planning import Selection
-
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
         given_here = named(self.context) if bool(self.context) else set()
@@ -133,7 +141,7 @@ class SelectionOptions:
             given["implementations"] = self.named
         given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # what is checked cannot be known before
         given["is_exact"] = bool(self.context) and "--sweep" not in given_here
-        return Selection(**(given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more))
+        return given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +186,13 @@ class TimingOptions(SelectionOptions):
         ),
     ] = ""
 
-    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
-        """The selection that a plan is made from, with the conditions.
+    def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
+        """The parameters of build_plan that these options give, with the conditions.
 
         Raises:
             ValueError: there is no such condition, two exclude one another, or as of SelectionOptions.
         """
-        return super().selection(**(conditions_of(self.conditions) | more))
+        return super().fields(**(conditions_of(self.conditions) | more))
 
 
 CONDITIONS = {
@@ -194,12 +202,12 @@ CONDITIONS = {
     "allocator": ("system", "steady", "retain"),
     "isolation": ("process", "shared"),
 }
-"""The words of --conditions, by the field of a Selection that they set."""
+"""The words of --conditions, by the parameter of build_plan that they set."""
 PHASES = ("prefill", "decode", "training")
 
 
 def conditions_of(text: str) -> dict[str, str]:
-    """Fields of a Selection by what --conditions says.
+    """Parameters of build_plan by what --conditions says.
 
     Raises:
         ValueError: there is no such word, or two exclude one another.
@@ -217,7 +225,7 @@ def conditions_of(text: str) -> dict[str, str]:
 
 
 def model_and_phase(text: str) -> dict[str, str]:
-    """Fields of a Selection by what --model says: smollm2-135m, smollm2-135m:decode or folder/config.json."""
+    """Parameters of build_plan by what --model says: smollm2-135m, smollm2-135m:decode or folder/config.json."""
     name, _, phase = text.rpartition(":")
     return {"model": name, "phase": phase} if phase in PHASES else {"model": text}
 

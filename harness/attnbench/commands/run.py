@@ -47,7 +47,6 @@ def run(
     from attnbench import plugins
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan
     from attnbench.reports import endings
     from attnbench.storage.journal import HOSTS
 
@@ -57,7 +56,7 @@ def run(
     if dry_run:
         from attnbench.commands.dry_run import print_plan
 
-        print_plan(plan(options.selection(baseline=baseline)), as_json=as_json, sheet=sheet)
+        print_plan(options.plan(baseline=baseline), as_json=as_json, sheet=sheet)
         return
     if resume is not None:
         folder, planned = running.to_resume(
@@ -70,7 +69,7 @@ def run(
         running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
     else:
-        planned = plan(options.selection(baseline=baseline))
+        planned = options.plan(baseline=baseline)
         folder = new_folder(results, planned.sweep)
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"

@@ -125,7 +125,6 @@ class PairedClient(WorkerClient):
     """
 
     def __init__(self, base: WorkerClient, candidate: WorkerClient, seed: int) -> None:
-        """Nothing is started yet."""
         self.base, self.candidate, self.seed = base, candidate, seed
         self.both = base, candidate
         self._exits = ExitStack()
@@ -165,23 +164,17 @@ class PairedClient(WorkerClient):
             return msgspec.structs.replace(reply, arm=reply.arm.as_measured())
         return reply
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of both."""
-        return [*self.base.noted(), *self.candidate.noted()]
-
     def stop(self) -> None:
         """End both, at once."""
         for client in self.both:
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         for client in self.both:
             self._exits.enter_context(client)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop both and clean up."""
         self._exits.close()
 
 
@@ -348,7 +341,6 @@ class _Stopwatch:
     """Reads the coordinator's clock around the requests of one visit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Nothing is read yet."""
         self.now = clock
         self.load = Load()
         self.waited_s: list[float] = []  # what the trusted worker's requests for a block take beyond their calls
@@ -554,20 +546,14 @@ class IsolatingClient(WorkerClient):
             return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
         return clocked.doubt(call_s, waited_s)
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of all of them."""
-        return self.shared.noted()
-
     def stop(self) -> None:
         """End all, at once."""
         for client in (self.shared, *self.alone.values()):
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         self._exits.enter_context(self.shared)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all and clean up."""
         self._exits.close()

@@ -152,11 +152,7 @@ class Session:
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
             reply = self.client.ask(request)
-        reply = self._sensible(request, reply)
-        for cell, changes in self.client.noted():
-            if plugins.is_foreign(cell.spec):  # torch itself changes this and that where it compiles
-                self.record(events.StateChanged(**cell.names, changes=changes))
-        return reply
+        return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
         """The same, about the cell that was asked about; Failed where no journal could hold it."""
@@ -275,7 +271,6 @@ class Ahead:
     """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
 
     def __init__(self, session: Session) -> None:
-        """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
         self.session = session
         self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
         costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
@@ -470,7 +465,6 @@ class TimingStage:
     """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
-        """Every cell that has passed so far takes part."""
         self.session = session
         self.state, self.plan = session.state, session.plan
         self.workloads = {workload.id: workload for workload in self.plan.workloads}

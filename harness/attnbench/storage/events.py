@@ -302,7 +302,7 @@ class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
 
 
 class StateChanged(CellEvent, frozen=True, kw_only=True, tag="state_changed"):
-    """An implementation changed something of its process that decides nobody's answer or time, in words."""
+    """An implementation changed something of its process, in words; in journals before 2027 alone, and never read."""
 
     changes: tuple[str, ...]
 

@@ -137,11 +137,9 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Wait for the disk, and close the file."""
         with suppress(OSError) if kind is not None else nullcontext():  # what it was left by says why
             try:
                 if self._copy is not None and self._found() != self._copy:
