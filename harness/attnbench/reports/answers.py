@@ -85,8 +85,9 @@ class Shape:
 
     @property
     def length(self) -> str:
-        """The length in a label: "T=512"."""
-        return f"T={cells.length(self.workload.axes())}"
+        """The length in a label: "T=512", or "T=1 S=512"."""
+        queries, keys = self.workload.seq_len, self.workload.kv_len
+        return f"T={queries}" if queries == keys else f"T={queries} S={keys}"
 
     @property
     def name(self) -> str:

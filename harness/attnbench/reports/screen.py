@@ -77,7 +77,10 @@ class Fold:
     def length(self) -> str:
         """The lengths of all of them."""
         first, last = self.members[0], self.members[-1]
-        return first.length if len(self.members) == 1 else f"{first.length}-{last.length.removeprefix('T=')}"
+        if len(self.members) == 1:
+            return first.length
+        is_decoding = first.workload.seq_len == last.workload.seq_len
+        return f"{first.length}-{last.workload.kv_len if is_decoding else last.length.removeprefix('T=')}"
 
     @property
     def seconds(self) -> str:
@@ -182,6 +185,8 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
         widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
         sizes[widest] -= 1
     fitting = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
+    while max(map(len, _lines(folds, base, fitting))) > width and len(fitting) > 1:
+        fitting.popitem()
     return _lines(folds, base, fitting)
 
 

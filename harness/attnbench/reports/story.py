@@ -218,6 +218,7 @@ def facts(results: Results) -> dict[str, str]:
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
         "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",
+        "method": method(results),
         "ceilings": _ceilings(results),
     }
 
