@@ -70,12 +70,6 @@ class Look:
         """The marker's size in points."""
         return 4.2 + 1.7 * self.width
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What matplotlib's lines take."""
-        line = {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
-        return {**line, "marker": self.marker, "markersize": self.size}
-
 
 def contrast(one: str, other: str) -> float:
     """How far two colours differ in luminance, from 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
