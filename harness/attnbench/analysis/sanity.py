@@ -17,7 +17,6 @@ import numpy as np
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
-from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
@@ -32,6 +31,7 @@ from attnbench.storage.records import (
     Record,
     Status,
 )
+from attnbench.storage.samples import Samples
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
