@@ -55,7 +55,7 @@ def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, 
 def test_ratios_have_a_row_for_each_arm_and_words_where_there_is_no_dot(tmp_path: Path) -> None:
     found = journals.write(tmp_path, journals.USUAL)
     (picture,) = ratio_plot.draw(found)
-    assert "Who is faster" in picture.title
+    assert "Which is faster" in picture.title
     (few,) = ratio_plot.draw(found, 2)
     assert "10 more shapes have their numbers" in few.caption
     assert ratio_plot.draw(journals.write(tmp_path / "empty", (), ())) == []
