@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from msgspec import structs
 
+from attnbench import plugins
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
 
@@ -57,7 +58,6 @@ def check(
 
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
     """
-    from attnbench import plugins
     from attnbench.processes.execution import checking_template
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
@@ -106,8 +106,7 @@ def check(
     else:
         terminal.print_check(checked, not_judged)
     if stopped is not None:
-        number = planned.num_cells
-        typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
+        typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped
     running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
 
@@ -135,8 +134,6 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
         ValueError: none can be tried, though some were given.
     """
-    from attnbench import plugins
-
     specs: list[str] = []
     problems: dict[str, str] = {}  # the others are judged all the same
     for named in given:
