@@ -93,7 +93,7 @@ class Page(HTMLParser):
 
 
 def test_every_promised_report_is_there() -> None:
-    usual = {"csv", "html", "markdown", "picture", "sides", "hosts"}
+    usual = {"csv", "html", "markdown", "picture", "sides"}
     plots = {"latency_plot", "ratio_plot", "memory_plot", "breakdown_plot"}
     assert {name for name, report in REPORTS.items() if report.is_usual} >= usual
     assert {name for name, report in REPORTS.items() if not report.is_usual} >= plots
