@@ -1,8 +1,8 @@
 """Hand out the shares of a plan to the hosts of a Ray cluster, and merge what they measured.
 
 A host is a node with the resource `bench_slot`; a task there holds it, with all processors and GPUs of the node. Each
-share is measured by one host, into a journal of its own. All that the driver knows is on disk, in the folder of the run
-or on the hosts, so that it may be killed at any moment.
+share is measured by one host, into a journal of its own, and all hosts of a run are of one kind: the first that has
+finished a share. All that the driver knows is on disk, so that it may be killed at any moment.
 
 Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
@@ -15,7 +15,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,8 @@ MOST_TRIES = 3
 EXAMINED_S = 300.0
 """A host that has not examined itself by then is measuring something, or gone."""
 DIVISION = "shares.json"
+ACCELERATOR = "accelerator_type:"
+"""Beginning of the name of Ray's resource that says which accelerator a node has."""
 NICENESS = ("RAY_worker_niceness", "0")
 """Ray gives its workers a niceness of 15, with which anything else on a host goes before what is measured."""
 LOCAL = re.compile(r"local:([1-9]\d?)")
@@ -205,10 +207,12 @@ class Driver:
     begun: dict[str, str] = field(default_factory=dict)  # the node on which a share was begun and lost
     shares: list[Share] = field(default_factory=list)
     left: dict[str, Share] = field(default_factory=dict)  # those that no host has finished, by name
+    division: dict[str, Any] = field(default_factory=dict)  # the number of hosts at the start, and their kind
 
     def run(self) -> None:
         """Hand out shares until each is finished or lost."""
-        self.shares = split(self.plan, self.folder.name, self._num_hosts())
+        self._divide()
+        self.shares = split(self.plan, self.folder.name, self.division["at_once"])
         self.left = {share.name: share for share in self.shares if not finished(self.folder, share)}
         path = self.folder / JOURNAL
         first = next(iter(read_events(path))) if path.exists() else None
@@ -224,24 +228,39 @@ class Driver:
             merge(self.folder, first, self.shares, {}, is_over=False)
             raise
         none = f"no host was left for it, and none joined within {WAIT_S:g} s"
-        lost = {name: self.why.get(name, none) for name in self.left}
-        for name, reason in lost.items():
-            self.note(f"share {name} is lost: {reason}")
+        lost = {}
+        for name in self.left:
+            reasons = [self.why.get(name, ""), none if self.tries[name] < MOST_TRIES else ""]
+            lost[name] = "; ".join(filter(None, reasons))
+            self.note(f"share {name} is lost: {lost[name]}")
         merge(self.folder, first, self.shares, lost, is_over=True)
 
-    def _num_hosts(self) -> float:
-        """The number of hosts with which the run began, since hosts have journals of the shares of that division."""
+    def _divide(self) -> None:
+        """Read the division that the run began with, since hosts have journals of its shares, or make it."""
         path = self.folder / HOSTS / DIVISION
         if path.exists():
             try:
-                return float(json.loads(path.read_bytes())["at_once"])
-            except (ValueError, KeyError, TypeError) as error:
+                found = json.loads(path.read_bytes())
+                self.division = {"at_once": float(found["at_once"]), "kind": str(found.get("kind", ""))}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path} is damaged, or of another version ({error}): start a new run") from None
-        number = len(hosts_of(self.ray))
-        if not number:
+        elif number := len(hosts_of(self.ray)):
+            self.division = {"at_once": number, "kind": ""}
+            put(path, json.dumps(self.division))
+        else:
             raise ValueError(NO_HOST)
-        put(path, json.dumps({"at_once": number}))
-        return number
+
+    def _obstacle(self, answer: Answer, accelerators: Sequence[str]) -> str:
+        """Why a host takes no part, or ""; the first that has finished a share decides the kind of all."""
+        if answer.is_refused or not NAME.fullmatch(answer.host):
+            return answer.error or "its name is none"
+        kind = ", ".join([answer.kind, *(name.removeprefix(ACCELERATOR) for name in accelerators)])
+        if not self.division["kind"] and answer.journal:
+            self.division["kind"] = kind
+            put(self.folder / HOSTS / DIVISION, json.dumps(self.division))
+        if self.division["kind"] in {"", kind}:
+            return ""
+        return f"it is another kind of host ({kind}) than the first ({self.division['kind']}): give it a run of its own"
 
     def _measure(self) -> None:
         waits: dict[Any, tuple[str, Share]] = {}  # by task, its node
@@ -274,9 +293,11 @@ class Driver:
             self.begun[share.name] = node
             self._again(share, f"node {node[:8]} was lost while it measured this: {_first_line(error)}")
             return
-        if answer.is_refused or not NAME.fullmatch(answer.host):
+        resources = hosts_of(self.ray).get(node, {}).get("Resources", {})
+        has = sorted(name for name in resources if name.startswith(ACCELERATOR))
+        if why := self._obstacle(answer, has):
             self.refused.add(node)
-            self.note(f"{plain(answer.host)} takes no part: {answer.error or 'its name is none'}")
+            self.note(f"{plain(answer.host)} takes no part: {why}")
             return
         if not answer.error:
             path = journal_path(self.folder, answer.host, share.name)

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from attnbench.cluster.shares import Share, placed
+from attnbench.devices import processor
 from attnbench.processes.execution import execute
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
@@ -40,6 +41,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a share on a host: its journal, or why there is none."""
 
     host: str  # a name that identifies no person
+    kind: str  # hosts of other kinds have other times
     journal: bytes = b""
     error: str = ""
     is_refused: bool = False  # this host can measure no share
@@ -53,7 +55,7 @@ def measure(asked: bytes, label: str = "") -> bytes:
     """
     share = msgspec.json.decode(asked, type=Share)
     host = label if NAME.fullmatch(label) else own_name()
-    answer = Answer(host=host, niceness=os.nice(0))
+    answer = Answer(host=host, kind=own_kind(), niceness=os.nice(0))
     try:
         answer = msgspec.structs.replace(answer, journal=_journal(share, host))
     except (ValueError, OSError) as error:
@@ -101,6 +103,14 @@ def own_name() -> str:
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     return f"host-{hashlib.sha256(f'{machine}/{socket.gethostname()}'.encode()).hexdigest()[:6]}"
+
+
+def own_kind() -> str:
+    """Model of the processor, cores and version of torch, found without torch; of accelerators Ray knows."""
+    parts = [processor(), f"{psutil.cpu_count(logical=False) or 0} cores"]
+    with suppress(PackageNotFoundError):
+        parts.append(f"torch {version('torch')}")
+    return ", ".join(parts)
 
 
 def folder_of_runs() -> Path:
