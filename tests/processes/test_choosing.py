@@ -66,7 +66,7 @@ def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) 
     results, _ = run(chosen(), tmp_path)
     (found,) = recommend(results)
     assert list(found.excluded) == ["sdpa_math"]
-    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"].detail
+    assert "5.7x slower than fused: not tried" in found.excluded["sdpa_math"].detail
     assert found.excluded["sdpa_math"].kind == SLOWER
     record = next(each for each in results.records if each.implementation == "sdpa_math")
     assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)

@@ -75,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """How many times as long as the choice another implementation takes, with its interval where there is one."""
+    """The factor by which another implementation is slower than the choice, with its interval if it has one."""
 
     ratio: float
     low: float | None = None
@@ -113,7 +113,7 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """How many times as long as the choice another one takes; None: not known.
+        """The factor by which another one is slower than the choice; None: not known.
 
         The interval is the one that decided, where the choice is the leader.
         """

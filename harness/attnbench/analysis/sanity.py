@@ -226,7 +226,7 @@ def _doubts(
         yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
     forward_s = forward_s or inference_s
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long", False
+        yield f"its forward pass is {significant(forward_s / time_s, 2)}x slower", False
     if ceilings is None or ceilings.matmul is None:
         return
     work = time_s * ceilings.matmul.rate

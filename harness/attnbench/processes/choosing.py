@@ -90,7 +90,7 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
         factor = seconds[arm] / seconds[first] if seconds[first] else 1.0
         is_slow = seconds[arm] and (factor > TOO_SLOW or place >= session.plan.shortlist)
         if is_slow and not session.plan.is_reference(arm):
-            times = f"{significant(factor, 2)} times as long as {first}"
+            times = f"{significant(factor, 2)}x slower than {first}"
             out[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
     return out
 

@@ -225,7 +225,7 @@ class Evidence:
         if factor > bar + 1 / len(self.factors):  # a few may all be disturbed
             return (
                 f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
-                f"{factor:.3g} times as long as in its samples, which skip work, keep answers or hide time"
+                f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"
             )
         hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.claimed)
         if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:

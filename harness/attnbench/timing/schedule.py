@@ -23,7 +23,7 @@ from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Key
 
 Live = Mapping[str, Sequence[Arm]]  # by workload, the arms that have passed so far
-DECIDED = "every comparison is decided"
+DECIDED = "every comparison is decided, or has had all its processes"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
 ANSWERED = "the answer is clear"

@@ -126,7 +126,7 @@ def test_a_session_finds_the_ratio(world):
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     results = virtual.execute(TIMED, tmp_path / "run", client_in(world))
-    assert results.reason == "every comparison is decided"
+    assert results.reason.startswith("every comparison is decided")
     assert results.elapsed_s < 600
     assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
