@@ -7,6 +7,7 @@ from attnbench.processes.declared import Declared, declared, suited, together
 from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 SOURCE = """
 from torch.nn import functional as F
 from attnbench.contract.adapters import adapt
