@@ -50,7 +50,7 @@ OTHERS = {
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
-FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
+FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
 SCREEN = "screen.txt"
 """The closing screen of a run."""
 NUM_FIRST, ROW = 5, 0.145

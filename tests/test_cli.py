@@ -210,7 +210,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, called, arguments,
     [
         ["report"],
         ["gate"],
-        ["compare"],
         ["history"],
         ["run", "--resume"],
         ["report", "--salvage"],
@@ -223,7 +222,7 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, called, argument
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "journal.jsonl").write_text(line)
     given = [*arguments, name]
-    given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "--accept" in arguments else []
+    given += ["--reason", "it is a test"] if "--accept" in arguments else []
     found = called(*given)
     assert (found.returncode, said in found.stderr) == (4, True), found.stderr
     assert found.stderr.startswith("invalid session: ")

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import load as cells_of
-from attnbench.analysis.table import samples as samples_of
+from attnbench.analysis.table import load as table
+from attnbench.analysis.table import samples
+from attnbench.analysis.table import table as cells_of
 from attnbench.commands import recommending, running, terminal
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
@@ -38,6 +39,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
 Given = str | Callable[..., Any]
 """As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
 CANDIDATE = " (candidate)"
@@ -140,14 +142,12 @@ class Outcome:
 
     def to_frame(self) -> "pd.DataFrame":
         """Every cell as a row, as in records.csv."""
-        from attnbench.analysis.table import table
-
-        return table(self.results).copy()
+        return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
         """A picture, which a notebook shows, or None where there is nothing to draw.
 
-        Kinds are ratio, latency, memory and breakdown.
+        Kinds are ratio, latency and memory.
 
         Raises:
             ValueError: there is no such kind.
@@ -346,16 +346,6 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
     """
     is_there = Path(path).exists()
     return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
-
-
-def samples(*paths: str | Path) -> "pd.DataFrame":
-    """Every raw sample of stored runs as a row; see `attnbench.analysis.table.samples`."""
-    return samples_of(*paths)
-
-
-def table(*paths: str | Path) -> "pd.DataFrame":
-    """Every cell of stored runs as a row; a folder stands for all runs below it."""
-    return cells_of(*paths)
 
 
 def outcome(results: Results, hint: str = "") -> Outcome:

@@ -160,8 +160,9 @@ def _code() -> int:
         return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        again = "nothing that was finished is lost: mend this, then give the command again"
-        typer.echo(plain(f"error: {error.strerror or error}{where}; {again}"), err=True)
+        typer.echo(
+            plain(f"error: {error.strerror or error}{where}; fix this and rerun; finished work is kept"), err=True
+        )
         return ExitCode.wrong_usage
 
 

@@ -41,20 +41,6 @@ def test_a_table_has_the_cells_of_all_runs(results, monkeypatch, capsys):
     assert {row["run"] for row in both} == {"one", "other"}
 
 
-def test_the_benchmark_database_gets_a_record_for_each_metric_with_all_samples(results, monkeypatch, capsys):
-    found = json.loads(exported(results, monkeypatch, capsys, "one", "--format", "oss-ci-v3"))
-    rows = list(csv.DictReader(io.StringIO(exported(results, monkeypatch, capsys, "one"))))
-    times = [each for each in found if each["metric"]["name"] == "latency"]
-    assert len(times) == sum(row["latency_s"] not in {"", "NA"} for row in rows)
-    num_samples = sum(int(row["num_samples"]) for row in rows)
-    assert sum(len(each["metric"]["benchmark_values"]) for each in times) == num_samples
-    assert {each["benchmark"]["mode"] for each in found} == {"inference"}
-    assert {each["benchmark"]["dtype"] for each in found} == {"float32"}
-    assert {each["inputs"]["seq_len"]["extra_info"]["value"] for each in found} == {128, 2048}
-    assert all(each["dependencies"]["torch"]["version"] for each in found)
-    assert {"latency", "peak_memory"} <= {each["metric"]["name"] for each in found}
-
-
 def test_series_for_the_action_have_names_values_and_units(results, monkeypatch, capsys):
     found = json.loads(exported(results, monkeypatch, capsys, "one", "--format", "customSmallerIsBetter"))
     assert found

@@ -9,13 +9,15 @@ import pytest
 
 from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
+from attnbench.processes import choosing
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
 from attnbench.processes.planning import MOST_LADDERS, build_plan, plan_to_choose, plan_to_search
+from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
-from attnbench.timing import strategies
+from attnbench.timing.schedule import SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -64,7 +66,7 @@ def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) 
     results, _ = run(chosen(), tmp_path)
     (found,) = recommend(results)
     assert list(found.excluded) == ["sdpa_math"]
-    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"].detail
+    assert "5.7x slower than fused: not tried" in found.excluded["sdpa_math"].detail
     assert found.excluded["sdpa_math"].kind == SLOWER
     record = next(each for each in results.records if each.implementation == "sdpa_math")
     assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
@@ -104,7 +106,7 @@ def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
         if isinstance(event, VisitFinished)
         for arm in event.arms
     )
-    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == strategies.CHOOSING_PROCESSES
+    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
 
 
 def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,18 +203,18 @@ def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> N
     results = virtual.execute(chosen(searches=True), tmp_path / "run", client)
     (found,) = recommend(results)
     assert (found.choice, found.changes) == ("fused", ())
-    assert results.reason == strategies.SEARCHED
+    assert results.reason == choosing.SEARCHED
 
 
 def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategies, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
+    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
     plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
     client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
     results = virtual.execute(plan, tmp_path / "run", client)
-    assert results.reason == strategies.SPENT
-    assert 20.0 <= client.clock.now() <= 20.0 + 2 * strategies.POINT_S
+    assert results.reason == SPENT
+    assert 20.0 <= client.clock.now() <= 20.0 + 2 * choosing.POINT_S
 
 
 def test_a_search_needs_two_and_an_axis_that_grows() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
+from attnbench.devices import waiting
 from attnbench.processes.messages import (
     Account,
     Check,
@@ -23,7 +24,6 @@ from attnbench.statistics.intervals import place_of
 from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, WorkerStarted
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Sample, Status
-from attnbench.timing import blocks
 from attnbench.timing.schedule import DECIDED, NOTHING, SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -134,7 +134,7 @@ def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypa
 @pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
 def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp_path, monkeypatch, spec):
     worker, turns = Worker(Heartbeat()), []
-    monkeypatch.setattr(blocks, "settle", lambda: turns.append(spec))
+    monkeypatch.setattr(waiting, "settle", lambda: turns.append(spec))
     asked = SampleBlocks(
         workload=SMALL, arms=((Arm(implementation="x"), spec), (PROBE, "")), epoch=0, number=0, num_blocks=1, seed=0
     )

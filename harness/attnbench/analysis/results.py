@@ -13,7 +13,6 @@ from typing import Any
 from attnbench.analysis.sanity import DeviceSummary, SystemLoad, judged, slowed, summarized, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
-from attnbench.statistics.samples import Collector
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Event, Plan
 from attnbench.storage.journal import FIRST_WITH_DIGESTS, host_folders, journal_of
@@ -33,6 +32,7 @@ from attnbench.storage.records import (
     Role,
     Status,
 )
+from attnbench.storage.samples import Collector
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
 """Of a run whose journal was damaged."""

@@ -21,7 +21,7 @@ from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
 from attnbench.reports import grouped
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Status
 from attnbench.units import duration, plain, show
 from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matrix_bytes, useful_flops
 from attnbench.workloads.workload import Workload
@@ -70,7 +70,7 @@ def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, Any]:
 def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
     """Look at the cells of a plan, and print what is predicted.
 
-    Of a device that is missing, print what it would be asked; of one that `sheet` describes, what is to be expected.
+    Cells of a device that is missing are left out; those of one that `sheet` describes have their roofline.
 
     Raises:
         ValueError: no workload is for a device of the kind that is described.
@@ -93,10 +93,11 @@ def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = N
             cells = predict(here, watch)
             seen = sorted(cells, key=lambda each: places[each.workload.id])
     found = predicted(here, seen)
-    if missing:
-        others = [workload for workload in plan.workloads if workload.device in missing]
-        unseen = [(workload, arm) for workload in others for arm in plan.cells(workload)]
-        found |= {"missing": missing, "elsewhere": [_elsewhere(workload, arm) for workload, arm in unseen]}
+    for workload in plan.workloads:
+        if workload.device in missing:
+            reason = plain(f"{missing[workload.device]}; --set device=h200 plans for a GPU by its data sheet")
+            row = {"workload": workload.id, "status": str(Status.unsupported), "reason": reason}
+            found["left_out"] += [row | {"implementation": plain(str(arm))} for arm in plan.cells(workload)]
     if sheet is not None:
         meant = [workload for workload in plan.workloads if workload.device in there]
         found |= {"described": msgspec.to_builtins(sheet), "expected": expected(plan, meant, sheet)}
@@ -105,10 +106,8 @@ def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = N
         return
     if sheet is not None:
         _print_described(sheet, found["expected"])
-    if here.workloads:
+    if here.workloads or missing:
         typer.echo(sentence(found))
-    if missing:
-        _print_elsewhere(found)
     _print_predicted(found)
 
 
@@ -230,28 +229,6 @@ def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
 def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
     """Whether one score matrix would not fit in addition."""
     return bool(row["held_bytes"] + row["scores_bytes"] > sheet.memory_bytes)
-
-
-def _elsewhere(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """A cell on a device that is not here: what any call moves and computes at least; what it supports is not known."""
-    row = {"workload": workload.id, "implementation": plain(str(arm))}
-    return row | {"least_bytes": compulsory_bytes(workload), "useful_flops": useful_flops(workload)}
-
-
-def _print_elsewhere(found: dict[str, Any]) -> None:
-    """The workloads of devices that are not here, once each."""
-    rows = {row["workload"]: row for row in found["elsewhere"]}
-    names = list(dict.fromkeys(row["implementation"] for row in found["elsewhere"]))
-    why = "; ".join(plain(reason) for reason in found["missing"].values())
-    typer.echo(
-        f"{why}: {len(found['elsewhere']):,} cells, {len(rows):,} workloads for {', '.join(names)}, would be looked at "
-        "there. What each supports and takes is known there alone."
-    )
-    lines = [
-        (name, f"at least {show(row['least_bytes'], 'bytes')}", f"{row['useful_flops'] / 1e12:.3g} TFLOP")
-        for name, row in rows.items()
-    ]
-    _print_table(("workload", "memory", "one call"), lines)
 
 
 def sentence(found: dict[str, Any]) -> str:

@@ -25,18 +25,6 @@ OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a brows
 Resume = Annotated[
     str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
 ]
-ThresholdsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--thresholds",
-        metavar="FILE",
-        help="What is allowed, between stored runs. Default: the table gate of ./attnbench.toml, if any.",
-    ),
-]
-GateFolder = Annotated[
-    Path | None,
-    typer.Option("--to", metavar="DIR", help="Write gate.md, gate.xml and gate.json here, of stored runs."),
-]
 
 
 @dataclass(frozen=True, kw_only=True)

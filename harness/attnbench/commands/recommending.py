@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY
@@ -50,10 +51,10 @@ def print_recommendations(
     head = "doubtful: " if doubts(results) else ""
     if learned is not None:
         _print_policy(*learned, head)
-    shapes = {each.workload.id: _shape(results, each) for each in found}
+    names = cells.names(results)
     for each in found:
         if len(found) > 1:
-            say(shapes[each.workload.id], "bold")
+            say(names[each.workload.id], "bold")
         say(f"{head}{recommended.answer(each)}", "bold")
         if text := recommended.of_changes(each):
             say(f"{head}{text}")
@@ -70,16 +71,7 @@ def print_recommendations(
     is_judged = any(each.verdict(name) is Verdict.slower for each in found for name in each.seconds)
     sure = f"In at most {100 * FALSE_SHARE:g} % of sessions one is called slower that is not. " if is_judged else ""
     say(f"{sure}{story.method(results)}", "dim")
-    took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
-    of = "these shapes" if len(found) > 1 else shapes[found[0].workload.id]
-    say(f"For {of}, on this machine with these threads.{took}", "dim")
-    if not VERBOSITY.is_verbose and any(each.excluded for each in found):
-        say(f"Why each is excluded: {results.plan.resume_command(str(results.folder))} -v", "dim")
     say(f"All of it: attnbench report {results.folder}", "dim")
-
-
-def _shape(results: Results, found: Recommendation) -> str:
-    return f"{cells.titles(results)[found.workload.id]}, T={cells.length(found.workload.axes())}"
 
 
 def print_crossings(results: Results) -> None:
@@ -94,12 +86,11 @@ def print_crossings(results: Results) -> None:
         say(f"{head}{recommended.of_crossing(results, ladder, both, changes)}", "bold")
         known = points(results, ladder, *both)
         if known and not VERBOSITY.is_quiet:
-            words = {-1: f"{both[0]} is faster", 1: f"{both[1]} is faster", 0: "not decided"}
             rows = [
-                (str(value), f"{math.exp(each.log):.3f}x", words[each.sign], str(each.num_processes))
+                (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
                 for value, each in sorted(known.items())
             ]
-            print_table((ladder.axis, f"{both[0]} to {both[1]}", "verdict", "processes"), rows)
+            print_table((ladder.axis, f"{both[0]} next to {both[1]}", "", "processes"), rows)
     if not VERBOSITY.is_quiet:
         say(f"Such an interval is wrong in at most {percent(FALSE_SHARE)} of searches where times cross once.", "dim")
         say(f"All of it: attnbench report {results.folder}", "dim")

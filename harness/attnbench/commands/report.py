@@ -30,9 +30,9 @@ def report(
             "--format",
             metavar="NAME",
             help="No reports, but cells for another tool, or pictures. csv: a row for each. pytest-benchmark: for its "
-            "`compare`. customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark "
-            "database. flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
-            "ratio_plot, breakdown_plot: SVG and PNG, in the run or the folder --to.",
+            "`compare`. customSmallerIsBetter: for github-action-benchmark. "
+            "flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
+            "ratio_plot: SVG and PNG, in the run or the folder --to.",
         ),
     ] = None,
     is_salvaged: Annotated[
@@ -51,11 +51,9 @@ def report(
     if is_salvaged or kind is not None:
         _require_alone(is_salvaged=is_salvaged, has_format=kind is not None, others=open_page)
     if is_salvaged:
-        from attnbench.commands.salvaging import salvage
-
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
-        salvage((runs or [])[0], results, to, as_json=as_json)
+        _salvage((runs or [])[0], results, to, as_json=as_json)
     if kind is not None:
         _export(runs or [], results, kind, to, as_json=as_json)
     first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
@@ -124,6 +122,39 @@ def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *,
     raise typer.Exit(ExitCode.passed)
 
 
+def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
+    """Write every intact part of a damaged run into a new one, and print what is left out. The damaged one stays."""
+    from attnbench.storage import salvage as storage
+    from attnbench.storage.journal import find_run
+
+    given = Path(run)
+    saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
+    if as_json:
+        shown = {
+            "folder": str(saved.folder) if saved.is_damaged else None,
+            "num_kept": saved.num_kept,
+            "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
+            "gaps": list(saved.gaps),
+        }
+        typer.echo(json.dumps(shown, indent=2))
+        raise typer.Exit(ExitCode.passed)
+    if not saved.is_damaged:
+        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        raise typer.Exit(ExitCode.passed)
+    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    for number, wrong in list(saved.dropped.items())[:MOST_SHOWN]:
+        typer.echo(f"  line {number}: {wrong}")
+    if (left := len(saved.dropped) - MOST_SHOWN) > 0:
+        typer.echo(f"  and {left} more")
+    if saved.gaps:
+        places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
+        typer.echo(f"changed or gone is what came before line {places}")
+    typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
+    typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
+    raise typer.Exit(ExitCode.passed)
+
+
+MOST_SHOWN = 10
 PAGE, TOGETHER = "report.html", "together"
 """The page, and the folder below the first of several runs that it is written to."""
 COMMAND = Command(

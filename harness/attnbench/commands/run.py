@@ -74,13 +74,10 @@ def run(
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
     running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
-    kept = running.kept(planned, folder)
-    if cluster:
-        measured = running.execute_on_cluster(planned, folder, cluster, kept=f"{kept} --cluster {cluster}")
-    elif (folder / HOSTS).exists():
+    if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
-    else:
-        measured = running.execute(planned, folder, kept=kept, named=options.named)
+    kept = f"{running.kept(planned, folder)}{f' --cluster {cluster}' * bool(cluster)}"
+    measured = running.execute(planned, folder, kept=kept, named=options.named, cluster=cluster)
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:

@@ -10,6 +10,7 @@ from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.processes.declared import Axes, declared, suited, together
 from attnbench.processes.messages import Declared
+from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
@@ -220,6 +221,7 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
         stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
         ladders=tuple(ladders),
         shortlist=MOST_TRIED,
+        num_rounds=CHOOSING_PROCESSES,
     )
 
 

@@ -22,11 +22,12 @@ from attnbench.processes import messages
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
+from attnbench.storage.fold import State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
-from attnbench.timing.schedule import State, Step, Strategy, follow, visit_seed
+from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
@@ -479,7 +480,8 @@ class TimingStage:
         def step(taken: Step) -> None:
             if taken.is_fresh:
                 self.session.start_worker()
-            self._show_progress(stage, taken.words)
+            number = self.state.num_visits[taken.workload] + 1
+            self._show_progress(stage, f"{len(taken.arms)} on {taken.workload}, process {number}")
             self.visit(self.workloads[taken.workload], taken.arms)
 
         return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)

@@ -28,7 +28,7 @@ from attnbench.checking.reference import Reference, reference_for_probe, require
 from attnbench.checking.rules import RulesAt
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.devices import CaptureError, device, environment, loads
+from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
@@ -226,7 +226,7 @@ class Worker:
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
             ):
-                blocks.settle()
+                waiting.settle()
         if changes.settings and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
             message = "; ".join(filter(None, (reply.message, state.blame(changes.settings))))
             reply = msgspec.structs.replace(reply, message=message)

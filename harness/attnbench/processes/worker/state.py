@@ -23,7 +23,7 @@ import torch
 from torch.nn.modules import module as modules
 
 from attnbench.devices import names
-from attnbench.timing.blocks import settle
+from attnbench.devices.waiting import settle
 
 LONGEST = 120
 NUM_LOOKS = 3
