@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -15,12 +15,13 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from attnbench.checking.agreement import References, ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import Inputs, bind, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
 from attnbench.plugins import plugs
 from attnbench.workloads.masks import parse_mask
 from tests import reference
+from tests.checks import references
 from tests.mask_texts import not_among
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
@@ -310,11 +311,6 @@ def settled() -> list[tuple[str, Workload]]:
         points = [Workload(**(usual | DROPOUTS[place])) for place in (first, 1 - first, 2)]
         rows += [(name, point) for point in points if reason_against(IMPLEMENTATIONS[name], point) is None][:1]
     return rows
-
-
-@cache
-def references(point: Workload) -> References:
-    return ask_oracle(point, 0)
 
 
 @pytest.mark.parametrize(("name", "point"), [pytest.param(*row, id=f"{row[0]}-{row[1].id}") for row in settled()])
