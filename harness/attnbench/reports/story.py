@@ -28,9 +28,7 @@ from attnbench.reports import (
     answers,
     cells,
     endings,
-    explorer,
     grouped,
-    lines,
     recommended,
     text_report,
 )
@@ -114,6 +112,8 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
     `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
     script, which sets it as text.
     """
+    from attnbench.reports import explorer, lines  # here: a check needs no pictures, and they take a second to import
+
     shapes = answers.shapes(results)
     return rendered(
         "page.html.jinja",
