@@ -97,7 +97,7 @@ class BoundMask:
             if isinstance(key, int):
                 right, words = anew.index(key), f"index of bias {key}"
             elif isinstance(key, torch.dtype):
-                right, words = anew.bias(key), f"bias in {key}"
+                right, words = anew.numbers(key), f"bias in {key}"
             elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):  # noqa: PLR2004
                 right, words = anew._added(*key, EVERYWHERE), f"bias {key[0]} in {key[1]}"
             else:
@@ -145,13 +145,16 @@ class BoundMask:
         None for the mask `none`, and where the change depends on the score, as with softcap. A learned bias is looked
         up each time, with its gradient.
         """
-        if self.is_none or not self.rule.is_additive:
-            return None
+        return None if self.is_none or not self.rule.is_additive else self.numbers(dtype)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """The parts that only add or hide as numbers to add, broadcastable to (B, H, T, S), -inf where hidden."""
 
         def make() -> Tensor:
             added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
-            for number in range(len(self.rule.changes)):
-                added = added + self._added(number, dtype, EVERYWHERE)
+            for number, part in enumerate(self.rule.changes):
+                if part.is_additive:
+                    added = added + self._added(number, dtype, EVERYWHERE)
             return added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
 
         return make() if self.rule.is_learned else self.keep(dtype, make)
