@@ -29,7 +29,10 @@ QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packa
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
 """The exit code of a run whose machine was too busy for verdicts: its report is there all the same, and says so."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only take turns
+    "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, which would compile the project once more
+}
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -205,14 +208,6 @@ def capabilities(session: nox.Session) -> None:
     for name in CAPABILITIES:  # one that the processor lacks is ignored by PyTorch
         if name not in str(fastest):
             session.run("python", "-m", "pytest", *options, env=ONE_THREAD | {"ATEN_CPU_CAPABILITY": name})
-
-
-@nox.session
-def models(session: nox.Session) -> None:
-    """Measure the attention of every preset in every phase: renew results/gallery/models (an hour)."""
-    install(session)
-    folder = str(RESULTS / "gallery" / "models")
-    session.run("python", "-m", "studies.models", "--to", folder, *session.posargs)
 
 
 @nox.session

@@ -37,16 +37,12 @@ RUNS = {
 """The runs of the gallery and what they are about; each is a folder."""
 OTHERS = {
     "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
-    "verdicts/verdicts.md": "which verdicts of these runs the present method changed, and why",
     "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
-    "fastest/dispatch.md": "what a call costs more that follows a policy",
-    "models/README.md": "the attention of 29 models in every phase, by five implementations",
     "detection/blind.md": "wrong and right functions by authors who had not seen the probes, and the verdict on each",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
-    "trust/price.md": "what a process of its own costs: errors on identical code, a small slowdown, a quick sweep",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
@@ -54,7 +50,7 @@ OTHERS = {
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
-FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "method", "noise")
+FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
 SCREEN = "screen.txt"
 """The closing screen of a run."""
 NUM_FIRST, ROW = 5, 0.145
@@ -133,19 +129,14 @@ def tried() -> str:
 
 
 def followed() -> str:
-    """The cost of a policy: of a call through it, and of choosing by the nearest shape."""
-    folder = GALLERY / "fastest"
-    rows = (folder / "dispatch.md").read_text(encoding="utf-8").splitlines()
-    added = [line.split("|")[4].strip() for line in rows if line.startswith("| `")]
-    costs = f"[{' or '.join(dict.fromkeys(added))} more](../results/gallery/fastest/dispatch.md) than a direct one"
-    policy = Policy.load(folder / "policy.json")
+    """The cost of choosing by the nearest shape of a policy."""
+    policy = Policy.load(GALLERY / "fastest" / "policy.json")
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"
     return (
-        f"A later call through `attnbench.attention` takes {costs}. On {learned}, the nearest other shape "
-        f"chose calls {percent(regret.mean)} slower than the winner in the mean; PyTorch's own choice everywhere is "
-        f"{percent(regret.sdpa_mean)} slower. At worst it was {significant(1 + regret.worst, 2)}x the winner's time "
-        f"({significant(1 + regret.sdpa_worst, 2)}x)."
+        f"On {learned}, the nearest other shape chose calls {percent(regret.mean)} slower than the winner in the mean; "
+        f"PyTorch's own choice everywhere is {percent(regret.sdpa_mean)} slower. At worst it was "
+        f"{significant(1 + regret.worst, 2)}x the winner's time ({significant(1 + regret.sdpa_worst, 2)}x)."
     )
 
 

@@ -24,7 +24,7 @@ from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.commands import running
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import Plan
 from attnbench.units import markdown_table, percent, significant
@@ -126,7 +126,7 @@ def of_presets(num_threads: int) -> list[Workload]:
 
 def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
     """A run that checks everybody and then visits each workload equally often, each time in a fresh process."""
-    limits = plan(Selection(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed))
+    limits = build_plan(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
         sweep="audit",
@@ -283,7 +283,7 @@ def table(run: Path, to: Path) -> str:
 Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
 same blocks of {visits(held_out.plan)}; a mean is geometric, with a 95 % interval by shapes. Noise is
 half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that shape, if it is
-more. What a dispatch adds is not in the times ([dispatch.md](dispatch.md)). The policy was learned from
+more. What a dispatch adds is not in the times. The policy was learned from
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random with seed {held_out.plan.seed} ({where}).
 "No time": not supported there, or too slow to try.

@@ -21,7 +21,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands.running import watching
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import LATENCY, Arm, Key, Record, Status
@@ -59,7 +59,7 @@ class Row:
 def planned(presets: Iterable[str], call_limit_s: float) -> tuple[Plan, dict[str, Workload]]:
     """One plan for all presets in all phases, each workload once; and all workloads, those not to try included."""
     plans = [
-        (name, plan(Selection(sweep="quick", model=name, phase=phase, is_exact=True, implementations=IMPLEMENTATIONS)))
+        (name, build_plan(sweep="quick", model=name, phase=phase, is_exact=True, implementations=IMPLEMENTATIONS))
         for name in presets
         for phase in models.preset(name).phases
     ]

@@ -39,9 +39,10 @@ import coverage
 
 IMPORTED = (
     *("coverage", "jinja2", "msgspec", "numpy", "psutil", "pytest", "rich.table", "rich.progress", "ruptures"),
-    *("scipy.special", "scipy.stats", "typer.testing"),
+    *("pydantic", "scipy.special", "scipy.stats", "statistics", "typer.testing"),
     *("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
-    *("torch", "torch.profiler", "torch.utils.flop_counter", "torch.nn.attention.flex_attention"),
+    *("torch.fx.experimental.symbolic_shapes", "torch.nn.attention.flex_attention"),
+    *("torch.profiler", "torch.utils.flop_counter"),
 )
 """Modules of others that the project's commands import."""
 MAX_FILES = 64

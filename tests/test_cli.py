@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
-from attnbench import cli, plugins, samples, table
+from attnbench import cli, commands, plugins, samples, table
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def test_a_file_from_outside_is_listed(theirs):
 
 def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
-    assert found.returncode == 0, found.stderr
+    assert found.returncode in {0, 3}, found.stderr  # 3: the machine was too busy for a verdict
     assert "theirs" in found.stdout
     frame = table(run)
     own = frame[frame.implementation == "theirs"]
@@ -139,7 +140,7 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
     before = len(samples(run))
     found = command("run", "--resume", run.name, "-i", "mine.py:theirs", "--json", cwd=folder)
-    assert found.returncode == 0, found.stderr
+    assert found.returncode in {0, 3}, found.stderr  # 3: the machine was too busy for a verdict
     assert json.loads(found.stdout)["counts"] == {"ok": before and len(table(run))}
     assert len(samples(run)) == before
 
@@ -209,7 +210,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, called, arguments,
     [
         ["report"],
         ["gate"],
-        ["compare"],
         ["history"],
         ["run", "--resume"],
         ["report", "--salvage"],
@@ -222,7 +222,7 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, called, argument
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "journal.jsonl").write_text(line)
     given = [*arguments, name]
-    given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "--accept" in arguments else []
+    given += ["--reason", "it is a test"] if "--accept" in arguments else []
     found = called(*given)
     assert (found.returncode, said in found.stderr) == (4, True), found.stderr
     assert found.stderr.startswith("invalid session: ")
@@ -328,4 +328,17 @@ def test_a_retired_command_names_its_replacement(called, words, replacement):
 def test_there_are_fourteen_commands():
     names = {each.name for each in cli.app.registered_commands}
     assert len(names) == 14
-    assert not names & set(cli.RETIRED)
+    assert not names & set(commands.RETIRED_COMMANDS)
+
+
+def test_run_has_at_most_20_options_and_those_that_went_name_what_took_their_place(called):
+    names = {name for name in made_options("run") if name != "help"}
+    assert len(names) <= 20, names
+    assert not names & set(commands.RETIRED_OPTIONS)
+    found = called("run", "--cache", "cold")
+    assert (found.returncode, found.stderr) == (2, "error: --cache is gone: give --conditions cold or rotating\n")
+
+
+def made_options(command):
+    made = typer.main.get_command(cli.app).commands[command]
+    return {max(each.opts, key=len)[2:] for each in made.params if not each.hidden and each.opts[0].startswith("-")}

@@ -64,7 +64,7 @@ if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few
         del arguments[(place := arguments.index("--sweep")) : place + 2]
         arguments += ["--set", "seq_len=8,16,24,32", "--set", "mask=none,causal", "-i", "fused"]
     elif "--model" in arguments:
-        arguments[arguments.index("--seq-len") + 1] = "64"
+        arguments[arguments.index("--model") + 3] = "seq_len=64"
 traced = "--sweep" in arguments and arguments[arguments.index("--sweep") + 1].endswith(".jsonl")
 if "--sweep" in arguments and "--help" not in arguments and not traced:  # what is set below stands alone
     del arguments[(place := arguments.index("--sweep")) : place + 2]

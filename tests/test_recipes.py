@@ -36,8 +36,8 @@ from pathlib import Path
 from attnbench.analysis.results import read
 from attnbench.analysis.table import panels
 from attnbench.reports.cells import shown
-from attnbench.reports.lines import titled
-print(*(panel.title for panel in titled(panels(shown(read(Path(sys.argv[1])))))), sep="\\n")
+from attnbench.reports.lines import titles
+print(*titles(panels(shown(read(Path(sys.argv[1]))))), sep="\\n")
 """
 
 
@@ -83,11 +83,9 @@ GROUPS = ("B=1 H=8 K=8, 1 thread, spread=1", "B=1 H=8 K=8, 1 thread, spread=4")
 def test_the_terminal_has_a_table_for_each_value_of_the_axis_with_the_metric(terminal: str) -> None:
     for group in GROUPS:
         table = terminal.partition(f"{group}\n")[2].partition("\n\n")[0]
-        assert "T=16" in table
-        assert "T=32" in table
         assert "autograd memory" in table
-        rows = [line for line in table.splitlines() if line.startswith(("fused ", "sdpa "))]
-        assert len(rows) == 2
+        rows = [line for line in table.splitlines() if re.match(r"(16|32) +(fused|sdpa) ", line)]
+        assert len(rows) == 4
         assert all(re.search(r"  [\d.]+ [KM]?i?B$", line) for line in rows), table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench.analysis.results import Results, read
 from attnbench.commands.running import execute
 from attnbench.processes.execution import new_folder
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.records import Record, Status
 from attnbench.units import escaped, plain, significant
 
@@ -53,7 +53,7 @@ def packages() -> dict[str, Any]:
 
 def checked(specs: Sequence[str]) -> Results:
     """Check all in one run, and return its results; the journal is kept with the other runs."""
-    planned = plan(Selection(sweep=str(HERE / "sweep.toml"), implementations=specs, metrics=()), with_baseline=False)
+    planned = build_plan(sweep=str(HERE / "sweep.toml"), implementations=specs, metrics=(), with_baseline=False)
     return execute(planned, new_folder(ROOT / "results", "field"), stages=("check",))
 
 

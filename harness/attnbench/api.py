@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.recommendation import Limits, Recommendation
+from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import load as cells_of
-from attnbench.analysis.table import samples as samples_of
+from attnbench.analysis.table import load as table
+from attnbench.analysis.table import samples
+from attnbench.analysis.table import table as cells_of
 from attnbench.commands import recommending, running, terminal
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
-from attnbench.processes.planning import Selection, plan, plan_to_choose, rejected
+from attnbench.processes.planning import build_plan, plan_to_choose, rejected
 from attnbench.reports import Picture, cells, recommended, story, text_lines
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
@@ -38,6 +39,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
 Given = str | Callable[..., Any]
 """As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
 CANDIDATE = " (candidate)"
@@ -140,14 +142,12 @@ class Outcome:
 
     def to_frame(self) -> "pd.DataFrame":
         """Every cell as a row, as in records.csv."""
-        from attnbench.analysis.table import table
-
-        return table(self.results).copy()
+        return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
         """A picture, which a notebook shows, or None where there is nothing to draw.
 
-        Kinds are ratio, latency, memory and breakdown.
+        Kinds are ratio, latency and memory.
 
         Raises:
             ValueError: there is no such kind.
@@ -201,8 +201,9 @@ def check(
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
         specs = _specs(given, Path(name))
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-        selection = _selection("check", specs, seed, axes, timeout_s=timeout, metrics=(), rejects=rejects)
-        results = _executed(selection, Path(name), with_baseline=False, stages=("check",))
+        more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
+        planned = _plan("check", specs, seed, axes, **more)
+        results = _executed(planned, specs, Path(name), stages=("check",))
     return Outcome(results, terminal.verdicts(results))
 
 
@@ -232,7 +233,7 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
         specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
-    selection = _selection(
+    planned = _plan(
         "quick",
         specs,
         seed,
@@ -242,7 +243,7 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
         smallest_effect=smallest_effect,
         false_share=false_share,
     )
-    return outcome(_executed(selection, folder))
+    return outcome(_executed(planned, specs, folder))
 
 
 def run(
@@ -259,8 +260,9 @@ def run(
         ValueError: there is no such sweep, implementation, axis or value; the message says what is allowed.
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
-    selection = _selection(sweep, _specs(given, folder), seed, axes, is_exact=False, budget_s=budget)
-    found = _executed(selection, folder)
+    specs = _specs(given, folder)
+    planned = _plan(sweep, specs, seed, axes, is_exact=False, budget_s=budget)
+    found = _executed(planned, specs, folder)
     running.write_reports(found, folder)
     return outcome(found)
 
@@ -303,7 +305,6 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     budget: float | None = None,
     memory: str = "",
     deterministic: bool = False,
-    batch_invariant: bool = False,
     model: str = "",
     phase: str = "prefill",
     changes: bool = True,
@@ -322,9 +323,10 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     """
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
-    selection = _selection(
+    specs = _specs(given, folder)
+    planned = _plan(
         "fastest",
-        _specs(given, folder),
+        specs,
         seed,
         axes,
         is_exact=bool(axes or model),
@@ -332,9 +334,8 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
         model=model,
         phase=phase,
     )
-    planned = plan_to_choose(selection, searches=changes)
-    measured = _measured(planned, folder, execution.STAGES, set(map(name_of, selection.implementations)))
-    return Fastest(measured, recommending.choose(measured, limits, is_batch_invariant=batch_invariant))
+    measured = _executed(plan_to_choose(planned, searches=changes), specs, folder)
+    return Fastest(measured, recommend(measured, limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -345,16 +346,6 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
     """
     is_there = Path(path).exists()
     return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
-
-
-def samples(*paths: str | Path) -> "pd.DataFrame":
-    """Every raw sample of stored runs as a row; see `attnbench.analysis.table.samples`."""
-    return samples_of(*paths)
-
-
-def table(*paths: str | Path) -> "pd.DataFrame":
-    """Every cell of stored runs as a row; a folder stands for all runs below it."""
-    return cells_of(*paths)
 
 
 def outcome(results: Results, hint: str = "") -> Outcome:
@@ -368,36 +359,25 @@ def outcome(results: Results, hint: str = "") -> Outcome:
     return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names}, hint)
 
 
-def _selection(
+def _plan(
     sweep: str,
     specs: Sequence[str],
     seed: int | None,
     axes: Mapping[str, Any],
     *,
     is_exact: bool = True,
-    **more: Any,  # noqa: ANN401 - other fields of a Selection
-) -> Selection:
+    **more: Any,  # noqa: ANN401 - other parameters of build_plan
+) -> Plan:
     settings = []
     for axis, value in axes.items():
         values = value if isinstance(value, list | tuple | range) else [value]
         settings.append(f"{axis}={','.join(map(str, values))}")
     drawn = secrets.randbelow(MOST_SEEDS) if seed is None else seed
-    return Selection(sweep=sweep, settings=settings, is_exact=is_exact, implementations=specs, seed=drawn, **more)
+    return build_plan(sweep=sweep, settings=settings, is_exact=is_exact, implementations=specs, seed=drawn, **more)
 
 
-def _executed(
-    selection: Selection,
-    folder: Path,
-    *,
-    with_baseline: bool = True,
-    stages: Sequence[str] = execution.STAGES,
-) -> Results:
-    planned = plan(selection, with_baseline=with_baseline)
-    return _measured(planned, folder, stages, set(map(name_of, selection.implementations)))
-
-
-def _measured(planned: Plan, folder: Path, stages: Sequence[str], named: set[str]) -> Results:
-    with running.watching(named) as watch, _own_path():
+def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequence[str] = execution.STAGES) -> Results:
+    with running.watching(set(map(name_of, specs))) as watch, _own_path():
         execution.execute(planned, folder, watch, stages)
     return read(folder)
 

@@ -10,46 +10,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from attnbench.commands import EXIT_CODES, ExitCode, defaults
+from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, RETIRED_OPTIONS, ExitCode, defaults
 from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
 PANELS = {
-    "What": [
-        "sweep",
-        "set",
-        "model",
-        "phase",
-        "implementation",
-        "baseline",
-        "seq-len",
-        "gradients",
-        "along",
-        "from",
-        "memory",
-        "deterministic",
-        "batch-invariant",
-        "changes",
-        "attention",
-        "layers",
-        "batch-size",
-        "dtype",
-    ],
-    "Output": [
-        "results",
-        "resume",
-        "json",
-        "quiet",
-        "verbose",
-        "to",
-        "open",
-        "format",
-        "policy",
-        "dry-run",
-        "salvage",
-        "help",
-    ],
+    "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
+    "batch-size seq-len dtype gradients invariance interpret",
+    "Output": "results resume json quiet verbose to open format policy dry-run salvage help",
 }
 """The groups of options in help, by their long names; all others say how."""
 
@@ -63,7 +32,7 @@ def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
             each.metavar = ""
         if has_panels and not isinstance(each, TyperArgument):
             long = max(each.opts, key=len).removeprefix("--")
-            vars(each)["rich_help_panel"] = next((name for name, own in PANELS.items() if long in own), "How")
+            vars(each)["rich_help_panel"] = next((name for name, own in PANELS.items() if long in own.split()), "How")
     return parameters
 
 
@@ -120,16 +89,6 @@ def _options(
     """Options of the program itself."""
 
 
-RETIRED = {
-    "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
-    "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",
-    "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
-    "crossover": "attnbench fastest A B --along AXIS finds where two change places",
-    "demo": "follow the README, or docs/first-hour.md",
-    "export": "attnbench report --format NAME writes a run for another tool",
-    "salvage": "attnbench report RUN --salvage keeps the intact parts",
-}
-"""Commands that this version no longer has, and what to use in their place."""
 USER_ERROR = typer.BadParameter.__mro__[2]
 """Of whatever the command line does not allow: click's, which typer may have a copy of."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -170,10 +129,14 @@ def _code() -> int:
         taken, given = defaults.from_here(program) if _named() else ({}, {})
         return program(standalone_mode=False, prog_name="attnbench", default_map=taken) or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
-        if (replacement := RETIRED.get(next(iter(sys.argv[1:]), ""))) is not None:
+        if (replacement := RETIRED_COMMANDS.get(next(iter(sys.argv[1:]), ""))) is not None:
             typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
             return ExitCode.wrong_usage
         mistake: Any = error
+        unknown = getattr(mistake, "option_name", "").removeprefix("--")
+        if unknown in RETIRED_OPTIONS:
+            typer.echo(f"error: --{unknown} is gone: {RETIRED_OPTIONS[unknown]}", err=True)
+            return ExitCode.wrong_usage
         option = max(getattr(getattr(mistake, "param", None), "opts", None) or [""], key=len)
         place = given.get(_named().strip(), {}).get(option.removeprefix("--"))
         if not sys.argv[1:]:
@@ -197,8 +160,9 @@ def _code() -> int:
         return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        again = "nothing that was finished is lost: mend this, then give the command again"
-        typer.echo(plain(f"error: {error.strerror or error}{where}; {again}"), err=True)
+        typer.echo(
+            plain(f"error: {error.strerror or error}{where}; fix this and rerun; finished work is kept"), err=True
+        )
         return ExitCode.wrong_usage
 
 

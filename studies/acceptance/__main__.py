@@ -132,6 +132,7 @@ def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool
     )
 
 
+_MOST = partial(_planted, least=0.8)
 TESTS = {
     test.id: test
     for test in (
@@ -149,21 +150,20 @@ TESTS = {
             for name, is_same in (("one file", True), ("two files", False))
             for busy in (0, 1)
         ),
-        Test(
-            id="V4 slower",
-            title="a planted slowdown of 3 %, 30 s",
-            limit="slower in 80 % at least, equivalent in none",
-            number=40,
-            take=_one(sessions.compare, share=0.03, budget_s=30.0),
-            judge=partial(_planted, least=0.8),
-        ),
-        Test(
-            id="V4 same",
-            title="identical files, 30 s",
-            limit="slower in none",
-            number=40,
-            take=_one(sessions.compare, share=0.0, budget_s=30.0),
-            judge=_identical,
+        *(
+            Test(
+                id=f"V4 {name}, {busy} busy",
+                title=f"{what}, one thread, next to {busy} busy processes, 30 s",
+                limit=limit,
+                number=40,
+                take=_one(sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
+                judge=judge,
+            )
+            for busy in (1, 3)
+            for name, what, share, limit, judge in (
+                ("slower", "a planted slowdown of 3 %", 0.03, "slower in 80 % at least, equivalent in none", _MOST),
+                ("same", "identical files", 0.0, "slower in none", _identical),
+            )
         ),
         Test(
             id="V5",

@@ -95,7 +95,7 @@ def command(isolation: str, axes: Axes, specs: list[str]) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         sets = [f"--set={name}={value}" for name, value in axes.items() if name != "direction"]
         told = [sys.executable, "-m", "attnbench", "run", *specs[1:], "-i", specs[0], *sets]
-        told += ["--isolation", isolation, "--budget", f"{BUDGET_S:g}", "--results", folder]
+        told += ["--conditions", isolation, "--budget", f"{BUDGET_S:g}", "--results", folder]
         subprocess.run(told, capture_output=True, check=False, cwd=folder)  # noqa: S603 - our own command
         (table,) = Path(folder).glob("runs/*/records.csv")
         cells = pd.read_csv(table)

@@ -126,7 +126,7 @@ def cold_caches(gpu: Gpu | None = None) -> Outcome:
 def _alone_s(clock: Clock, call: Call, flush: Call) -> float:
     """Device seconds of single calls, after a flush or what stands for it, by the engine's own way: their median."""
     timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call)
-    single = (blocks.Known(arm=timed.arm, call_s=1.0),)  # so long a call stands alone in its sample
+    single = ((timed.arm, 1.0),)  # so long a call stands alone in its sample
     at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0, known=single)
     taken = blocks.visit([timed], clock, at, blocks.Conditions(flush=flush))
     return median(sample.value for sample in taken[timed.arm])

@@ -41,6 +41,7 @@ from attnbench.storage.events import (
     Sides,
     VisitFinished,
 )
+from attnbench.storage.fold import State
 from attnbench.storage.records import (
     COPY,
     KEPT,
@@ -59,7 +60,7 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.timing import blocks
-from attnbench.timing.schedule import State, visit_seed
+from attnbench.timing.schedule import visit_seed
 from attnbench.workloads.workload import Workload
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World

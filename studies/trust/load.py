@@ -20,7 +20,7 @@ import typer
 
 from attnbench.analysis.results import Results, read
 from attnbench.processes.execution import execute
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Status
@@ -73,7 +73,7 @@ def run(source: str, budget_s: float) -> Run:
         folder = Path(name)
         (folder / "mine.py").write_text(source, encoding="utf-8")
         implementations = (f"{folder / 'mine.py'}:attention",)
-        selection = Selection(
+        selection = build_plan(
             sweep="quick",
             settings=SETTINGS,
             is_exact=True,
@@ -82,7 +82,7 @@ def run(source: str, budget_s: float) -> Run:
             metrics=("latency",),
             num_rounds=NUM_ROUNDS,
         )
-        execute(plan(selection), folder / "run", lambda _: None, stages=("check", "time"))
+        execute(selection, folder / "run", lambda _: None, stages=("check", "time"))
         num_visits = sum(isinstance(each, VisitFinished) for each in events(folder / "run" / JOURNAL))
         results = read(folder / "run")
         others = 0.0 if results.system_load is None else results.system_load.others

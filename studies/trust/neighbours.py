@@ -17,7 +17,7 @@ import typer
 from attnbench.analysis.comparisons import comparisons, doubts, waiting
 from attnbench.analysis.results import Results, read
 from attnbench.processes.execution import execute
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.pytest_plugin import AttentionBench
 from attnbench.reports import story
 from attnbench.storage.records import LATENCY
@@ -49,7 +49,7 @@ def by_command(folder: Path, num_threads: int, budget_s: float) -> Results:
     settings = [f"{axis}={value}" for axis, value in (SETTINGS | {"num_threads": num_threads}).items()]
     file = folder / "mine.py"
     file.write_text(SOURCE, encoding="utf-8")
-    selection = Selection(
+    selection = build_plan(
         sweep="quick",
         settings=(*settings, "scope=attention", "dtype=float32"),
         is_exact=True,
@@ -57,7 +57,7 @@ def by_command(folder: Path, num_threads: int, budget_s: float) -> Results:
         budget_s=budget_s,
         metrics=(LATENCY,),
     )
-    execute(plan(selection), folder / "run", lambda _: None, stages=("check", "time"))
+    execute(selection, folder / "run", lambda _: None, stages=("check", "time"))
     return read(folder / "run")
 
 

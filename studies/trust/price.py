@@ -16,7 +16,7 @@ import typer
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.processes.execution import execute
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.records import Verdict
 
 SOURCE = """
@@ -77,7 +77,7 @@ def session(candidate: str, isolation: str, number: int, budget_s: float) -> Ses
     with tempfile.TemporaryDirectory(prefix="attnbench-price-") as name:
         folder = Path(name)
         (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
-        selection = Selection(
+        selection = build_plan(
             sweep="quick",
             settings=(*SETTINGS, "direction=inference", "batch_size=1", "num_threads=1"),
             is_exact=True,
@@ -87,7 +87,7 @@ def session(candidate: str, isolation: str, number: int, budget_s: float) -> Ses
             seed=number,
             isolation=isolation,
         )
-        execute(plan(selection), folder / "run", lambda _: None, stages=("check", "time"))
+        execute(selection, folder / "run", lambda _: None, stages=("check", "time"))
         results = read(folder / "run")
         (found,) = comparisons(results)
         (record,) = (each for each in results.records if each.implementation == candidate)
@@ -111,9 +111,7 @@ def quick(isolation: str) -> tuple[float, int, int]:
         folder = Path(name)
         (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
         names = ("sdpa", "fused", "naive_loop", "module_list", "einsum", f"{folder / 'mine.py'}:same")
-        execute(
-            plan(Selection(sweep="quick", implementations=names, isolation=isolation)), folder / "run", lambda _: None
-        )
+        execute(build_plan(sweep="quick", implementations=names, isolation=isolation), folder / "run", lambda _: None)
         results = read(folder / "run")
         found = comparisons(results)
         decided = sum(each.verdict is not Verdict.undecided for each in found)

@@ -1,9 +1,7 @@
 """Change points by simulation, runs by scripted journals, and what is reported of them."""
 
-import csv
 import dataclasses
 import gzip
-import io
 import shutil
 
 import msgspec
@@ -171,24 +169,13 @@ def test_two_runs_of_one_name_are_refused(stored, tmp_path):
         gather([stored, tmp_path])
 
 
-def test_the_command_prints_writes_and_escapes(stored, tmp_path):
+def test_the_command_prints_and_draws(stored, tmp_path):
     done = CliRunner().invoke(
         app, ["history", str(stored), "--to", str(tmp_path / "reported"), "--workload", "*-t512-*"]
     )
     assert done.exit_code == 0, done.output
     assert "from 5abcdef012" in " ".join(done.output.replace("│", " ").split())
-    assert {path.name for path in (tmp_path / "reported").iterdir()} == {
-        "history.md",
-        "history.csv",
-        "history.svg",
-        "history.png",
-    }
-    markdown = (tmp_path / "reported" / "history.md").read_text()
-    assert "<script>" not in markdown
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "reported" / "history.csv").read_text())))
-    assert len(rows) == 2 * len(SLOWDOWNS)
-    assert sum(row["is_change"] == "True" for row in rows) == 2
-    assert not any(value.startswith("=") or value == "" for row in rows for value in row.values())
+    assert {path.name for path in (tmp_path / "reported").iterdir()} == {"history.svg", "history.png"}
     as_json = CliRunner().invoke(app, ["history", str(stored), "--json", "-i", "fused"])
     assert [row["runs"] for row in msgspec.json.decode(as_json.stdout)] == ["9", "9"]
 
@@ -221,15 +208,10 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
     assert alike([sided], "ratio")[0] == []
 
 
-def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
+def test_text_from_a_journal_stays_on_its_line():
     point = {"run": "r", "time": "x\n# heading", "commit": "\x1b[2Jab\n# c", "value": 1.0}
     assert "\n" not in history_report.commit(point) + history_report.day(point)
     assert "\x1b" not in history_report.commit(point)
-    (series, *_) = follow(gather([stored])[0])
-    evil = dataclasses.replace(series, unit="=cmd|' /c calc'!A0", metric="=1+1")
-    assert "'=cmd" in history_report.csv([evil])
-    assert "'=1+1" in history_report.csv([evil])
-    assert "\n# no heading" not in history_report.markdown([series], ["a note\n# no heading"])
 
 
 HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40

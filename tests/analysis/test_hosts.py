@@ -7,11 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from attnbench.analysis.hosts import CHANGED, Across, Hosts, kind_of, of_run, together
 from attnbench.analysis.results import Results, read
-from attnbench.cli import app
 from attnbench.reports import hosts as report
 from attnbench.reports import story
 from attnbench.storage.events import WorkerStarted
@@ -193,24 +191,6 @@ def test_the_kind_of_a_host_is_its_model_and_not_its_memory() -> None:
     assert kind_of(replace(ENVIRONMENT, memory_bytes=2**34, system="another")) == kind_of(ENVIRONMENT)
     for other in ({"cpu": "other"}, {"accelerator": "GPU"}, {"num_physical_cores": 8}, {"versions": {"torch": "2"}}):
         assert kind_of(replace(ENVIRONMENT, **other)) != kind_of(ENVIRONMENT)
-
-
-def test_the_command_reports_on_runs_of_several_machines(folder: Path, tmp_path: Path) -> None:
-    runs = [str(folder / "hosts" / name) for name in ("old0", "old1", "old2", "new0")]
-    given = CliRunner().invoke(app, ["report", *runs, "--hosts", "--to", str(tmp_path)])
-    assert given.exit_code == 0, given.output
-    assert "A verdict for each kind of host" in given.output
-    assert "rival against baseline" in given.output
-    text = (tmp_path / "hosts.md").read_text()
-    assert "Old CPU" in text
-    assert "New CPU" in text
-
-
-def test_the_command_refuses_runs_of_one_name(folder: Path) -> None:
-    run = str(folder / "hosts" / "old0")
-    given = CliRunner().invoke(app, ["report", run, run, "--hosts"])
-    assert given.exit_code != 0
-    assert "name" in str(given.exception) + given.output
 
 
 def test_what_a_lost_host_had_finished_counts_and_the_rest_is_made_elsewhere(tmp_path: Path) -> None:

@@ -93,5 +93,5 @@ def test_runs_of_graphs_are_refused(tmp_path):
     found = journals.write(tmp_path, journals.workloads(seq_len=(64, 128)))
     plan = msgspec.structs.replace(found.plan, launch="graph")
     graphs = replace(found, started=msgspec.structs.replace(found.started, plan=plan))
-    with pytest.raises(ValueError, match=r"timed graphs that are replayed.*--launch eager"):
+    with pytest.raises(ValueError, match=r"timed graphs that are replayed.*--conditions graph"):
         learn([found, graphs])

@@ -9,9 +9,10 @@ from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
 from attnbench.statistics.verdict import Judgement
 from attnbench.storage.events import VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Key
-from attnbench.timing.schedule import Race, State
+from attnbench.timing.schedule import Race
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -43,8 +44,8 @@ def heard(monkeypatch):
     found: dict[int, dict[Key, Said]] = {}
 
     class Listening(Race):
-        def open(self, state, live):
-            opened = super().open(state, live)
+        def open(self, state, live, now_s=0.0):
+            opened = super().open(state, live, now_s)
             if self.judged:
                 found[sum(state.num_visits.values())] = {key: judged(each) for key, each in self.judged.items()}
             return opened

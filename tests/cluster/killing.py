@@ -123,8 +123,7 @@ def local(results: Path) -> Results:
 def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> Trial:
     """One sweep during which somebody is killed, `after_s` seconds after a host has begun to measure."""
     results.mkdir(parents=True, exist_ok=True)
-    number = str(planned.hosts_per_cell)
-    driver = started(results, *SHORT, "--cluster", cluster.address, "--hosts-per-cell", number)
+    driver = started(results, *SHORT, "--cluster", cluster.address)
     run = begun(results)
     if run is None:
         driver.kill()

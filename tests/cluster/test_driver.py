@@ -87,11 +87,7 @@ def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     alone = killing.local(tmp_path / "local")
     with killing.machines() as cluster:
-        for victim, hosts_per_cell in [*((victim, 1) for victim in killing.VICTIMS), ("node", 2)]:
-            planned = killing.Trial(
-                victim=victim,
-                after_s=random.uniform(0.0, 6.0),
-                hosts_per_cell=hosts_per_cell,
-            )
-            found = killing.trial(cluster, tmp_path / f"{victim}{hosts_per_cell}", planned, alone)
+        for victim in killing.VICTIMS:
+            planned = killing.Trial(victim=victim, after_s=random.uniform(0.0, 6.0))
+            found = killing.trial(cluster, tmp_path / victim, planned, alone)
             assert found.problems == [], found

@@ -18,7 +18,7 @@ from attnbench.cluster.host import Answer, Host, HowFar, Known, Receiver, bench_
 from attnbench.cluster.shares import Share, placed, split
 from attnbench.devices import processor
 from attnbench.plugins import name_of
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.journal import JOURNAL
 from tests.processes.test_resume import SMALL, SOURCE
 
@@ -35,8 +35,8 @@ def own_machine(tmp_path, monkeypatch):
 
 
 def share_of(*specs: str) -> Share:
-    chosen = Selection(sweep="quick", settings=(*SMALL, "batch_size=1"), is_exact=True, implementations=specs)
-    planned = msgspec.structs.replace(plan(chosen), budget_s=0.0, metrics=())
+    chosen = build_plan(sweep="quick", settings=(*SMALL, "batch_size=1"), is_exact=True, implementations=specs)
+    planned = msgspec.structs.replace(chosen, budget_s=0.0, metrics=())
     (share,) = split(planned, "run", 1)
     return share
 

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.gate.decision import judge, moved_cells
 from attnbench.analysis.hosts import of_run
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load, of_all_hosts, samples, table
-from attnbench.cli import app
 from attnbench.cluster.shares import split
 from attnbench.commands import terminal
 from attnbench.reports import csv, story
@@ -253,30 +251,6 @@ def test_the_gate_takes_two_hosts_for_two_machines_and_each_host_can_be_judged_a
     assert not moved_cells(base, both)  # whose tables show the first host
     assert moved_cells(base, read(both.folder / HOSTS / "b")) == [("a", "b")] * number
     assert not any("other hosts" in note for note in judge(base, both).notes)
-
-
-def test_runs_of_one_machine_do_not_stand_for_two_hosts(tmp_path, monkeypatch):
-    runs = {}
-    for name, boot in {"one": "m1", "again": "m1", "two": "m2", "old": ""}.items():
-        moment = {BOOT: boot} if boot else {}
-        environment = msgspec.structs.replace(journals.ENVIRONMENT, moment=moment)
-        runs[name] = str(journals.write(tmp_path / name, POINTS, NAMES, environment=environment).folder)
-    ask = ["report", "--hosts", "--to", str(tmp_path / "to")]
-    refused = CliRunner().invoke(app, [*ask, runs["one"], runs["two"], runs["again"]])
-    assert refused.exit_code != 0
-    assert "one and again were measured on one machine" in str(refused.exception)
-    good = CliRunner().invoke(app, [*ask, runs["one"], runs["two"]])
-    assert good.exit_code == 0, good.output
-    assert "not known" not in good.output
-    drive(monkeypatch, tmp_path / "swept", [*old(2), Machine(name="m1")], 1, PLAN)  # each host stands for itself
-    swept = CliRunner().invoke(app, [*ask, str(tmp_path / "swept"), runs["two"]])
-    assert swept.exit_code == 0, swept.output
-    assert "swept/old0" in (tmp_path / "to" / "hosts.md").read_text()
-    refused = CliRunner().invoke(app, [*ask, str(tmp_path / "swept"), runs["one"]])
-    assert "swept/m1 and one were measured on one machine" in str(refused.exception)
-    unknown = CliRunner().invoke(app, [*ask, runs["one"], runs["old"]])
-    assert unknown.exit_code == 0, unknown.output
-    assert "old: not known on which machine" in unknown.output
 
 
 def test_nodes_of_one_machine_are_named_in_the_report(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
 from attnbench.processes.messages import Check, Failed, Prepare, Reply, Work
-from attnbench.processes.planning import Selection, plan, rejected
+from attnbench.processes.planning import build_plan, rejected
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from studies.simulated import virtual
@@ -133,7 +133,7 @@ def test_what_is_only_noted_is_a_finding_where_that_is_asked_and_resume_keeps_it
     assert json.loads(strict.stdout)["judgements"]["filled"]["verdict"] == "WRONG"
     assert says in command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, cwd=folder).stdout
     given = {"empty_rows": "any", "hidden_nan": "note"} | {option: value}
-    planned = plan(Selection(sweep="check", implementations=["sdpa"], metrics=(), rejects=rejected(**given)))
+    planned = build_plan(sweep="check", implementations=["sdpa"], metrics=(), rejects=rejected(**given))
     again = msgspec.json.decode(msgspec.json.encode(planned), type=Plan)
     assert again.rejects == planned.rejects != ()
 

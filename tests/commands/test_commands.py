@@ -16,7 +16,7 @@ import attnbench
 from attnbench import plugins
 from attnbench.cli import app
 from attnbench.commands import EXIT_CODES, VERBOSITY, ExitCode
-from attnbench.commands.options import SelectionOptions, flattened
+from attnbench.commands.options import SelectionOptions, TimingOptions, flattened
 
 COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
 
@@ -53,7 +53,7 @@ def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_param
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])
 def test_a_memory_limit_is_finite(limit):
     with pytest.raises(ValueError, match=r"--memory-limit \w+ is not allowed"):
-        SelectionOptions(sweep="quick", memory_limit=limit).selection()
+        SelectionOptions(sweep="quick", memory_limit=limit).fields()
 
 
 def test_every_exit_code_is_explained():
@@ -85,6 +85,24 @@ def test_a_public_name_that_there_is_not_is_an_attribute_error():
 
 
 def test_each_run_draws_a_seed_unless_one_is_given():
-    drawn = {SelectionOptions(sweep="check").selection().seed for _ in range(8)}
+    drawn = {SelectionOptions(sweep="check").fields()["seed"] for _ in range(8)}
     assert len(drawn) > 1
-    assert SelectionOptions(sweep="check", seed=0).selection().seed == 0
+    assert SelectionOptions(sweep="check", seed=0).fields()["seed"] == 0
+
+
+def test_conditions_and_the_phase_of_a_model_are_parameters_of_a_plan():
+    typed = TimingOptions(sweep="quick", conditions="cold,graph, sustained,steady,shared", model="a/config.json:decode")
+    expected = {"cache": "cold", "launch": "graph", "pace": "sustained", "allocator": "steady", "isolation": "shared"}
+    expected |= {"model": "a/config.json", "phase": "decode"}
+    assert expected.items() <= typed.fields().items()
+    usual = TimingOptions(sweep="quick", model="smollm2-135m").fields()
+    assert usual["model"] == "smollm2-135m"
+    assert not {"phase", "cache", "allocator"} & usual.keys()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"), [("clod", "did you mean cold"), ("cold,warm", "cold and warm exclude one another")]
+)
+def test_a_mistake_in_the_conditions_is_named(conditions, words):
+    with pytest.raises(ValueError, match=words):
+        TimingOptions(sweep="quick", conditions=conditions).fields()

@@ -20,7 +20,6 @@ from attnbench.commands import running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
-from attnbench.processes.planning import Selection
 from attnbench.reports import endings, story
 from attnbench.reports import sides as beside
 from attnbench.reports.sides import document
@@ -113,9 +112,9 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
 def prepared(repo, monkeypatch, base, candidate, *implementations):
     """Folder and plan of a comparison, as the command makes them."""
     monkeypatch.chdir(repo)
-    selection = Selection(sweep="tiny.toml", implementations=implementations)
+    fields = {"sweep": "tiny.toml", "implementations": implementations}
     folder = execution.new_folder(Path("results"), "compare")
-    planned, _ = sides.plan(base, candidate, selection, folder)
+    planned, _ = sides.plan(base, candidate, fields, folder)
     return folder, planned
 
 

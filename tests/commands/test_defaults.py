@@ -66,6 +66,7 @@ def test_what_may_be_repeated_becomes_a_list(tmp_path):
         ("[tool.attnbench.rnu]\nbudget = 3", r"\[tool.attnbench.rnu\]: there is no command rnu .*mean run"),
         ("[tool.attnbench.gate]\nbudget = 3", r"\[tool.attnbench.gate\] there is no option budget; choose among"),
         ("[tool", "pyproject.toml cannot be read"),
+        ("[tool.attnbench]\ncache = 'cold'", "cache is gone: give --conditions cold"),
         ("[tool.attnbench]\nresume = 'x'", "there is no option resume"),
     ],
 )

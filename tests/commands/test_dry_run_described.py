@@ -12,7 +12,7 @@ from attnbench.commands.dry_run import expected, print_plan
 from attnbench.contract import compute_capability, missing_compiler, missing_package
 from attnbench.devices import described
 from attnbench.devices.described import DataSheet
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.workloads.counts import compulsory_bytes, useful_flops
 from attnbench.workloads.workload import Workload
 
@@ -29,7 +29,7 @@ SMALL = DataSheet(
 
 
 def planned(*settings: str, **more):
-    return plan(Selection(sweep="gpu", settings=settings, **more))
+    return build_plan(sweep="gpu", settings=settings, **more)
 
 
 def rows_of(made, sheet: DataSheet = SMALL) -> dict[tuple[str, str], dict]:
@@ -98,13 +98,13 @@ def test_a_rate_is_that_of_the_products_that_are_made():
 
 def test_the_command_line_gives_the_answer_first_and_starts_no_worker(monkeypatch):
     monkeypatch.setattr("attnbench.commands.dry_run.predict", lambda *_, **__: pytest.fail("a worker was started"))
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--device-facts", "h200"])
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--set", "device=h200"])
     assert done.exit_code == 0, done.output
     first = done.output.splitlines()[0]
     assert first.startswith("NVIDIA H200, as described")
     assert "of 480 cells are supported and may fit" in first
     assert "fit only where no score matrix is kept" in done.output
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--device-facts", "h200", "--json"])
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--set", "device=h200", "--json"])
     found = json.loads(done.stdout)
     assert found["described"]["name"] == "NVIDIA H200"
     assert len(found["expected"]) == 480
@@ -142,6 +142,6 @@ def test_what_is_not_there_or_not_meant_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="cannot read"):
         described.load(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match="give --set device=cuda"):
-        print_plan(plan(Selection(sweep="quick")), sheet=SMALL)
-    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--device-facts", "h200"])
+        print_plan(build_plan(sweep="quick"), sheet=SMALL)
+    done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--set", "device=h200"])
     assert "give --dry-run, too" in str(done.exception)

@@ -76,8 +76,6 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
         (["fastest", "fused", "sdpa", "--along", "length", "--from", "512", "--to", "16"], "no way up"),
         (["fastest", "fused", "sdpa", "--from", "16"], "give that, too"),
         (["fastest", "fused", "sdpa", "--along", "length", "--memory", "1GiB"], "does not go with --memory"),
-        (["fastest", "--seq-len", "64", "--set", "seq_len=128"], "--seq-len and --set seq_len=128 contradict"),
-        (["fastest", "--gradients", "--set", "direction=inference"], "--gradients and --set direction=inference"),
         (["fastest", *TINY, "--policy", "."], "is a folder: name a file"),
         (["fastest", *TINY, "--policy", "mine.py/policy.json"], "mine.py/policy.json cannot be written"),
         (["fastest", "mine.py:slow", "sdpa", *TINY, "--policy", "policy.json"], "name some, or none, which is all"),
@@ -116,7 +114,7 @@ def test_from_python_the_same_is_given() -> None:
 
 
 def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_path: Path) -> None:
-    words = ("fused", "sdpa", *TINY, "--seq-len", "16", "--budget", "1")  # a length twice is no contradiction
+    words = ("fused", "sdpa", *TINY, "--budget", "1")
     done = invoke("fastest", *words, "--no-changes", "--policy", "new/policy.json", "--json")
     assert json.loads(done.stdout)["recommendations"][0]["choice"] is not None
     found = json.loads(done.stdout)["policy"]

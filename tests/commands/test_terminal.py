@@ -67,9 +67,9 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
     disturbed = dataclasses.replace(results, system_load=load)
     lines = printed(disturbed, monkeypatch)
-    factors = re.findall(r"[mu]s (\S)\d+\.\d\dx", "\n".join(lines))
-    assert len(factors) > 8
-    assert set(factors) == {"?"}
+    text = "\n".join(lines)
+    assert text.count("doubtful") > 8
+    assert not re.search(r"\d\.\d\dx|faster|slower|equal within", text)
     assert any(line.startswith("No recommendation: the times are doubtful") for line in lines)
     assert [each.mark for shape in answers.shapes(disturbed) for each in shape.others if each.ratio] == (
         [Mark.doubtful] * 12

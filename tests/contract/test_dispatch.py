@@ -12,8 +12,8 @@ from attnbench.contract import BoundMask, dispatch
 from attnbench.contract.dispatch import attend_by_policy, attention, usable
 from attnbench.contract.loading import implementation
 from attnbench.devices import environment
-from attnbench.models.events import Asked
 from attnbench.models.in_model import REFERENCE, Candidate, build, expect, judge, register
+from attnbench.models.records import ModelSpec
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
@@ -268,9 +268,9 @@ def test_inside_of_a_model_of_transformers_logits_and_gradients_are_right(tmp_pa
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
     config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
     for grads in (False, True):
-        asked = Asked(config="", attentions=(), seq_len=12, has_gradients=grads)
-        model = build(asked, config)
-        judged = judge(asked, model, expect(model, grads=grads), "by_policy")
+        spec = ModelSpec(config="", seq_len=12, has_gradients=grads)
+        model = build(spec, config)
+        judged = judge(model, expect(model), "by_policy")
         assert judged.is_right, judged
         assert not judged.is_refused
     assert seen

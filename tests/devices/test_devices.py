@@ -19,7 +19,7 @@ from attnbench.analysis.results import read
 from attnbench.commands import catalog
 from attnbench.contract import is_on, only_on
 from attnbench.devices import cpu, device
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
@@ -100,14 +100,14 @@ def test_a_device_is_made_once_and_named_as_the_workload_names_it():
 )
 def test_a_device_that_there_is_not_is_refused_when_a_plan_is_made(given, reported):
     with pytest.raises(ValueError, match=re.escape(reported)):
-        plan(Selection(sweep="quick", settings=[f"device={given}"]))
+        build_plan(sweep="quick", settings=[f"device={given}"])
 
 
 def test_all_stands_for_what_seems_to_be_here(monkeypatch):
-    selection = Selection(sweep="quick", settings=["device=all"])
+    selection = build_plan(sweep="quick", settings=["device=all"])
     for is_here in (True, False):
         monkeypatch.setattr("attnbench.devices.cuda.Cuda.seems_present", lambda _, it=is_here: it)
-        assert {workload.device for workload in plan(selection).workloads} == {"cpu", *(["cuda"] * is_here)}
+        assert {workload.device for workload in selection.workloads} == {"cpu", *(["cuda"] * is_here)}
 
 
 def test_a_kernel_that_has_one_kind_of_device_says_so():
@@ -122,7 +122,7 @@ import sys
 sys.modules["torch"] = None  # an import of it fails
 from attnbench.commands import catalog
 from attnbench.devices import device, names
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
 for name in names():
@@ -130,7 +130,7 @@ for name in names():
     found.notes(Workload(device=name, dtype="bfloat16"), None)
     print(found.name, found.torch_device, found.is_host, found.seems_present(), found.has_caching_allocator)
     print(found.missing_compiler())
-print(len(plan(Selection(sweep="quick", settings=["device=cuda"])).workloads), catalog.entries("axes"))
+print(len(build_plan(sweep="quick", settings=["device=cuda"]).workloads), catalog.entries("axes"))
 """
 
 

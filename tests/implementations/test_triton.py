@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from attnbench.cli import app
 from attnbench.contract.bundled import bundled
 from attnbench.processes import execution
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 
@@ -90,7 +90,7 @@ def test_without_cuda_and_interpreter_it_says_how_to_check_it(monkeypatch: pytes
 
 
 def planned(**changes: object) -> Plan:
-    made = plan(Selection(sweep="quick", settings=("seq_len=8",), is_exact=True, implementations=("sdpa",)))
+    made = build_plan(sweep="quick", settings=("seq_len=8",), is_exact=True, implementations=("sdpa",))
     return structs.replace(made, **changes)
 
 

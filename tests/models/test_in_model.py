@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers")
 from attnbench.checking import oracle  # noqa: E402 - where there is transformers
 from attnbench.cli import app  # noqa: E402
 from attnbench.models import in_model  # noqa: E402
-from attnbench.models.events import Asked  # noqa: E402
 from attnbench.models.in_model import expect, judge  # noqa: E402
+from attnbench.models.records import ModelSpec  # noqa: E402
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
 GROUPED = SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -103,20 +103,19 @@ def invoke(*arguments):
     return CliRunner().invoke(app, arguments)
 
 
-def asked(**fields):
-    return Asked(**({"config": "", "attentions": (), "seq_len": 20} | fields))
+def spec(**fields):
+    return ModelSpec(**({"config": "", "seq_len": 20} | fields))
 
 
 def built(kind, **fields):
-    request = asked(**fields)
-    made = in_model.build(request, getattr(transformers, kind)(**CONFIGURATIONS[kind]))
-    return request, made, expect(made, grads=request.has_gradients)
+    model = in_model.build(spec(**fields), getattr(transformers, kind)(**CONFIGURATIONS[kind]))
+    return model, expect(model)
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_an_architecture_works_offline_and_honest_attentions_are_right_in_it(kind):
-    request, made, expected = built(kind)
-    reported = {name: judge(request, made, expected, name) for name in ("eager", "sdpa", "fused", "naive_loop")}
+    model, expected = built(kind)
+    reported = {name: judge(model, expected, name) for name in ("eager", "sdpa", "fused", "naive_loop")}
     refused = {name for name, each in reported.items() if each.is_refused}
     assert refused == ({"sdpa"} if kind in WITHOUT_SDPA else set()), reported
     for name, each in reported.items():
@@ -158,8 +157,8 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found_in_the_first_layer_that_has_it(name, tmp_path):
     body, place = MISTAKES[name]
-    request, made, expected = built("LlamaConfig")
-    found = judge(request, made, expected, planted(tmp_path, body))
+    model, expected = built("LlamaConfig")
+    found = judge(model, expected, planted(tmp_path, body))
     assert not found.reason, found
     if place is None:
         assert found.is_right
@@ -171,8 +170,8 @@ def test_a_mistake_is_found_in_the_first_layer_that_has_it(name, tmp_path):
 
 
 def test_padding_that_is_ignored_is_found_in_the_padded_batch_alone(tmp_path):
-    request, made, expected = built("BertConfig", has_gradients=False)
-    found = judge(request, made, expected, planted(tmp_path, "    mask = None"))
+    model, expected = built("BertConfig", has_gradients=False)
+    found = judge(model, expected, planted(tmp_path, "    mask = None"))
     assert {each.batch for each in found.differences} == {"padded"}
     assert found.differences[0].place == "bert.encoder.layer.0.attention.self"
 
@@ -182,16 +181,16 @@ def test_padding_that_is_ignored_is_found_in_the_padded_batch_alone(tmp_path):
     [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")],
 )
 def test_an_implementation_that_would_ignore_what_a_model_has_is_not_asked(kind, words, tmp_path):
-    request, made, expected = built(kind, has_gradients=False)
-    for spec in (planted(tmp_path, "    pass"), "torch_mha"):
-        found = judge(request, made, expected, spec)
+    model, expected = built(kind, has_gradients=False)
+    for attention in (planted(tmp_path, "    pass"), "torch_mha"):
+        found = judge(model, expected, attention)
         assert found.is_refused, found
-    assert judge(request, made, expected, planted(tmp_path, "    pass")).reason.startswith(f"the model has {words}: ")
+    assert judge(model, expected, planted(tmp_path, "    pass")).reason.startswith(f"the model has {words}: ")
 
 
 def test_a_model_is_reduced_in_layers_where_asked_and_says_so():
-    request = asked(num_layers=1, has_gradients=False)
-    made = in_model.build(request, transformers.LlamaConfig(**CONFIGURATIONS["LlamaConfig"]))
+    config = transformers.LlamaConfig(**CONFIGURATIONS["LlamaConfig"])
+    made = in_model.build(spec(num_layers=1, has_gradients=False), config)
     assert (made.built.num_layers, made.built.all_layers) == (1, 2)
     layers = [path for path, _ in in_model.attention_modules(made.model)]
     assert layers == ["model.layers.0.self_attn"]
@@ -200,16 +199,16 @@ def test_a_model_is_reduced_in_layers_where_asked_and_says_so():
 def test_a_model_that_cannot_fit_says_what_it_needs():
     huge = transformers.LlamaConfig(hidden_size=2**17, intermediate_size=2**19, num_attention_heads=1024)
     with pytest.raises(ValueError, match=r"one layer of it needs \d+ GiB"):
-        in_model.build(asked(), huge)
+        in_model.build(spec(), huge)
 
 
 def test_eager_attention_of_the_package_rounds_float64_to_float32():
     """docs/findings: its softmax is in float32 whatever the dtype."""
-    request, made, expected = built("LlamaConfig", dtype="float64", has_gradients=False)
-    found = judge(request, made, expected, "eager")
+    model, expected = built("LlamaConfig", dtype="float64", has_gradients=False)
+    found = judge(model, expected, "eager")
     assert found.differences[0].place == "model.layers.0.self_attn"
     assert 1e-9 < found.differences[0].error < 1e-5
-    assert judge(request, made, expected, "sdpa").is_right
+    assert judge(model, expected, "sdpa").is_right
 
 
 @pytest.mark.usefixtures("forked_workers")

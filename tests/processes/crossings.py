@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from attnbench.analysis.recommendation import changes_along
-from attnbench.processes.planning import Selection, plan_to_search
+from attnbench.processes.planning import build_plan, plan_to_search
 from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -60,10 +60,10 @@ def planted(number: int, seed: int) -> Planted:
 
 def planned(seed: int) -> Plan:
     """The plan of a search over all lengths."""
-    selection = Selection(
+    selection = build_plan(
         sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=NAMES, baseline=NAMES[1], seed=seed
     )
-    return msgspec.structs.replace(plan_to_search(selection, low=LOW, high=HIGH), budget_s=BUDGET_S)
+    return msgspec.structs.replace(plan_to_search(selection, NAMES, low=LOW, high=HIGH), budget_s=BUDGET_S)
 
 
 def search(number: int, world: str, seed: int) -> Found:

@@ -9,13 +9,15 @@ import pytest
 
 from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
+from attnbench.processes import choosing
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
-from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
+from attnbench.processes.planning import MOST_LADDERS, build_plan, plan_to_choose, plan_to_search
+from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
-from attnbench.timing import strategies
+from attnbench.timing.schedule import SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -27,7 +29,7 @@ LENGTH = 256
 
 
 def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.0, searches: bool = False) -> Plan:
-    selection = Selection(
+    selection = build_plan(
         sweep="fastest",
         settings=(f"seq_len={LENGTH}", "mask=causal", *settings),
         is_exact=True,
@@ -64,7 +66,7 @@ def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) 
     results, _ = run(chosen(), tmp_path)
     (found,) = recommend(results)
     assert list(found.excluded) == ["sdpa_math"]
-    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"].detail
+    assert "5.7x slower than fused: not tried" in found.excluded["sdpa_math"].detail
     assert found.excluded["sdpa_math"].kind == SLOWER
     record = next(each for each in results.records if each.implementation == "sdpa_math")
     assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
@@ -104,7 +106,7 @@ def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
         if isinstance(event, VisitFinished)
         for arm in event.arms
     )
-    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == strategies.CHOOSING_PROCESSES
+    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
 
 
 def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_where_the_answer_changes_is_found_and_lies_inside_its_interval(tmp_path
 
 def test_many_workloads_are_not_searched(tmp_path: Path) -> None:
     lengths = ",".join(str(64 * (number + 1)) for number in range(MOST_LADDERS + 1))
-    selection = Selection(sweep="fastest", settings=(f"seq_len={lengths}",), is_exact=True, implementations=NAMES)
+    selection = build_plan(sweep="fastest", settings=(f"seq_len={lengths}",), is_exact=True, implementations=NAMES)
     plan = plan_to_choose(selection)
     assert (plan.ladders, plan.unasked) == ((), ())
     results, _ = run(msgspec.structs.replace(plan, budget_s=60.0), tmp_path)
@@ -201,34 +203,34 @@ def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> N
     results = virtual.execute(chosen(searches=True), tmp_path / "run", client)
     (found,) = recommend(results)
     assert (found.choice, found.changes) == ("fused", ())
-    assert results.reason == strategies.SEARCHED
+    assert results.reason == choosing.SEARCHED
 
 
 def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategies, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
+    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
     plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
     client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
     results = virtual.execute(plan, tmp_path / "run", client)
-    assert results.reason == strategies.SPENT
-    assert 20.0 <= client.clock.now() <= 20.0 + 2 * strategies.POINT_S
+    assert results.reason == SPENT
+    assert 20.0 <= client.clock.now() <= 20.0 + 2 * choosing.POINT_S
 
 
 def test_a_search_needs_two_and_an_axis_that_grows() -> None:
     with pytest.raises(ValueError, match="fused alone cannot change places"):
-        plan_to_search(Selection(sweep="fastest", implementations=("fused",)))
+        plan_to_search(build_plan(sweep="fastest", implementations=("fused",)), ("fused",))
     with pytest.raises(ValueError, match="axis dtype"):
-        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "dtype")
+        plan_to_search(build_plan(sweep="fastest", implementations=NAMES), NAMES, "dtype")
     with pytest.raises(ValueError, match="is no way up"):
-        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "length", 512, 512)
+        plan_to_search(build_plan(sweep="fastest", implementations=NAMES), NAMES, "length", 512, 512)
 
 
 @pytest.mark.parametrize("axis", ["kv_len", "num_heads", "batch_size", "head_dim"])
 def test_a_ladder_varies_one_axis_and_what_follows_from_it(axis: str) -> None:
     settings = ("seq_len=1", "kv_len=64", "num_heads=8", "num_kv_heads=8", "mask=none")
-    selection = Selection(sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"))
-    plan = plan_to_search(selection, axis)
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"))
+    plan = plan_to_search(selection, ("fused", "sdpa"), axis)
     (ladder,) = plan.ladders
     workloads = {each.id: each for each in plan.workloads}
     assert [getattr(workloads[each], axis) for each in ladder.workloads] == list(ladder.values)

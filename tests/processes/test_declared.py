@@ -4,7 +4,7 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes.declared import Declared, declared, suited, together
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
 SOURCE = """
@@ -73,20 +73,18 @@ def test_a_comparison_is_at_what_all_have_built_in():
 def test_a_check_gives_each_its_own_and_a_run_the_same_to_all(file):
     specs, declarations = (f"{file}:causal", f"{file}:every"), {f"{file}:causal": Declared(built_in={"mask": "causal"})}
     settings = ("seq_len=67", "dtype=float32", "scope=attention", "mask=none,causal")
-    chosen = Selection(sweep="check", implementations=specs, settings=settings[:3], declarations=declarations)
-    checked = plan(chosen, with_baseline=False)
+    typed = {"sweep": "check", "declarations": declarations}
+    checked = build_plan(**typed, implementations=specs, settings=settings[:3], with_baseline=False)
     masks = {
         arm.implementation: {each.mask for each in checked.workloads if arm in checked.cells(each)}
         for arm in checked.specs
     }
     assert masks["causal"] == {"causal"}
     assert {"none", "padding"} <= masks["every"]
-    compared = plan(
-        Selection(sweep="check", implementations=specs[:1], settings=settings[:3], declarations=declarations)
-    )
+    compared = build_plan(sweep="check", implementations=specs[:1], settings=settings[:3], declarations=declarations)
     assert {each.mask for each in compared.workloads} == {"causal"}
-    typed = Selection(sweep="check", implementations=specs[:1], settings=settings, declarations=declarations)
-    assert {each.mask for each in plan(typed).workloads} == {"none", "causal"}  # what was typed stays
+    all_masks = build_plan(**typed, implementations=specs[:1], settings=settings)
+    assert {each.mask for each in all_masks.workloads} == {"none", "causal"}  # what was typed stays
 
 
 def test_names_in_common_get_the_stem_of_their_file(tmp_path):
@@ -99,6 +97,6 @@ def test_names_in_common_get_the_stem_of_their_file(tmp_path):
     assert names == ["one.attention", "two.attention", "one.chunked", "sdpa", "mine"]
     plugins.check_specs(labelled)
     assert plugins.labelled(specs[:1]) == specs[:1]
-    planned = plan(Selection(sweep="quick", implementations=(own,), settings=("seq_len=128",), baseline=own))
+    planned = build_plan(sweep="quick", implementations=(own,), settings=("seq_len=128",), baseline=own)
     assert planned.baseline == "one.chunked"
     assert planned.implementations == (f"one.chunked={own}",)

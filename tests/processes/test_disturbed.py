@@ -20,7 +20,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.api import outcome
 from attnbench.commands import running
-from attnbench.processes.planning import Selection, plan_to_choose, plan_to_search
+from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import endings, recommended, story
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
@@ -120,7 +120,7 @@ def test_a_gate_on_two_runs_is_inconclusive_if_either_was_disturbed(tmp_path, di
 @pytest.mark.parametrize("share", [FEW, MOST])
 def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     settings = ("seq_len=256", "mask=none")
-    selection = Selection(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
     asked = msgspec.structs.replace(plan_to_choose(selection, searches=True), budget_s=40.0)
     results = sweep(tmp_path, share, asked)
     (found,) = recommend(results)
@@ -142,10 +142,10 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
         return {"sdpa": 1e-3, "fused": 1e-6 * workload.seq_len}[name] * 3
 
     settings = ("mask=none", "direction=forward")
-    selection = Selection(
+    selection = build_plan(
         sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"), seed=3, budget_s=30.0
     )
-    asked = plan_to_search(selection, "seq_len", 64, 4096)
+    asked = plan_to_search(selection, ("fused", "sdpa"), "seq_len", 64, 4096)
     results = virtual.execute(asked, tmp_path / "run", Waiting(share, crossing))
     (ladder,) = results.plan.ladders
     changes = changes_along(results, ladder, ladder.pairs[0])

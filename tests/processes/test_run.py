@@ -25,9 +25,9 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Status
-from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

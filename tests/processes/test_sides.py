@@ -8,7 +8,6 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes import sides
-from attnbench.processes.planning import Selection
 from attnbench.processes.sides import is_self_contained
 from attnbench.storage.events import Side, Sides
 from attnbench.storage.records import BASE, CANDIDATE
@@ -43,10 +42,9 @@ def repo(tmp_path, monkeypatch):
 
 
 def planned(base: str, candidate: str, *implementations: str, folder: str = "out/run", allocator=None, **more):
-    selection = Selection(
-        sweep="sides", settings=TINY, is_exact=True, implementations=implementations, allocator=allocator
-    )
-    return sides.plan(base, candidate, selection, Path(folder), **more)
+    fields = {"sweep": "sides", "settings": TINY, "is_exact": True, "implementations": implementations}
+    fields |= {} if allocator is None else {"allocator": allocator}
+    return sides.plan(base, candidate, fields, Path(folder), **more)
 
 
 def made(base: str, candidate: str, *implementations: str, **more):

@@ -73,7 +73,7 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     notes = {(row["dtype"], row["implementation"]): row.texts["notes"] for row in tables.every(short)}
     few = "8 samples only"
     assert notes["float32", "sdpa"] == few
-    faults = "page faults dominate (16,384 a call, about 51 % of the time): --allocator retain"
+    faults = "page faults dominate (16,384 a call, about 51 % of the time): --conditions retain"
     assert notes["float32", "fused"] == f"{few}; {faults}"
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 has no hardware here and may run reference loops"
 
@@ -120,9 +120,9 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
 @pytest.mark.parametrize(
     ("fault_s", "reported"),
     [
-        (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --allocator retain"]),
-        (0.5e-6, ["600 page faults a call (about 30 % of the time): --allocator retain"]),
-        (0.0, ["600 page faults a call (about 15 % of the time): --allocator retain"]),  # not measured: a guess
+        (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --conditions retain"]),
+        (0.5e-6, ["600 page faults a call (about 30 % of the time): --conditions retain"]),
+        (0.0, ["600 page faults a call (about 15 % of the time): --conditions retain"]),  # not measured: a guess
         (0.05e-6, []),
     ],
 )

@@ -94,7 +94,7 @@ class Page(HTMLParser):
 
 def test_every_promised_report_is_there() -> None:
     usual = {"csv", "html", "markdown", "picture", "sides", "hosts"}
-    plots = {"latency_plot", "ratio_plot", "memory_plot", "breakdown_plot"}
+    plots = {"latency_plot", "ratio_plot", "memory_plot"}
     assert {name for name, report in REPORTS.items() if report.is_usual} >= usual
     assert {name for name, report in REPORTS.items() if not report.is_usual} >= plots
     assert all(report.summary for report in REPORTS.values())
@@ -172,12 +172,11 @@ class TestMarkdown:
         assert "\x1b" not in summary
         assert escaped("a|b `c` *d* [e](f) <g> \\") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; \\\\"
 
-    def test_it_says_what_ran_where_and_how_noisy_it_was(self, summary: str) -> None:
+    def test_it_says_what_ran_and_where(self, summary: str) -> None:
         fingerprint = journals.ENVIRONMENT.fingerprint
         for reported in (
             "**commit**: 1a2b3c4",
             f"**fingerprint**: {fingerprint}",
-            "**noise**",
             "**method**: Margin 2.0 %, 16 processes, allocator system",
             "torch 2.13.0",
         ):

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -10,38 +11,12 @@ from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
 from tests import journals
-
-LARGE = (
-    *journals.workloads(
-        scope=("attention", "module"),
-        direction=("inference", "forward_backward"),
-        dtype=("float32", "bfloat16", "float16"),
-        mask=("none", "causal", "sliding_window(64)", "padding"),
-        seq_len=(64, 512),
-    ),
-    *journals.workloads(num_kv_heads=(1, 2, 4), seq_len=(1,), kv_len=(128, 1024, 8192)),
-)
-NAMES = ("sdpa", "sdpa_flash", "fused", "bmm", "chunked")
+from tests.reports import snapshots
+from tests.reports.snapshots import SWEEPS
 
 
 def lines(results):
     return [line.text for line in screen(results)]
-
-
-SWEEPS = {
-    "quick": journals.quick,
-    "usual": journals.write,
-    "one shape": lambda folder: journals.write(folder, journals.USUAL[:1], ("sdpa", "fused")),
-    "one implementation": lambda folder: journals.write(folder, journals.USUAL, ("sdpa",)),
-    "no baseline": lambda folder: journals.write(folder, journals.USUAL, ("fused", "bmm")),
-    "wrong": lambda folder: journals.write(folder, journals.USUAL, ("sdpa", "liar", "module_list")),
-    "unfinished": lambda folder: journals.write(folder, num_epochs=1, is_finished=False),
-    "empty": lambda folder: journals.write(folder, (), ()),
-    "many lengths": lambda folder: journals.write(
-        folder, journals.workloads(mask=("none", "causal"), seq_len=tuple(range(64, 64 * 21, 64))), num_epochs=4
-    ),
-    "large": lambda folder: journals.write(folder, LARGE, NAMES, num_epochs=4),
-}
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +32,37 @@ def test_it_has_25_lines_of_80_columns_at_most(name, sweeps):
     assert all(line.startswith("Report: ") for line in long)  # the folder of this test is long
 
 
-def test_a_quick_sweep_answers_what_a_new_user_asks(sweeps):
-    results = sweeps("quick")
-    shown = lines(results)
-    text = "\n".join(shown)
-    checks = sum(record.agreement is not None for record in results.records)
-    assert shown[0] == f"example: 9 implementations on 17 shapes, all right ({checks} checks against float64)"
-    assert re.search(r"^Example, 2 cores, torch 2\.13\.0, 119 s, 16 processes, system allocator, quiet$", shown[1])
-    assert shown[2] == "Differences below 7.5 % count as equal."
-    assert re.search(r"^bfloat16 no mask +T=512 +\S+ ms +bmm 1\.8\dx", text, re.MULTILINE)
-    assert re.search(r"Memory at no mask T=1024: .*\bfused\b[^;]* 66 MiB", text.replace("\n", " "))
-    assert re.search(r"^Undecided: 0 of \d+\.", text, re.MULTILINE)
-    assert any(line.startswith("Report: ") and "report.html" in line for line in shown)
-    assert "picture.png" in text
+@pytest.mark.parametrize("name", SWEEPS)
+def test_it_is_as_stored(name, sweeps):
+    stored = (snapshots.FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    assert snapshots.text(sweeps(name)) == stored, "renew it: python -m tests.reports.snapshots"
+
+
+QUESTIONS = {
+    "What was run, on how many shapes?": r"^quick: \d+ implementations on \d+ shapes",
+    "Is anything wrong?": r"^quick: .*, all right \(\d+ checks against float64\)$",
+    "On which machine, with which torch?": r"^.*, \d+ cores?, torch \S+, ",
+    "How long did it take, and in how many processes?": r", \d+ s, \d+ processes, ",
+    "Was the machine quiet?": r", quiet$",
+    "What margin counts?": r"^Differences below \S+ % count as equal\.$",
+    "How long does a call of sdpa take at T=512?": r"^no mask +T=512 +\S+ ms ",
+    "Which is the fastest in bfloat16?": r"^bfloat16 no mask +T=\d+ +\S+ ms +bmm \d\.\d\dx",
+    "What should I take?": r"^Take bmm for bfloat16 \(\d\.\d\dx faster than sdpa\)",
+    "What do I keep elsewhere?": r"Keep\s+sdpa (elsewhere|on \d+ of the others)",
+    "How much memory does fused take at T=1024?": r"^Memory at causal T=1024: [^.]*?\bfused\b[^;]* \d+\s+MiB",
+    "What is not decided?": r"^Undecided: \d+ of \d+",
+    "What could not be run here?": r"Not installed or no GPU: \d+ \(attnbench list\)",
+    "Where is the report, and how do I open it?": r"^Report: \S+report\.html\nOpen: attnbench report --open",
+    "Which file has the picture?": r"picture\.png",
+    "Which file has every number?": r"records\.csv",
+}
+"""Questions of a new user, and the line of the first screen that answers each of them."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_first_screen_of_a_real_quick_sweep_answers(question):
+    text = (Path(__file__).parents[2] / "results" / "gallery" / "quick" / "screen.txt").read_text(encoding="utf-8")
+    assert re.search(QUESTIONS[question].replace("[^.]*?", r"[\s\S]*?"), text, re.MULTILINE), question
 
 
 def test_every_shape_is_in_a_row(sweeps):
@@ -90,7 +83,7 @@ def test_every_shape_is_in_a_row(sweeps):
 
 def test_rows_that_do_not_fit_are_counted(sweeps):
     text = "\n".join(lines(sweeps("large")))
-    assert re.search(r"in \d+ more rows; \d+ other rows \(-v\)\.", text)
+    assert re.search(r"^\d+ more rows \(-v\); in \d+ of them nothing is faster than sdpa\.", text, re.MULTILINE)
 
 
 def test_of_few_implementations_each_has_a_column(tmp_path):

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
-from attnbench.statistics.choice import standing
-from attnbench.storage.records import Sample, Verdict
+from attnbench.statistics import choice
+from attnbench.statistics.choice import Standing
+from attnbench.storage.records import Arm, Sample, Verdict
+from studies.simulated.virtual import plan
 
 NUM_BLOCKS = 6
 
@@ -25,6 +27,12 @@ def samples(seconds: float, *, num_processes: int = 16, noise: float = 0.01, see
         for epoch in range(num_processes)
         for block in range(NUM_BLOCKS)
     ]
+
+
+def standing(taken: dict[str, list[Sample]], baseline: str, candidates: set[str] | None = None) -> Standing | None:
+    arms = {Arm(implementation=name): own for name, own in taken.items()}
+    asked = plan(1, [baseline, *(name for name in taken if name != baseline)], budget_s=1.0)
+    return choice.standing(asked, arms, arms, candidates=candidates)
 
 
 def test_the_fastest_leads_and_the_others_are_slower() -> None:

@@ -11,8 +11,8 @@ import pytest
 from attnbench.statistics.interference import FEWEST, LARGEST_CALM, InterferenceGauge
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.events import ArmSamples, VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample
-from attnbench.timing.schedule import State
 
 
 def probes(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
@@ -142,7 +142,7 @@ def test_the_rule_is_blind_to_what_is_compared():
             taken = {PROBE: values} | {Arm(implementation=name): own for name, own in arm_values.items()}
             arms = (ArmSamples(arm=arm, samples=tuple(probes(own[here], visit=visit))) for arm, own in taken.items())
             state.apply(VisitFinished(workload="w", epoch=0, visit=visit, arms=tuple(arms)))
-        return state.gauge.discarded
+        return InterferenceGauge().follow(state.probes)
 
     one = {name: [1e-3 * draws.uniform(1, 9) for _ in range(40)] for name in ("a", "b")}
     other = {"a": draws.sample(one["b"], 40), "b": [1e3] * 40}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from attnbench.devices import waiting
 from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.intervals import median, visit_numbers
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
@@ -207,9 +208,7 @@ def counting(clock: VirtualClock, calls: Counter[str], name: str, cost: float) -
 def test_each_arm_has_an_untimed_call_before_its_samples_where_one_arm_is_short(short_s, touches):
     clock, calls = VirtualClock(), Counter()
     contenders = [counting(clock, calls, "short", short_s), counting(clock, calls, "long", 0.2)]
-    known = tuple(
-        blocks.Known(arm=each.arm, call_s=cost) for each, cost in zip(contenders, (short_s, 0.2), strict=True)
-    )
+    known = tuple((each.arm, cost) for each, cost in zip(contenders, (short_s, 0.2), strict=True))
     visit(contenders, clock, at(num_blocks=1))
     calls.clear()
     visit(contenders, clock, blocks.Visit(epoch=0, number=1, num_blocks=5, seed=0, known=known))
@@ -222,7 +221,7 @@ def test_a_process_computes_without_a_pause_before_its_first_sample(call_s):
     clock = VirtualClock()
     contenders = calls_of(clock, a=call_s, b=call_s)
     visit(contenders, clock, at(num_blocks=1))
-    known = tuple(blocks.Known(arm=each.arm, call_s=call_s) for each in contenders)
+    known = tuple((each.arm, call_s) for each in contenders)
     clock.spend(5.0)  # it slept
     start_s = clock.now()
     taken = visit(contenders, clock, blocks.Visit(epoch=0, number=1, num_blocks=2, seed=0, known=known))
@@ -242,12 +241,12 @@ def test_samples_record_their_untimed_calls_and_what_those_take():
     costs = itertools.chain(7 * [3e-3], itertools.cycle([9e-3, 3e-3]))  # of the warm-up; then each untimed call is slow
     short, long = (timed(name, lambda: clock.spend(next(costs))) for name in ("short", "long"))
     short.called_s = long.called_s = 1.0
-    visit_ = blocks.Visit(epoch=0, number=1, num_blocks=3, seed=0, known=(blocks.Known(arm=short.arm, call_s=3e-3),))
+    visit_ = blocks.Visit(epoch=0, number=1, num_blocks=3, seed=0, known=((short.arm, 3e-3),))
     taken = blocks.visit([short], clock, visit_)[short.arm]
     assert [sample.num_untimed for sample in taken] == [7 + 1, 1, 1]
     assert [sample.untimed_s for sample in taken] == pytest.approx([21e-3 + 9e-3, 9e-3, 9e-3])
     assert taken[1].called_s == pytest.approx(12e-3)
-    known = (blocks.Known(arm=long.arm, call_s=1.0),)
+    known = ((long.arm, 1.0),)
     (alone,) = blocks.visit([long], clock, msgspec.structs.replace(visit_, num_blocks=1, known=known))[long.arm]
     assert (alone.num_untimed, alone.untimed_s) == (0, 0.0)
 
@@ -352,15 +351,15 @@ class Busy:
 @pytest.mark.parametrize(("spins_s", "waits_s"), [(0.0, 1e-3), (4.5e-3, 6e-3), (math.inf, 50e-3)])
 def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(monkeypatch, spins_s, waits_s):
     busy = Busy(spins_s)
-    monkeypatch.setattr(blocks, "time", busy)
-    blocks.settle()
+    monkeypatch.setattr(waiting, "time", busy)
+    waiting.settle()
     assert busy.now_s == pytest.approx(waits_s)
 
 
 def test_what_an_earlier_process_found_is_not_calibrated_anew():
     clock, calls = VirtualClock(), Counter()
     fresh = counting(clock, calls, "a", 0.2)
-    known = (blocks.Known(arm=fresh.arm, call_s=0.2),)
+    known = ((fresh.arm, 0.2),)
     visit([fresh], clock, blocks.Visit(epoch=0, number=0, num_blocks=1, seed=0, known=known))
     assert calls["a"] == 3  # the first, which allocates, the warm-up, and the sample
 

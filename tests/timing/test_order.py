@@ -35,7 +35,7 @@ def session(seed: int) -> float:
     clock = VirtualClock(disturb)
     reported = blocks.Conditions(on_turn=turns.append)
     calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), called_s=CALL_S) for arm in ARMS]
-    known = tuple(blocks.Known(arm=arm, call_s=CALL_S) for arm in ARMS)
+    known = tuple((arm, CALL_S) for arm in ARMS)
     samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)

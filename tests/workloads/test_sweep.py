@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attnbench import plugins
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.workloads import sweep
 
 
@@ -30,14 +30,14 @@ def test_parentheses_in_settings_hold_commas():
 
 
 def test_settings_alone_are_exactly_what_is_run():
-    made = plan(Selection(sweep="quick", settings=["seq_len=4,8", "dtype=float16"], is_exact=True))
+    made = build_plan(sweep="quick", settings=["seq_len=4,8", "dtype=float16"], is_exact=True)
     assert made.sweep == "set"
     assert [(w.seq_len, w.dtype) for w in made.workloads] == [(4, "float16"), (8, "float16")]
     assert {(w.mask, w.direction, w.scope, w.num_heads) for w in made.workloads} == {
         ("none", "inference", "attention", 8)
     }
-    of_a_sweep = plan(Selection(sweep="quick", is_exact=True))  # nothing is set
-    assert of_a_sweep == plan(Selection(sweep="quick"))
+    of_a_sweep = build_plan(sweep="quick", is_exact=True)  # nothing is set
+    assert of_a_sweep == build_plan(sweep="quick")
 
 
 def test_what_is_set_alone_is_on_the_accelerator_where_there_is_one():
@@ -82,8 +82,8 @@ def test_what_a_sweep_does_not_have_is_no_way_to_narrow_it(settings, said):
 def test_a_sweep_has_a_budget_which_ones_own_replaces():
     usual_s = sweep.load("quick").budget_s
     assert 60.0 <= usual_s <= 600.0
-    assert plan(Selection(sweep="quick")).budget_s == usual_s
-    assert plan(Selection(sweep="quick", budget_s=7.0)).budget_s == 7.0
+    assert build_plan(sweep="quick").budget_s == usual_s
+    assert build_plan(sweep="quick", budget_s=7.0).budget_s == 7.0
 
 
 def test_the_device_all_stands_for_every_device():
@@ -122,9 +122,9 @@ def test_a_bad_setting_is_refused(setting):
 
 
 def test_the_baseline_takes_part_even_where_it_was_not_named():
-    planned = plan(Selection(sweep="quick", implementations=["fused"]))
+    planned = build_plan(sweep="quick", implementations=["fused"])
     assert planned.implementations == ("fused", "sdpa")
-    alone = plan(Selection(sweep="quick", implementations=["fused"]), with_baseline=False)
+    alone = build_plan(sweep="quick", implementations=["fused"], with_baseline=False)
     assert alone.implementations == ("fused",)
 
 
@@ -141,32 +141,32 @@ def test_the_baseline_takes_part_even_where_it_was_not_named():
 )
 def test_a_bad_selection_is_refused_before_any_work(selection, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        plan(Selection(**{"sweep": "quick", **selection}))
+        build_plan(**{"sweep": "quick", **selection})
 
 
 def test_fastest_takes_part_unnamed_where_there_is_a_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
-    assert "fastest" not in plan(Selection(sweep="quick")).implementations
+    assert "fastest" not in build_plan(sweep="quick").implementations
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "policy.json").write_text("{}")
-    assert "fastest" in plan(Selection(sweep="quick")).implementations
+    assert "fastest" in build_plan(sweep="quick").implementations
 
 
 def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text('summary = "mine"\n[[grid]]\nseq_len = 4\n')
     everybody = set(plugins.implementation_names()) - set(plugins.DISTRIBUTING)
-    assert set(plan(Selection(sweep="quick")).implementations) == everybody - {"flex", "fastest"}
-    assert set(plan(Selection(sweep="quick", implementations=["flex"])).implementations) == {"flex", "sdpa"}
-    assert set(plan(Selection(sweep=str(mine))).implementations) == everybody - {"fastest"}
+    assert set(build_plan(sweep="quick").implementations) == everybody - {"flex", "fastest"}
+    assert set(build_plan(sweep="quick", implementations=["flex"]).implementations) == {"flex", "sdpa"}
+    assert set(build_plan(sweep=str(mine)).implementations) == everybody - {"fastest"}
 
 
 def test_a_sweep_cannot_leave_out_what_there_is_not(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('summary = "mine"\nleave_out = ["flexx"]\n[[grid]]\nseq_len = 4\n')
     with pytest.raises(ValueError, match=r"flexx .did you mean flex"):
-        plan(Selection(sweep=str(file)))
+        build_plan(sweep=str(file))
 
 
 def test_a_grid_leaves_out_what_no_other_grid_has_there(tmp_path):
@@ -175,7 +175,7 @@ def test_a_grid_leaves_out_what_no_other_grid_has_there(tmp_path):
         'summary = "mine"\n[[grid]]\nseq_len = [4, 8]\nmask = ["none", "causal"]\n'
         '[[grid]]\nleave_out = ["naive_loop"]\nseq_len = [8, 16]\n'
     )
-    planned = plan(Selection(sweep=str(file)))
+    planned = build_plan(sweep=str(file))
     ids = {(workload.seq_len, workload.mask): workload.id for workload in planned.workloads}
     assert planned.left_out == {"naive_loop": (ids[16, "none"],)}
     assert planned.num_cells == 5 * len(planned.specs) - 1
@@ -183,8 +183,8 @@ def test_a_grid_leaves_out_what_no_other_grid_has_there(tmp_path):
         taking_part = {arm.implementation for arm in planned.cells(workload)}
         assert ("naive_loop" in taking_part) == (workload.seq_len < 16)
         assert len(taking_part) == len(planned.specs) - (workload.seq_len == 16)
-    assert plan(Selection(sweep=str(file), implementations=["naive_loop"])).left_out == {}
-    assert plan(Selection(sweep=str(file), settings=["seq_len=16"], is_exact=True)).left_out == {}
+    assert build_plan(sweep=str(file), implementations=["naive_loop"]).left_out == {}
+    assert build_plan(sweep=str(file), settings=["seq_len=16"], is_exact=True).left_out == {}
 
 
 @pytest.mark.parametrize("names", ['"flex"', '["flexx"]', "[1]"])
@@ -192,4 +192,4 @@ def test_a_grid_cannot_leave_out_what_there_is_not(tmp_path, names):
     file = tmp_path / "mine.toml"
     file.write_text(f'summary = "mine"\n[[grid]]\nleave_out = {names}\nseq_len = 4\n')
     with pytest.raises(ValueError, match=r"flexx .did you mean flex|give a list of names"):
-        plan(Selection(sweep=str(file)))
+        build_plan(sweep=str(file))

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from attnbench.statistics.intervals import median
-from attnbench.statistics.samples import Samples
 from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, PAGE_FAULTS, compiled, makers
 from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
+from attnbench.storage.samples import Samples
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload

@@ -16,9 +16,9 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
+from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Visit, by_process, effect_of
-from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -34,7 +34,7 @@ from attnbench.storage.records import (
     Status,
     Verdict,
 )
-from attnbench.timing.schedule import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
+from attnbench.storage.samples import Samples
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 

@@ -74,7 +74,7 @@ def learn(results: Sequence[Results], *, smallest_effect: float = SMALLEST_EFFEC
     if graphs := [run.run for run in results if run.plan.launch == "graph"]:
         raise ValueError(
             f"{', '.join(graphs)} timed graphs that are replayed, and a policy chooses for calls that are made one by "
-            "one: give runs with --launch eager"
+            "one: give runs without --conditions graph"
         )
     runs = [run for run in results if run.plan.sides is None]
     environments = [environment for run in runs for environment in run.environments.values()]

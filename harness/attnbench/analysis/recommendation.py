@@ -1,6 +1,6 @@
 """One recommendation for each workload of a run: which implementation, by how much, how sure, and what was excluded.
 
-A run that looks for the fastest (timing/strategies.py) has stages of its own; what they found follows from its journal
+A run that looks for the fastest has stages of its own (processes/choosing.py); their answer follows from its journal
 alone, and is read here. Where two are equal within the margin, PyTorch's own choice, the baseline, is preferred, then
 the one that needs less memory.
 """
@@ -11,13 +11,13 @@ from typing import Any
 
 from attnbench.analysis.comparisons import doubts, samples_of
 from attnbench.analysis.results import Results
-from attnbench.statistics.choice import Standing
-from attnbench.statistics.crossover import Place, Point, located
-from attnbench.statistics.intervals import median_estimate
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import Place, Point, located, point
+from attnbench.statistics.effects import numbers
+from attnbench.statistics.intervals import by_process, median_estimate
 from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
-from attnbench.timing.strategies import point_of, standing_of
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
@@ -75,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """How many times as long as the choice another implementation takes, with its interval where there is one."""
+    """The factor by which another implementation is slower than the choice, with its interval if it has one."""
 
     ratio: float
     low: float | None = None
@@ -113,7 +113,7 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """How many times as long as the choice another one takes; None: not known.
+        """The factor by which another one is slower than the choice; None: not known.
 
         The interval is the one that decided, where the choice is the leader.
         """
@@ -211,7 +211,7 @@ def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
 
 def _standing(results: Results, workload: str, candidates: Collection[str] | None = None) -> Standing | None:
     taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
-    stands = standing_of(results.plan, taken, results.plan.specs, discarded, candidates)
+    stands = standing(results.plan, taken, results.plan.specs, discarded, candidates)
     return replace(stands, others=doubted(stands.others)) if stands is not None and doubts(results) else stands
 
 
@@ -266,7 +266,8 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
     found, both = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():
         taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
-        if (seen := point_of(results.plan, taken, both, discarded)) is not None:
+        if own := by_process(numbers(taken, *both, discarded)):
+            seen = point([*own.values()], results.plan.num_searches)
             found[value] = replace(seen, sign=0) if doubts(results) else seen
     return found
 

@@ -13,7 +13,6 @@ from typing import Any
 from attnbench.analysis.sanity import DeviceSummary, SystemLoad, judged, slowed, summarized, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
-from attnbench.statistics.samples import Collector
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Event, Plan
 from attnbench.storage.journal import FIRST_WITH_DIGESTS, host_folders, journal_of
@@ -33,6 +32,7 @@ from attnbench.storage.records import (
     Role,
     Status,
 )
+from attnbench.storage.samples import Collector
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
 """Of a run whose journal was damaged."""
@@ -129,10 +129,6 @@ def read(path: Path) -> Results:
     marks = (each for each in reversed(history) if isinstance(each, events.RunFinished | events.WorkerStarted))
     last = next(marks, None)
     finished = last if isinstance(last, events.RunFinished) else None  # a worker came later: it went on, and was killed
-    changed = defaultdict[Key, dict[str, None]](dict)
-    for event in history:
-        if isinstance(event, events.StateChanged):
-            changed[event.key] |= dict.fromkeys(event.changes)
     reached = [event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)]
     host_ceilings = {(each.host, each.key): each for each in reached}
     found = tuple(folded(started, history, timed))
@@ -141,8 +137,6 @@ def read(path: Path) -> Results:
     for record in records:
         if record.measurement(LATENCY) is not None and (said := held.get(record.workload.id)):
             warnings[record.key] = (*warnings.get(record.key, ()), *said)
-    for key, changes in changed.items():
-        warnings[key] = (*warnings.get(key, ()), f"in its own process it changed {', '.join(changes)}")
     return Results(
         folder=journal.parent,
         started=started,

@@ -17,7 +17,6 @@ import numpy as np
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
-from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
@@ -32,6 +31,7 @@ from attnbench.storage.records import (
     Record,
     Status,
 )
+from attnbench.storage.samples import Samples
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -226,7 +226,7 @@ def _doubts(
         yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
     forward_s = forward_s or inference_s
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long", False
+        yield f"its forward pass is {significant(forward_s / time_s, 2)}x slower", False
     if ceilings is None or ceilings.matmul is None:
         return
     work = time_s * ceilings.matmul.rate
@@ -341,7 +341,7 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
     if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
-    hint = "" if retains else ": --allocator retain"
+    hint = "" if retains else ": --conditions retain"
     part = f"about {_percent(share)} of the time"
     if share >= MOST_FAULTS:
         yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"

@@ -24,7 +24,6 @@ from attnbench.analysis.results import Results, read, replicas
 from attnbench.analysis.sanity import DeviceSummary, warnings_of
 from attnbench.devices import nvml
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.statistics.samples import Samples
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import (
@@ -37,6 +36,7 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
+from attnbench.storage.samples import Samples
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 

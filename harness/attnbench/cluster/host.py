@@ -9,7 +9,6 @@ import math
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from typing import Any
 import msgspec
 import psutil
 
-from attnbench.cluster.examining import Refused
 from attnbench.cluster.shares import Share, placed
 from attnbench.devices import processor
 from attnbench.processes.execution import execute
@@ -150,16 +148,6 @@ class Host:
             receiver.receive.remote(self.host, msgspec.json.encode(far))
 
         return report
-
-    def examine(self) -> bytes:
-        """An Examined, which a process of its own has printed, or Refused."""
-        with bench_slot():
-            command = [sys.executable, "-P", "-m", "attnbench.cluster.examining"]
-            ended = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - our own module
-        if ended.returncode:
-            said = ended.stderr.decode(errors="replace").strip().splitlines()
-            return msgspec.json.encode(Refused(error=" ".join(said[-1:]) or f"exit code {ended.returncode}"))
-        return ended.stdout
 
 
 def own_name() -> str:

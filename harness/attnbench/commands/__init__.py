@@ -54,3 +54,29 @@ EXIT_CODES = {
     ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
 """What each one means, for --help."""
+RETIRED_COMMANDS = {
+    "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
+    "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",
+    "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
+    "crossover": "attnbench fastest A B --along AXIS finds where two change places",
+    "demo": "follow the README, or docs/first-hour.md",
+    "export": "attnbench report --format NAME writes a run for another tool",
+    "salvage": "attnbench report RUN --salvage keeps the intact parts",
+}
+"""Commands that this version no longer has, and what to use instead."""
+RETIRED_OPTIONS = {
+    "allocator": "give --conditions retain, steady or system",
+    "batch-invariant": "attnbench check NAME --invariance certifies what fastest recommends",
+    "cache": "give --conditions cold or rotating",
+    "device-facts": "give --set device=h200 --dry-run (a100, h100, or a data sheet)",
+    "false-share": "attnbench.compare(false_share=...) has it",
+    "gradients": "give --set direction=forward_backward",
+    "hosts": "give --cluster to attnbench run",
+    "hosts-per-cell": "one host of each kind measures each cell",
+    "isolation": "give --conditions process or shared",
+    "launch": "give --conditions graph",
+    "pace": "give --conditions sustained",
+    "phase": "give --model NAME:decode",
+    "seq-len": "give --set seq_len=T",
+}
+"""Options likewise, of commands that do not have one of that name."""

@@ -67,7 +67,7 @@ def check(
     from attnbench.analysis.results import read
     from attnbench.commands import invariance, running, terminal
     from attnbench.processes.declared import declared
-    from attnbench.processes.planning import plan, rejected
+    from attnbench.processes.planning import rejected
     from attnbench.reports import endings
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
@@ -81,13 +81,13 @@ def check(
         options = _interpreted(options, is_invariance=is_invariance)
     if is_invariance and not (options.settings or options.model):
         options = replace(options, settings=[INVARIANCE])
-        planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
+        planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
     else:
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-        chosen = options.selection(implementations=specs, metrics=(), declarations=declarations, rejects=rejects)
-        planned = plan(chosen, with_baseline=False)
+        more = {"metrics": (), "declarations": declarations, "rejects": rejects}
+        planned = options.plan(implementations=specs, with_baseline=False, **more)
     if is_invariance:
-        invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
+        invariance.check(planned, not_judged, as_json=as_json)
     planned = structs.replace(planned, is_interpreted=is_interpreted)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         stopped = None

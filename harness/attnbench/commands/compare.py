@@ -1,4 +1,4 @@
-"""`attnbench compare`: two states of the code, side by side in one session; or two stored runs with one another."""
+"""`attnbench compare`: two states of the code, side by side in one session."""
 
 import json
 from pathlib import Path
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume, ThresholdsFile, TimingOptions, typed
+from attnbench.commands.options import (
+    AsJson,
+    ResultsFolder,
+    Resume,
+    TimingOptions,
+    conditions_of,
+)
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
     from attnbench.storage.events import Plan
 
-OPTIONS = TimingOptions(sweep="sides", isolation="shared")
-OF_STORED = {"base", "candidate", "--thresholds", "--to", "--results", "--json", "--quiet", "--verbose"}
-OF_STORED |= {"names", "--implementation", "--set"}
-"""The arguments and options that two stored runs allow."""
-SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
+OPTIONS = TimingOptions(sweep="sides")
+SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, or FILE.py:NAME."
 
 
 def compare(
@@ -25,32 +28,20 @@ def compare(
     candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
     *,
     options: TimingOptions = OPTIONS,
-    thresholds: ThresholdsFile = None,
-    to: GateFolder = None,
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two states of the code side by side: revisions, folders, environments or files; or two stored runs.
+    """Compare two states of the code side by side: revisions, folders, environments or files.
 
-    Of stored runs it says what got worse, and what could have been detected, and passes whatever that is: `attnbench
-    gate` does not.
+    Two stored runs are compared by `attnbench gate`.
     """
-    from attnbench.analysis.gate import decision, rulings
-    from attnbench.commands import gate, running, terminal
+    from attnbench.commands import running, terminal
     from attnbench.processes import execution, sides
     from attnbench.reports import endings
 
-    if resume is None and (stored := _stored_runs((base, candidate), results)):
-        if more := typed(options.context) - OF_STORED:
-            raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
-        before, after = gate.narrowed(stored, options.named, options.settings or ())
-        gate.show(decision.judge(before, after, rulings.load(thresholds)), as_json=as_json, to=to)
-        return
-    if thresholds is not None or to is not None:
-        raise ValueError(
-            "--thresholds and --to are for two stored runs: give them to attnbench gate after this comparison"
-        )
+    if resume is None and _are_stored((base, candidate), results):
+        raise ValueError(f"{base} and {candidate} are stored runs: attnbench gate {base} {candidate} compares them")
     if resume is not None:
         folder, resumed = running.to_resume(
             options.context, resume, results, {"base", "candidate", "names", "--implementation"}
@@ -67,10 +58,11 @@ def compare(
     else:
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-        selection = options.selection()
+        is_apart = conditions_of(options.conditions).get("isolation") == "process"
+        fields = options.fields(isolation="process" if is_apart else "shared")
         sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(base, candidate, selection, folder, is_apart=options.isolation == "process")
+        planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
         if same:
             running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
     if planned is None:
@@ -92,16 +84,14 @@ def compare(
     running.finish(endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 
-def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
-    """The two runs that the names stand for; empty where they are not names of two runs."""
+def _are_stored(names: tuple[str, str], results: Path) -> bool:
+    """Whether both names stand for stored runs."""
     from attnbench.analysis.gate import stored
-    from attnbench.analysis.results import read
 
     try:
-        paths = [stored.locate(name, results) for name in names]
+        return all(stored.locate(name, results) for name in names)
     except ValueError:
-        return []
-    return [read(path) for path in paths]
+        return False
 
 
 def summary(results: "Results") -> dict[str, object]:
@@ -128,6 +118,5 @@ COMMAND = Command(
     examples=(
         "attnbench compare rev:main rev:WORKTREE",
         "attnbench compare old.py:attention new.py:attention --set seq_len=512",
-        "attnbench compare RUN_A RUN_B -i fused",
     ),
 )

@@ -6,11 +6,12 @@ table or a variable of one command goes before those of all. docs/settings.md
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnbench.plugins import unknown
+from attnbench import plugins
+from attnbench.commands import RETIRED_OPTIONS
 
 FILE, TABLE = "pyproject.toml", "attnbench"
 PREFIX = "ATTNBENCH_"
@@ -80,16 +81,22 @@ def _of_file(options: Options, folder: Path) -> Iterator[tuple[list[str], str, D
     for name, value in table.items():
         if not isinstance(value, dict):
             if name not in every:
-                raise ValueError(f"{file}: [tool.{TABLE}] {unknown('option', name, every)}")
+                raise ValueError(f"{file}: [tool.{TABLE}] {_unknown(name, every)}")
             yield list(options), name, Default(value, f"{file}: [tool.{TABLE}] {name}")
     for command, own in table.items():
         if isinstance(own, dict):
             if command not in options:
-                raise ValueError(f"{file}: [tool.{TABLE}.{command}]: {unknown('command', command, options)}")
+                raise ValueError(f"{file}: [tool.{TABLE}.{command}]: {plugins.unknown('command', command, options)}")
             for name, value in own.items():
                 if name not in options[command]:
-                    raise ValueError(f"{file}: [tool.{TABLE}.{command}] {unknown('option', name, options[command])}")
+                    raise ValueError(f"{file}: [tool.{TABLE}.{command}] {_unknown(name, options[command])}")
                 yield [command], name, Default(value, f"{file}: [tool.{TABLE}.{command}] {name}")
+
+
+def _unknown(option: str, options: Collection[str]) -> str:
+    """Say that there is no such option, and what took its place."""
+    replacement = RETIRED_OPTIONS.get(option)
+    return f"{option} is gone: {replacement}" if replacement else plugins.unknown("option", option, options)
 
 
 def _of_environment(options: Options, environment: Mapping[str, str]) -> Iterator[tuple[list[str], str, Default]]:

@@ -1,12 +1,141 @@
 """`attnbench doctor`: is this machine, or a cluster, fit to measure?"""
 
 import json
-from typing import Annotated
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson
+from attnbench.units import show
+
+if TYPE_CHECKING:
+    from attnbench.timing.functions import FunctionComparison
+
+BUSY_SHARE = 0.3
+COARSE_TICK_S = 1e-6
+STEAL_PERCENT = 1.0
+NOISY_SHARE = 0.02
+AA_S = 10.0
+SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
+"""Findings that must not differ between hosts whose times are compared."""
+NOISE_ERROR = 0.05
+"""Two-sided, of the interval of the noise."""
+SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
+"""Settings, and what their values begin with, by which a thread that has done its work never sleeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fact about the machine; `advice` is empty where there is nothing to do."""
+
+    name: str
+    value: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every finding, in order. Takes about fifteen seconds."""
+    import psutil
+
+    from attnbench.devices import device, environment
+
+    here = environment.collect()
+    findings: list[Finding] = []
+
+    def add(name: str, value: str, advice: str = "") -> None:
+        findings.append(Finding(name=name, value=value, advice=advice))
+
+    add("processor", f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
+    add("accelerator", here.accelerator or "none")
+    add("versions", ", ".join(f"{name} {value}" for name, value in here.versions.items()))
+    free = device("cpu").free_bytes()
+    add("free memory", f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
+    add("fingerprint", here.fingerprint)
+    governor = here.clocks.get("governor", "")
+    advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
+    add("frequency governor", governor or "not visible here", advice)
+
+    busy = psutil.cpu_percent(interval=1.0) / 100
+    load = "unknown" if here.load is None else f"{here.load:g}"
+    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
+    add("load", f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}", advice)
+    step_s = device("cpu").clock.resolution_s
+    advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
+    add("timer step", show(step_s, "s"), advice)
+
+    cores = environment.physical_cores()
+    too_many = here.num_threads > cores
+    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
+    add("threads", f"{here.num_threads} on {cores} physical cores", advice)
+    settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
+    spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
+    advice = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
+    add("thread and malloc settings", settings, advice)
+    freed = "large blocks go back to the system, and cost page faults at each call; --conditions retain keeps them"
+    if not here.system.startswith("Linux"):
+        freed = "left to the system"
+    if here.settings.get("MALLOC_MMAP_MAX_") == "0":
+        freed = "kept by the process"
+    add("freed memory", freed)
+
+    if hasattr(psutil.cpu_times(), "steal"):
+        stolen = psutil.cpu_times_percent(interval=1.0).steal
+        advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
+        add("stolen by the host", f"{stolen:.1f} % of the time", advice)
+    return [*findings, noise_floor()]
+
+
+def noise_floor(budget_s: float = AA_S) -> Finding:
+    """How far apart two arms that are the same code seem to be, measured as a run measures, threads included."""
+    import torch
+
+    from attnbench.devices import device
+    from attnbench.timing.functions import FunctionComparison
+
+    matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
+    probe = device("cpu").interference_probe(torch.get_num_threads())
+    compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one", gauge_work=probe)
+    compared.run(budget_s, stops=False)
+    return judge_noise(compared)
+
+
+def judge_noise(compared: "FunctionComparison") -> Finding:
+    """What the baseline and its A/A control show of the machine."""
+    from attnbench.statistics.effects import control_numbers
+    from attnbench.statistics.interference import MANY
+    from attnbench.statistics.verdict import effect
+
+    ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
+    noise = effect([*ratios.values()] or [0.0], is_watched=False)
+    width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
+    discarded, blocks = compared.gauge.num_discarded, compared.gauge.num_blocks
+    disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
+    value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
+    advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
+    if discarded > MANY * blocks:
+        advice = "other work disturbs this machine: do not rely on what is measured now"
+    return Finding(name="noise floor", value=value, advice=advice)
+
+
+def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
+    """What makes hosts incomparable, and what each is advised, a sentence each."""
+    lines = []
+    for name in SAME_ON_ALL:
+        values: dict[str, list[str]] = {}
+        for host, found in hosts.items():
+            for each in found:
+                if each.name == name:
+                    values.setdefault(each.value, []).append(host)
+        if len(values) > 1:
+            parts = "; ".join(f"{value} on {', '.join(members)}" for value, members in values.items())
+            lines.append(f"{name} differs, so that times of these hosts are not comparable: {parts}")
+    for host, found in hosts.items():
+        lines += [f"{host}, {each.name}: {each.advice}" for each in found if each.advice]
+    return lines
 
 
 def doctor(
@@ -22,22 +151,33 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
-    from dataclasses import asdict
-
     from attnbench.commands import terminal
-    from attnbench.timing.doctor import examine
 
     if address:
-        from attnbench.commands import examining
+        from attnbench.cluster import examination
 
-        examining.examine_hosts(address, as_json=as_json)
-    findings = examine()
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        said = examination.findings(address)
+        hosts = {
+            host: [Finding(**each) for each in found] for host, found in said.items() if not isinstance(found, str)
+        }
+        lines = [f"{host} could not be examined: {why}" for host, why in said.items() if isinstance(why, str)]
+        lines += differences(hosts)
+        facts: object = {"hosts": said, "findings": lines}
+        rows = [(host, each.name, each.value) for host, found in hosts.items() for each in found]
+        columns: tuple[str, ...] = ("host", "what", "seen")
     else:
-        rows = [(finding.name, finding.value, finding.advice or "-") for finding in findings]
-        terminal.print_table(("what", "seen", "advice"), rows)
-    raise typer.Exit(ExitCode.finding if any(finding.advice for finding in findings) else ExitCode.passed)
+        found = examine()
+        lines = [each.advice for each in found if each.advice]
+        facts = [asdict(each) for each in found]
+        rows = [(each.name, each.value, each.advice or "-") for each in found]
+        columns = ("what", "seen", "advice")
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        terminal.print_table(columns, rows)
+        for line in lines or ["These hosts are comparable."] if address else ():
+            terminal.say(line)
+    raise typer.Exit(ExitCode.finding if lines else ExitCode.passed)
 
 
 COMMAND = Command(

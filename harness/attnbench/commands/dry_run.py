@@ -19,8 +19,9 @@ from attnbench.devices.described import DataSheet
 from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
+from attnbench.reports import grouped
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Status
 from attnbench.units import duration, plain, show
 from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matrix_bytes, useful_flops
 from attnbench.workloads.workload import Workload
@@ -69,7 +70,7 @@ def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, Any]:
 def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
     """Look at the cells of a plan, and print what is predicted.
 
-    Of a device that is missing, print what it would be asked; of one that `sheet` describes, what is to be expected.
+    Cells of a device that is missing are left out; those of one that `sheet` describes have their roofline.
 
     Raises:
         ValueError: no workload is for a device of the kind that is described.
@@ -92,10 +93,11 @@ def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = N
             cells = predict(here, watch)
             seen = sorted(cells, key=lambda each: places[each.workload.id])
     found = predicted(here, seen)
-    if missing:
-        others = [workload for workload in plan.workloads if workload.device in missing]
-        unseen = [(workload, arm) for workload in others for arm in plan.cells(workload)]
-        found |= {"missing": missing, "elsewhere": [_elsewhere(workload, arm) for workload, arm in unseen]}
+    for workload in plan.workloads:
+        if workload.device in missing:
+            reason = plain(f"{missing[workload.device]}; --set device=h200 plans for a GPU by its data sheet")
+            row = {"workload": workload.id, "status": str(Status.unsupported), "reason": reason}
+            found["left_out"] += [row | {"implementation": plain(str(arm))} for arm in plan.cells(workload)]
     if sheet is not None:
         meant = [workload for workload in plan.workloads if workload.device in there]
         found |= {"described": msgspec.to_builtins(sheet), "expected": expected(plan, meant, sheet)}
@@ -104,35 +106,41 @@ def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = N
         return
     if sheet is not None:
         _print_described(sheet, found["expected"])
-    if here.workloads:
+    if here.workloads or missing:
         typer.echo(sentence(found))
-    if missing:
-        _print_elsewhere(found)
     _print_predicted(found)
 
 
 def _print_predicted(found: dict[str, Any]) -> None:
-    """The cells that would be tried, and those that are left out."""
-    rows: list[tuple[str, ...]] = []
-    before = ""
-    for row in found["predicted"][:MOST_ROWS]:
-        is_first = row["workload"] != before
-        before = row["workload"]
-        call = "-" if row["call_s"] is None else show(row["call_s"], "s")
+    """Print the cells that would be tried, and those that are left out."""
+    rows = []
+    for row in found["predicted"]:
         memory = show(row["peak_bytes"] or row["least_bytes"], "bytes")
         least = "" if row["peak_bytes"] else "at least "
-        rows.append((before if is_first else "", row["implementation"], call, f"{least}{memory}"))
-    if rows:
-        terminal.print_table(("workload", "implementation", "one call", "memory"), rows)
-        if len(found["predicted"]) > MOST_ROWS:
-            typer.echo(f"... and {len(found['predicted']) - MOST_ROWS:,} more; --json has all")
-    reasons = Counter((row["status"], row["implementation"], row["reason"]) for row in found["left_out"])
+        rows.append((row["workload"], row["implementation"], show(row["call_s"], "s"), f"{least}{memory}"))
+    _print_table(("workload", "implementation", "one call", "memory"), rows)
+    _print_left_out(found["left_out"])
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print the first rows; the first column is printed where it changes."""
+    shown = [
+        ["" if place and rows[place - 1][0] == row[0] else row[0], *row[1:]]
+        for place, row in enumerate(rows[:MOST_ROWS])
+    ]
+    if shown:
+        terminal.print_table(header, shown)
+    if len(rows) > MOST_ROWS:
+        typer.echo(f"... and {len(rows) - MOST_ROWS:,} more; --json has all")
+
+
+def _print_left_out(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the reasons why cells would not be tried."""
+    reasons = Counter((row["implementation"], row["status"], row["reason"]) for row in rows)
     if reasons:
         typer.echo("\nLeft out:")
-        lines = [(name, status, str(number), why) for (status, name, why), number in reasons.items()]
-        terminal.print_table(("implementation", "status", "cells", "why"), lines[:MOST_ROWS])
-        if len(lines) > MOST_ROWS:
-            typer.echo(f"... and {len(lines) - MOST_ROWS:,} more reasons; --json has all")
+        lines = [(name, status, str(number), why) for (name, status, why), number in reasons.items()]
+        _print_table(("implementation", "status", "cells", "why"), lines)
 
 
 def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> list[dict[str, Any]]:
@@ -195,74 +203,32 @@ def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataShe
 
 
 def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
-    """The answer, then each workload with who supports it, then who does not and why."""
+    """Print the answer, then each workload with its roofline, then what is left out and why."""
     fit = [row for row in rows if row["status"] == Status.ok]
     limit = f"{show(sheet.memory_bytes, 'bytes')} and {sheet.bytes_per_s / 1e12:.3g} TB/s"
-    said = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."
+    text = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."
     if fit:
-        said += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
-        said += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
-    typer.echo(said)
+        text += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
+        text += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
+    typer.echo(text)
     if tight := {row["workload"] for row in fit if _is_tight(row, sheet)}:
         typer.echo(f"{len(tight):,} workloads fit only where no score matrix is kept: they are marked with *.")
     needs = {row["implementation"]: ", ".join(row["needs"]) for row in fit if row["needs"]}
     if needs:
-        typer.echo(f"To be installed there: {'; '.join(f'{name} for {who}' for who, name in needs.items())}.")
-    names = list(dict.fromkeys(row["implementation"] for row in rows))
-    counts = Counter(row["implementation"] for row in fit)
-    if fit:
-        typer.echo(f"Cells of each: {', '.join(f'{name} {counts[name]:,}' for name in names)}.")
+        typer.echo(f"To be installed there: {'; '.join(f'{package} for {name}' for name, package in needs.items())}.")
     lines = []
-    for name in dict.fromkeys(row["workload"] for row in fit):
-        cells = [row for row in fit if row["workload"] == name]
+    for workload, cells in grouped(fit, lambda row: row["workload"]).items():
         first = cells[0]
         rate = f"{first['useful_flops'] / first['least_s'] / 1e12:.3g} TFLOP/s"
         memory = f"{show(first['held_bytes'], 'bytes')}{'*' * _is_tight(first, sheet)}"
-        line = (name, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory)
-        lines.append((*line, f"{len(cells)} of {len(names)}"))
-    if lines:
-        header = ("workload", "one call, at best", "bound by", "memory, at least", "supported by")
-        terminal.print_table(header, lines[:MOST_ROWS])
-        if len(lines) > MOST_ROWS:
-            typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
-    reasons = Counter(
-        (row["implementation"], row["status"], row["reason"]) for row in rows if row["status"] != Status.ok
-    )
-    if reasons:
-        typer.echo("\nLeft out:")
-        left = [(name, status, str(number), why) for (name, status, why), number in reasons.items()]
-        terminal.print_table(("implementation", "status", "cells", "why"), left[:MOST_ROWS])
-        if len(left) > MOST_ROWS:
-            typer.echo(f"... and {len(left) - MOST_ROWS:,} more reasons; --json has all")
+        lines.append((workload, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory, str(len(cells))))
+    _print_table(("workload", "one call, at best", "bound by", "memory, at least", "supported by"), lines)
+    _print_left_out([row for row in rows if row["status"] != Status.ok])
 
 
 def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
     """Whether one score matrix would not fit in addition."""
     return bool(row["held_bytes"] + row["scores_bytes"] > sheet.memory_bytes)
-
-
-def _elsewhere(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """A cell on a device that is not here: what any call moves and computes at least; what it supports is not known."""
-    row = {"workload": workload.id, "implementation": plain(str(arm))}
-    return row | {"least_bytes": compulsory_bytes(workload), "useful_flops": useful_flops(workload)}
-
-
-def _print_elsewhere(found: dict[str, Any]) -> None:
-    """The workloads of devices that are not here, once each."""
-    rows = {row["workload"]: row for row in found["elsewhere"]}
-    names = list(dict.fromkeys(row["implementation"] for row in found["elsewhere"]))
-    why = "; ".join(plain(reason) for reason in found["missing"].values())
-    typer.echo(
-        f"{why}: {len(found['elsewhere']):,} cells, {len(rows):,} workloads for {', '.join(names)}, would be looked at "
-        "there. What each supports and takes is known there alone."
-    )
-    lines = [
-        (name, f"at least {show(row['least_bytes'], 'bytes')}", f"{row['useful_flops'] / 1e12:.3g} TFLOP")
-        for name, row in rows.items()
-    ]
-    terminal.print_table(("workload", "memory", "one call"), lines[:MOST_ROWS])
-    if len(lines) > MOST_ROWS:
-        typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
 
 
 def sentence(found: dict[str, Any]) -> str:

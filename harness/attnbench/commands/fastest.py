@@ -1,8 +1,7 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,26 +15,18 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="fastest")
-AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--batch-invariant", "--policy"}
+AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
 """What may stand next to --resume: what is executed, and what is asked of what was measured."""
 
 
 def fastest(
     *,
     options: TimingOptions = OPTIONS,
-    seq_len: Annotated[int | None, typer.Option(min=1, metavar="T", help="The same as --set seq_len=T.")] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Only what needs no more beyond its inputs, as in 512MiB or 8GiB.")
     ] = "",
     is_deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only what gives the same answer to the same input.")
-    ] = False,
-    with_gradients: Annotated[
-        bool, typer.Option("--gradients", help="A forward and a backward pass: --set direction=forward_backward.")
-    ] = False,
-    is_batch_invariant: Annotated[
-        bool,
-        typer.Option("--batch-invariant", help="Only what answers the same to the last bit whatever else is computed."),
     ] = False,
     searches: Annotated[
         bool, typer.Option("--changes/--no-changes", help="Look for the length from which on the answer changes.")
@@ -62,7 +53,7 @@ def fastest(
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
     --policy, a sweep's answers are learned as a policy (attnbench.attention).
     """
-    from attnbench.analysis.recommendation import Limits
+    from attnbench.analysis.recommendation import Limits, recommend
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.reports import endings, recommended
@@ -74,24 +65,18 @@ def fastest(
             raise ValueError(f"{resume} does not look for the fastest: go on with {planned.resume_command(resume)}")
         running.require_named(planned, planned.implementations, options.named)
     else:
-        settings = [*(options.settings or ())]
-        settings += [f"seq_len={seq_len}"] if seq_len else []
-        settings += ["direction=forward_backward"] if with_gradients else []
-        _require_once(options.settings or (), settings)
-        asked = replace(options, settings=settings)
         if along:
-            others: dict[str, object] = {"--seq-len": seq_len, "--memory": memory, "--deterministic": is_deterministic}
-            others |= {"--batch-invariant": is_batch_invariant, "--no-changes": not searches, "--policy": policy}
-            planned = _plan_along(asked, along, low, high, others)
+            others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}
+            planned = _plan_along(options, along, low, high, others | {"--no-changes": not searches})
         else:
-            planned = _plan(asked, low, high, searches=searches and policy is None)
+            planned = _plan(options, low, high, searches=searches and policy is None)
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         recommending.require_learnable(planned, policy)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     if "choose" not in planned.stages:
         _conclude_search(measured, as_json=as_json)
-    found = recommending.choose(measured, limits, is_batch_invariant=is_batch_invariant)
+    found = recommend(measured, limits)
     learned = None
     try:
         learned = recommending.learn(measured, policy) if policy is not None else None
@@ -114,7 +99,7 @@ def _plan(options: TimingOptions, low: int, high: int, *, searches: bool) -> "Pl
 
     if low or high:
         raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
-    return plan_to_choose(options.selection(), searches=searches)
+    return plan_to_choose(options.plan(), searches=searches)
 
 
 def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: Mapping[str, object]) -> "Plan":
@@ -128,7 +113,7 @@ def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: 
     if ignored := [name for name, value in others.items() if value]:
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     baseline = options.named[-1] if options.named else "sdpa"
-    return plan_to_search(options.selection(baseline=baseline), axis, low, high)
+    return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
 
 
 def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:
@@ -143,27 +128,12 @@ def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:
     running.finish(endings.of_search(measured), is_silent=as_json)
 
 
-def _require_once(typed: Sequence[str], settings: Sequence[str]) -> None:
-    """Check that what an option stands for was not set to something else, too.
-
-    Raises:
-        ValueError: it was.
-    """
-    from attnbench.workloads.sweep import parse_settings
-
-    before, names = parse_settings(typed), {"seq_len": "--seq-len", "direction": "--gradients"}
-    for axis, values in parse_settings(settings[len(typed) :]).items():
-        if before.get(axis, values) != values:
-            given = f"{names[axis]} and --set {axis}={','.join(before[axis])}"
-            raise ValueError(f"{given} contradict each other: {names[axis]} is --set {axis}={values[0]}; give one")
-
-
 COMMAND = Command(
     function=fastest,
     order=15,
     examples=(
-        "attnbench fastest --model smollm2-135m --phase prefill --seq-len 1024",
-        "attnbench fastest --set seq_len=1024 --set mask=causal --gradients",
+        "attnbench fastest --model smollm2-135m --set seq_len=1024",
+        "attnbench fastest --set seq_len=1024 --set mask=causal --set direction=forward_backward",
         "attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB",
         "attnbench fastest fused sdpa --along length --from 32 --to 2048",
         "attnbench fastest mine.py:mine sdpa --along num_heads --set seq_len=128",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, ThresholdsFile
+from attnbench.commands.options import AsJson, ResultsFolder
 
 if TYPE_CHECKING:
-    from attnbench.analysis.gate.rulings import Decision
     from attnbench.analysis.results import Results
 
 MOST_RUNS = 2
@@ -43,16 +42,19 @@ def gate(
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="With --accept: why this is the new normal; kept in the file.")
     ] = "",
-    thresholds: ThresholdsFile = None,
+    thresholds: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What is allowed. Default: the table gate of ./attnbench.toml, if any."),
+    ] = None,
     results: ResultsFolder = Path("results"),
-    to: GateFolder = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write gate.md, gate.xml and gate.json here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch.
 
     With --accept, the run becomes the baseline that later runs are compared with.
     """
-    from attnbench.analysis.gate import stored
+    from attnbench.analysis.gate import outputs, stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
     from attnbench.analysis.results import read
@@ -78,16 +80,23 @@ def gate(
     found = [read(path) for path in paths]
     if len(found) == 1 and found[0].plan.sides is None:
         found.insert(0, read(stored.find(found[0], results)))
-    *before, after = narrowed(found, [*names, *(implementations or ())], settings or ())
+    *before, after = _narrowed(found, [*names, *(implementations or ())], settings or ())
     if not before and after.plan.sides is not None:
         decision = judge_sides(after, allowed)
     else:
         decision = judge(before[0], after, allowed)
-    show(decision, as_json=as_json, to=to)
+    if to is not None:
+        outputs.write(decision, to)
+    if as_json:
+        typer.echo(outputs.as_json(decision), nl=False)
+    else:
+        typer.echo(outputs.terminal(decision))
+        if to is not None:
+            typer.echo(f"Files: {to}")
     raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
 
 
-def narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequence[str]) -> "list[Results]":
+def _narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequence[str]) -> "list[Results]":
     """The runs with these implementations and values alone; what is left out of the last one is said.
 
     Raises:
@@ -101,20 +110,6 @@ def narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequenc
     kept = [only(each, names, settings) for each in found]
     note(f"judged: {len(kept[-1].records)} of {len(found[-1].records)} cells, the baseline's own among them")
     return kept
-
-
-def show(decision: "Decision", *, as_json: bool, to: Path | None) -> None:
-    """Print a decision, and write its files where that is wanted."""
-    from attnbench.analysis.gate import outputs
-
-    if to is not None:
-        outputs.write(decision, to)
-    if as_json:
-        typer.echo(outputs.as_json(decision), nl=False)
-        return
-    typer.echo(outputs.terminal(decision))
-    if to is not None:
-        typer.echo(f"Files: {to}")
 
 
 COMMAND = Command(

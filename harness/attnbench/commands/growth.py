@@ -30,7 +30,6 @@ def growth(
     from attnbench.analysis.growth import SETTINGS, Asking, growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan
     from attnbench.processes.worker_client import ProcessClient
     from attnbench.reports import endings
     from attnbench.reports import growth as report
@@ -39,7 +38,7 @@ def growth(
 
     if options.settings and not any(each.partition("=")[0].strip() == "direction" for each in options.settings):
         options = replace(options, settings=[*options.settings, DIRECTION])
-    planned = plan(options.selection(), with_baseline=False)
+    planned = options.plan(with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))

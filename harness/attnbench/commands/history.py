@@ -28,7 +28,7 @@ def history(
         float, typer.Option(min=0.0, metavar="PERCENT", help="A change of level by less does not matter.")
     ] = 2.0,
     results: ResultsFolder = Path("results"),
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write a table, CSV and pictures here.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw pictures here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
@@ -36,7 +36,7 @@ def history(
     from attnbench.commands import terminal
     from attnbench.reports import history as report
     from attnbench.reports.style import save
-    from attnbench.storage.files import put, writing_to
+    from attnbench.storage.files import writing_to
     from attnbench.units import plain
 
     gathered, noticed = gather(paths or [results])
@@ -49,8 +49,6 @@ def history(
     series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
     if to is not None:
         with writing_to(to):
-            put(to / "history.md", report.markdown(series, notes))
-            put(to / "history.csv", report.csv(series))
             save(report.pictures(series), to, "history")
     if as_json:
         entries = [
@@ -63,7 +61,7 @@ def history(
         typer.echo(f"\n{metric}: {heading}")
         terminal.print_table(tuple(report.row(rows[0])), [tuple(report.row(each).values()) for each in rows])
     if to is not None:
-        typer.echo(f"\nTable, CSV and pictures: {to}")
+        typer.echo(f"\nPictures: {to}")
 
 
 COMMAND = Command(

@@ -1,14 +1,15 @@
 """What `attnbench check --invariance` says: a certificate, or the first difference, and its price in time."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import typer
 
 from attnbench.commands import VERBOSITY, ExitCode
-from attnbench.invariance import certification
-from attnbench.invariance.events import Asked, Certificate, LawTried, Priced
+from attnbench.invariance.records import Certificate, LawTried, Price
+from attnbench.processes import asides
 from attnbench.units import plain, show
 
 if TYPE_CHECKING:
@@ -19,21 +20,17 @@ PRICE_S = 6.0
 """For the price of one implementation at one shape."""
 
 
-def check(planned: "Plan", not_judged: Mapping[str, str], *, timeout_s: float, as_json: bool) -> NoReturn:
+def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> NoReturn:
     """Certify every implementation of a plan at each of its shapes, and end as the findings deserve."""
     from attnbench.commands import running
 
-    asked = [
-        Asked(spec=spec, workload=shape, baseline=BASELINE, budget_s=PRICE_S, seed=planned.seed)
-        for shape in certification.shapes(planned.workloads)
-        for spec in planned.implementations
-    ]
     found = []
-    for each in asked:
-        running.note(f"trying {each.spec} at {each.workload.id}")
-        found.append(certification.certify(each, timeout_s, lambda _: None))
+    for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
+        running.note(f"trying {spec} at {shape.id}")
+        certificate = asides.certify(planned, spec, shape, BASELINE, PRICE_S)
+        found.append(certificate)
         if not as_json:
-            print_certificate(found[-1])
+            print_certificate(certificate)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif not VERBOSITY.is_quiet:
@@ -81,7 +78,7 @@ def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
     return found
 
 
-def _price(price: Priced) -> str:
+def _price(price: Price) -> str:
     from attnbench.analysis.conclusion import factor
 
     took = f"{price.phase}: {show(price.seconds, 's')}"

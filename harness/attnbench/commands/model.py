@@ -9,8 +9,8 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from attnbench.models.events import AnyEvent, Built, Difference, Judged
-    from attnbench.models.model_check import Outcome
+    from attnbench.models.records import Difference, Judged, ModelBuilt
+    from attnbench.processes.asides import ModelOutcome
 
 USUAL = ("sdpa", "eager")
 MOST_PLACES = 3
@@ -49,27 +49,26 @@ def model(
 
     from attnbench import plugins
     from attnbench.commands import running
-    from attnbench.models import model_check
-    from attnbench.models.events import OWN, Asked
+    from attnbench.models.records import OWN, ModelSpec
+    from attnbench.processes import asides
     from attnbench.reports import endings
 
     if find_spec("transformers") is None:
         raise ValueError('transformers is not installed: pip install "attnbench[transformers]"')
     if not Path(config).exists():
         raise ValueError(f"{config} does not exist: give a config.json, or the folder it lies in")
-    asked = Asked(
+    attentions = tuple(dict.fromkeys(attention or USUAL))
+    plugins.check_specs([each for each in attentions if each not in OWN])
+    spec = ModelSpec(
         config=config,
-        attentions=tuple(dict.fromkeys(attention or USUAL)),
         num_layers=num_layers,
         batch_size=batch_size,
         seq_len=seq_len,
         dtype=dtype,
         seed=seed,
-        budget_s=budget_s,
         has_gradients=gradients,
     )
-    plugins.check_specs([each for each in asked.attentions if each not in OWN])
-    outcome = model_check.run(asked, _progress, timeout_s)
+    outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=timeout_s, note=running.note)
     if as_json:
         _print_json(outcome)
     else:
@@ -77,15 +76,7 @@ def model(
     running.finish(endings.of_model(outcome.judged, outcome.trouble), is_silent=as_json)
 
 
-def _progress(event: "AnyEvent") -> None:
-    from attnbench.commands import running
-    from attnbench.models.events import Trying
-
-    if isinstance(event, Trying):
-        running.note(f"{event.step} {event.attention}".rstrip())
-
-
-def _print(outcome: "Outcome") -> None:
+def _print(outcome: "ModelOutcome") -> None:
     """The answer first: what a faster attention means for the model; then who is right, and what was built."""
     from attnbench.commands.terminal import say
 
@@ -101,7 +92,7 @@ def _print(outcome: "Outcome") -> None:
         say(_described(outcome.built))
 
 
-def _answer(outcome: "Outcome") -> list[str]:
+def _answer(outcome: "ModelOutcome") -> list[str]:
     from attnbench.analysis.conclusion import factor
     from attnbench.units import percent, show
 
@@ -139,7 +130,7 @@ def _place(found: "Difference") -> str:
     return f"{found.place} ({found.batch} batch): {size}, allowed {found.allowed:.3g}"
 
 
-def _described(built: "Built") -> str:
+def _described(built: "ModelBuilt") -> str:
     layers = f"{built.num_layers} layers"
     if built.num_layers < built.all_layers:
         layers = f"reduced to {built.num_layers} of {built.all_layers} layers"
@@ -148,7 +139,7 @@ def _described(built: "Built") -> str:
     return f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}"
 
 
-def _print_json(outcome: "Outcome") -> None:
+def _print_json(outcome: "ModelOutcome") -> None:
     import msgspec
 
     typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())

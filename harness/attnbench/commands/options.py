@@ -7,15 +7,14 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from attnbench.commands import VERBOSITY
-from attnbench.storage.records import FALSE_SHARE
 
 if TYPE_CHECKING:
-    from attnbench.processes.planning import Selection
+    from attnbench.storage.events import Plan
 
 MOST_SEEDS = 2**31
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
@@ -26,23 +25,11 @@ OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a brows
 Resume = Annotated[
     str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
 ]
-ThresholdsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--thresholds",
-        metavar="FILE",
-        help="What is allowed, between stored runs. Default: the table gate of ./attnbench.toml, if any.",
-    ),
-]
-GateFolder = Annotated[
-    Path | None,
-    typer.Option("--to", metavar="DIR", help="Write gate.md, gate.xml and gate.json here, of stored runs."),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command works on, and within which limits: the fields of a Selection, as options."""
+    """What a command works on, and within which limits: the parameters of build_plan, as options."""
 
     sweep: Annotated[
         str,
@@ -68,15 +55,11 @@ class SelectionOptions:
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME|config.json",
-            help="The attention of a model's layers: a preset (attnbench list models), or a Hugging Face "
-            "configuration. --set changes its axes.",
+            metavar="NAME[:PHASE]",
+            help="The attention of a model's layers: a preset (attnbench list models) or a Hugging Face config.json. "
+            "PHASE is prefill (the default), decode or training. --set changes its axes.",
         ),
     ] = ""
-    phase: Annotated[
-        Literal["prefill", "decode", "training"],
-        typer.Option(help="Of the model: all tokens at once, one token with a cache, or both passes."),
-    ] = "prefill"
     context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
     implementations: Annotated[
         list[str] | None,
@@ -109,13 +92,6 @@ class SelectionOptions:
             help="A step (a probe, a sample, a metric) that lasts longer is killed.",
         ),
     ] = 60.0
-    isolation: Annotated[
-        Literal["process", "shared"],
-        typer.Option(
-            help="process: code from a file or another package, or of each of two sides, has processes of its own. "
-            "shared: one process for all, for code that one trusts."
-        ),
-    ] = "process"
     seed: Annotated[
         int | None,
         typer.Option(
@@ -137,28 +113,35 @@ class SelectionOptions:
         given = [*(self.names or ()), *(self.implementations or ())]
         return [spec for each in given for spec in held(each)]
 
-    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
-        """The selection that a plan is made from.
+    def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
+        """The plan of these options.
+
+        Raises:
+            ValueError: as of `fields` and build_plan.
+        """
+        from attnbench.processes.planning import build_plan
+
+        return build_plan(**self.fields(**more))
+
+    def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
+        """The parameters of build_plan that these options give.
 
         Raises:
             ValueError: the memory limit is not finite.
         """
-        from attnbench.processes.planning import Selection
-
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
         given_here = named(self.context) if bool(self.context) else set()
         if self.model and "--sweep" in given_here:
             raise ValueError("--model and --sweep: give one of them")
-        if "--phase" in given_here and not self.model:
-            raise ValueError("--phase is of a model: give --model NAME, too (attnbench list models)")
-        others = {"memory_limit", "context", "names", "implementations"}
+        others = {"memory_limit", "context", "names", "implementations", "model", "conditions"}
         given = {name: value for name, value in vars(self).items() if value is not None and name not in others}
+        given |= model_and_phase(self.model)
         if "implementations" not in more:
             given["implementations"] = self.named
         given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # what is checked cannot be known before
-        given["is_exact"] = bool(self.context) and "--sweep" not in named(self.context)
-        return Selection(**(given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more))
+        given["is_exact"] = bool(self.context) and "--sweep" not in given_here
+        return given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +166,6 @@ class TimingOptions(SelectionOptions):
             "Default: the sweep's, 0.02.",
         ),
     ] = None
-    false_share: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            help="Of what is called faster or slower, the share that may be false: 0.001 takes longer, and is for many "
-            "runs that alarm somebody.",
-        ),
-    ] = FALSE_SHARE
     num_rounds: Annotated[
         int | None,
         typer.Option(
@@ -200,32 +175,59 @@ class TimingOptions(SelectionOptions):
             help="Fresh processes that visit every cell, decided or not; a verdict needs 4, and 8 suit a gate.",
         ),
     ] = None
-    cache: Annotated[
-        Literal["warm", "cold", "rotating"],
+    conditions: Annotated[
+        str,
         typer.Option(
-            help="warm: after an untimed call; cold: emptied before every call; rotating: each call on other copies of "
-            "the inputs, which together exceed the caches."
+            metavar="WORD,WORD",
+            help="How calls are timed. Caches: warm, cold (emptied before each call) or rotating (other inputs each "
+            "time). Launch: eager or graph (a CUDA graph). Pace: burst or sustained (until clocks settle). Allocator: "
+            "system, steady or retain (no call pays for new pages). Processes: process (one for code from files) or "
+            "shared (for code you trust). Default: warm, eager, burst, process; the sweep's allocator.",
         ),
-    ] = "warm"
-    launch: Annotated[
-        Literal["eager", "graph"],
-        typer.Option(help="eager: a call launches its kernels one by one; graph: it replays them as one CUDA graph."),
-    ] = "eager"
-    pace: Annotated[
-        Literal["burst", "sustained"],
-        typer.Option(
-            help="burst: short visits with pauses; sustained: before each visit 3 s of calls without a pause, or more "
-            "until the device's clock has settled."
-        ),
-    ] = "burst"
-    allocator: Annotated[
-        Literal["system", "steady", "retain"] | None,
-        typer.Option(
-            help="retain: freed memory stays with the process: no call pays for new pages. steady: the C library's own "
-            "rules where they end up, whatever ran before. "
-            "Default: retain where some code has a process of its own, else as the sweep says."
-        ),
-    ] = None
+    ] = ""
+
+    def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
+        """The parameters of build_plan that these options give, with the conditions.
+
+        Raises:
+            ValueError: there is no such condition, two exclude one another, or as of SelectionOptions.
+        """
+        return super().fields(**(conditions_of(self.conditions) | more))
+
+
+CONDITIONS = {
+    "cache": ("warm", "cold", "rotating"),
+    "launch": ("eager", "graph"),
+    "pace": ("burst", "sustained"),
+    "allocator": ("system", "steady", "retain"),
+    "isolation": ("process", "shared"),
+}
+"""The words of --conditions, by the parameter of build_plan that they set."""
+PHASES = ("prefill", "decode", "training")
+
+
+def conditions_of(text: str) -> dict[str, str]:
+    """Parameters of build_plan by what --conditions says.
+
+    Raises:
+        ValueError: there is no such word, or two exclude one another.
+    """
+    from attnbench.plugins import unknown
+
+    fields = {word: field for field, words in CONDITIONS.items() for word in words}
+    chosen: dict[str, str] = {}
+    for word in filter(None, map(str.strip, text.split(","))):
+        if word not in fields:
+            raise ValueError(unknown("condition", word, fields))
+        if chosen.setdefault(fields[word], word) != word:
+            raise ValueError(f"--conditions {chosen[fields[word]]} and {word} exclude one another: give one of them")
+    return chosen
+
+
+def model_and_phase(text: str) -> dict[str, str]:
+    """Parameters of build_plan by what --model says: smollm2-135m, smollm2-135m:decode or folder/config.json."""
+    name, _, phase = text.rpartition(":")
+    return {"model": name, "phase": phase} if phase in PHASES else {"model": text}
 
 
 def held(named: str) -> list[str]:

@@ -21,12 +21,11 @@ def profile(
     from attnbench.analysis.breakdown import where
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan
     from attnbench.reports import endings
     from attnbench.storage.records import Status
     from attnbench.tracing import folders
 
-    planned = plan(options.selection(budget_s=0.0, metrics=()), with_baseline=False)
+    planned = options.plan(budget_s=0.0, metrics=(), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)
     kept = f"the traces made so far are in {folder}"
     traced = running.execute(planned, folder, stages=("check", "operators", "trace"), kept=kept)

@@ -5,17 +5,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.recommendation import Exclusion, Limits, Recommendation, points, recommend
+from attnbench.analysis.conclusion import factor
+from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY, running
+from attnbench.commands import VERBOSITY
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.invariance import certification
-from attnbench.invariance.events import Asked
 from attnbench.plugins import name_of
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from attnbench.workloads.policy import Policy
 
 SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-MOST_CERTIFIED = 3
-"""Of those that are not invariant to the batch, so many are tried before there is no recommendation."""
 
 
 def bytes_of(text: str) -> int:
@@ -44,33 +40,6 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
 
 
-def choose(results: Results, limits: Limits, *, is_batch_invariant: bool = False) -> list[Recommendation]:
-    """The recommendations; with `is_batch_invariant` whoever is not is excluded, and the next one tried."""
-    found = recommend(results, limits)
-    for _ in range(MOST_CERTIFIED if is_batch_invariant else 0):
-        broken = {name: reason for each in found for name, reason in _not_invariant(results, each).items()}
-        if not broken:
-            break
-        limits = replace(limits, without={**limits.without, **broken})
-        found = recommend(results, limits)
-    return found
-
-
-def _not_invariant(results: Results, found: Recommendation) -> dict[str, Exclusion]:
-    """The choice with the reason, where its answer depends on the batch; empty where it is invariant."""
-    specs = {arm.implementation: spec for arm, spec in results.plan.specs.items()}
-    if not found.choice:
-        return {}
-    shape = certification.shapes((found.workload,))[0]
-    asked = Asked(spec=specs[found.choice], workload=shape, baseline=results.plan.baseline, budget_s=0.0, seed=0)
-    running.note(f"trying whether {found.choice} is invariant to the batch")
-    certificate = certification.certify(asked, results.plan.timeout_s, lambda _: None)
-    if certificate.holds:
-        return {}
-    why = certificate.failed or ", ".join(law.law for law in certificate.broken) or "nothing could be tried"
-    return {found.choice: Exclusion("not batch-invariant", why)}
-
-
 def print_recommendations(
     results: Results, found: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
 ) -> None:
@@ -82,10 +51,10 @@ def print_recommendations(
     head = "doubtful: " if doubts(results) else ""
     if learned is not None:
         _print_policy(*learned, head)
-    shapes = {each.workload.id: _shape(results, each) for each in found}
+    names = cells.names(results)
     for each in found:
         if len(found) > 1:
-            say(shapes[each.workload.id], "bold")
+            say(names[each.workload.id], "bold")
         say(f"{head}{recommended.answer(each)}", "bold")
         if text := recommended.of_changes(each):
             say(f"{head}{text}")
@@ -102,16 +71,7 @@ def print_recommendations(
     is_judged = any(each.verdict(name) is Verdict.slower for each in found for name in each.seconds)
     sure = f"In at most {100 * FALSE_SHARE:g} % of sessions one is called slower that is not. " if is_judged else ""
     say(f"{sure}{story.method(results)}", "dim")
-    took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
-    of = "these shapes" if len(found) > 1 else shapes[found[0].workload.id]
-    say(f"For {of}, on this machine with these threads.{took}", "dim")
-    if not VERBOSITY.is_verbose and any(each.excluded for each in found):
-        say(f"Why each is excluded: {results.plan.resume_command(str(results.folder))} -v", "dim")
     say(f"All of it: attnbench report {results.folder}", "dim")
-
-
-def _shape(results: Results, found: Recommendation) -> str:
-    return f"{cells.titles(results)[found.workload.id]}, T={cells.length(found.workload.axes())}"
 
 
 def print_crossings(results: Results) -> None:
@@ -126,12 +86,11 @@ def print_crossings(results: Results) -> None:
         say(f"{head}{recommended.of_crossing(results, ladder, both, changes)}", "bold")
         known = points(results, ladder, *both)
         if known and not VERBOSITY.is_quiet:
-            words = {-1: f"{both[0]} is faster", 1: f"{both[1]} is faster", 0: "not decided"}
             rows = [
-                (str(value), f"{math.exp(each.log):.3f}x", words[each.sign], str(each.num_processes))
+                (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
                 for value, each in sorted(known.items())
             ]
-            print_table((ladder.axis, f"{both[0]} to {both[1]}", "verdict", "processes"), rows)
+            print_table((ladder.axis, f"{both[0]} next to {both[1]}", "", "processes"), rows)
     if not VERBOSITY.is_quiet:
         say(f"Such an interval is wrong in at most {percent(FALSE_SHARE)} of searches where times cross once.", "dim")
         say(f"All of it: attnbench report {results.folder}", "dim")

@@ -12,8 +12,6 @@ from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnbench.analysis.results import Results
-
 
 def report(
     runs: Annotated[
@@ -32,51 +30,36 @@ def report(
             "--format",
             metavar="NAME",
             help="No reports, but cells for another tool, or pictures. csv: a row for each. pytest-benchmark: for its "
-            "`compare`. customSmallerIsBetter: for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark "
-            "database. flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
-            "ratio_plot, breakdown_plot: SVG and PNG, in the run or the folder --to.",
+            "`compare`. customSmallerIsBetter: for github-action-benchmark. "
+            "flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
+            "ratio_plot: SVG and PNG, in the run or the folder --to.",
         ),
     ] = None,
     is_salvaged: Annotated[
         bool, typer.Option("--salvage", help="Write the intact parts of a damaged RUN into a new one, RUN-salvaged.")
     ] = False,
-    are_hosts: Annotated[
-        bool,
-        typer.Option("--hosts", help="The runs are of one plan on several machines: judge each kind of them."),
-    ] = False,
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the reports of a stored run, or write one page that shows several side by side. Needs no torch."""
-    from attnbench.analysis.hosts import boots, parts_of, require_machines, together
     from attnbench.analysis.results import read
     from attnbench.commands import running
-    from attnbench.reports import hosts, story
+    from attnbench.reports import story
     from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     if is_salvaged or kind is not None:
-        _require_alone(is_salvaged=is_salvaged, has_format=kind is not None, others=are_hosts or open_page)
+        _require_alone(is_salvaged=is_salvaged, has_format=kind is not None, others=open_page)
     if is_salvaged:
-        from attnbench.commands.salvaging import salvage
-
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
-        salvage((runs or [])[0], results, to, as_json=as_json)
+        _salvage((runs or [])[0], results, to, as_json=as_json)
     if kind is not None:
         _export(runs or [], results, kind, to, as_json=as_json)
     first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
     stored, more = read(first), [read(other) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
-    parts: dict[str, Results] = {}
-    for name, run in named([stored, *more]).items() if are_hosts else ():
-        own = parts_of(run)
-        parts |= {f"{name}/{host}": part for host, part in own.items()} if len(own) > 1 else {name: run}
-    require_machines(parts)
-    across = together(parts) if are_hosts else None
-    if unknown := [name for name, part in parts.items() if not boots(part) and not part.hosts]:
-        running.note(f"warning: {', '.join(unknown)}: not known on which machine; make sure that each is of another")
     if more:
         target.mkdir(parents=True, exist_ok=True)
         put(target / PAGE, story.page(stored, more))
@@ -85,14 +68,10 @@ def report(
             copy_journal(stored.folder, to)
         with running.finished(stored.folder):
             failed = running.write_reports(stored, target)
-    if across is not None:
-        put(target / HOSTS, hosts.text(across))
     page = target / PAGE
     if as_json:
         typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
     else:
-        if across is not None:
-            typer.echo("\n".join([*hosts.sentences(across), f"A verdict for each kind of host: {target / HOSTS}"]))
         typer.echo(f"Report, complete in one file: {page}")
     if open_page:
         typer.launch(str(page.resolve()))
@@ -106,7 +85,7 @@ def _require_alone(*, is_salvaged: bool, has_format: bool, others: bool) -> None
         ValueError: it is not.
     """
     if others or (is_salvaged and has_format):
-        raise ValueError("--salvage, --format and --hosts or --open exclude one another: give one of them")
+        raise ValueError("--salvage, --format and --open exclude one another: give one of them")
 
 
 def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
@@ -143,23 +122,41 @@ def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *,
     raise typer.Exit(ExitCode.passed)
 
 
-def named(runs: "Sequence[Results]") -> "dict[str, Results]":
-    """Runs of several hosts by the names of their folders.
+def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
+    """Write every intact part of a damaged run into a new one, and print what is left out. The damaged one stays."""
+    from attnbench.storage import salvage as storage
+    from attnbench.storage.journal import find_run
 
-    Raises:
-        ValueError: two have the same name.
-    """
-    found = {run.folder.name: run for run in runs}
-    if len(found) < len(runs):
-        twice = next(name for name in found if sum(run.folder.name == name for run in runs) > 1)
-        raise ValueError(
-            f"two runs are named {twice}, and --hosts takes one for each host: give their folders own names"
-        )
-    return found
+    given = Path(run)
+    saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
+    if as_json:
+        shown = {
+            "folder": str(saved.folder) if saved.is_damaged else None,
+            "num_kept": saved.num_kept,
+            "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
+            "gaps": list(saved.gaps),
+        }
+        typer.echo(json.dumps(shown, indent=2))
+        raise typer.Exit(ExitCode.passed)
+    if not saved.is_damaged:
+        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        raise typer.Exit(ExitCode.passed)
+    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    for number, wrong in list(saved.dropped.items())[:MOST_SHOWN]:
+        typer.echo(f"  line {number}: {wrong}")
+    if (left := len(saved.dropped) - MOST_SHOWN) > 0:
+        typer.echo(f"  and {left} more")
+    if saved.gaps:
+        places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
+        typer.echo(f"changed or gone is what came before line {places}")
+    typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
+    typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
+    raise typer.Exit(ExitCode.passed)
 
 
-PAGE, HOSTS, TOGETHER = "report.html", "hosts.md", "together"
-"""The page, what hosts say together, and below the first of several runs the folder that both are written to."""
+MOST_SHOWN = 10
+PAGE, TOGETHER = "report.html", "together"
+"""The page, and the folder below the first of several runs that it is written to."""
 COMMAND = Command(
     function=report,
     order=50,
@@ -168,7 +165,6 @@ COMMAND = Command(
         "attnbench report RUN --open",
         "attnbench report RUN --to shared",
         "attnbench report RUN_A RUN_B --open",
-        "attnbench report RUN_A RUN_B RUN_C --hosts",
         "attnbench report RUN --format csv --to cells.csv",
         "attnbench report RUN --salvage",
     ),

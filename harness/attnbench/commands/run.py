@@ -1,14 +1,17 @@
 """`attnbench run`: sweep, check, measure, store and report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import structs
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
+
+if TYPE_CHECKING:
+    from attnbench.devices.described import DataSheet
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -23,16 +26,13 @@ def run(
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run, how long it takes, and what is left out; no more.")
-    ] = False,
-    device_facts: Annotated[
-        str | None,
+        bool,
         typer.Option(
-            metavar="NAME|FILE",
-            help="With --dry-run: plan for a device that is not here, by its data sheet: a100, h100, h200, or a TOML "
-            "or JSON file with the same keys.",
+            "--dry-run",
+            help="Only say what would run, how long it takes and what is left out. With --set device=h200 (a100, h100, "
+            "or a data sheet as TOML or JSON): plan for a GPU that is not here.",
         ),
-    ] = None,
+    ] = False,
     cluster: Annotated[
         str,
         typer.Option(
@@ -41,45 +41,22 @@ def run(
             "machine, to try it out. Needs attnbench\\[cluster].",
         ),
     ] = "",
-    hosts_per_cell: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --cluster: measure each cell on N hosts of each kind, or on as many as there are, and judge "
-            "them together. From 3 on their spread is known.",
-        ),
-    ] = 1,
-    is_interpreted: Annotated[bool, typer.Option("--interpret", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
     from attnbench.commands import running, terminal
-    from attnbench.processes.execution import new_folder, refuse_interpreted
-    from attnbench.processes.planning import plan
+    from attnbench.processes.execution import new_folder
     from attnbench.reports import endings
     from attnbench.storage.journal import HOSTS
 
-    _require_together(
-        (bool(cluster) and is_interpreted, "--cluster and --interpret: give one of them"),
-        (
-            hosts_per_cell > 1 and not cluster,
-            f"--hosts-per-cell {hosts_per_cell} needs --cluster: give it, too",
-        ),
-        (dry_run and resume is not None, "--dry-run and --resume: give one of them"),
-        (device_facts is not None and not dry_run, "--device-facts describes what is not here: give --dry-run, too"),
-    )
+    if dry_run and resume is not None:
+        raise ValueError("--dry-run and --resume: give one of them")
+    sheet, options = _described(options, dry_run=dry_run)
     if dry_run:
         from attnbench.commands.dry_run import print_plan
-        from attnbench.devices import described
 
-        sheet = None if device_facts is None else described.load(device_facts)
-        planned = plan(options.selection(baseline=baseline))
-        if cluster:
-            hosts = f"{hosts_per_cell} host{'s' * (hosts_per_cell > 1)} of each kind in the cluster"
-            running.note(f"each of {planned.num_cells} cells is measured on {hosts}; predicted here, for this machine:")
-        print_plan(planned, as_json=as_json, sheet=sheet)
+        print_plan(options.plan(baseline=baseline), as_json=as_json, sheet=sheet)
         return
     if resume is not None:
         folder, planned = running.to_resume(
@@ -92,21 +69,15 @@ def run(
         running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
     else:
-        planned = structs.replace(plan(options.selection(baseline=baseline)), is_interpreted=is_interpreted)
-        refuse_interpreted(planned)
+        planned = options.plan(baseline=baseline)
         folder = new_folder(results, planned.sweep)
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
     running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
-    kept = running.kept(planned, folder)
-    if cluster:
-        measured = running.execute_on_cluster(
-            planned, folder, cluster, hosts_per_cell=hosts_per_cell, kept=f"{kept} --cluster {cluster}"
-        )
-    elif (folder / HOSTS).exists():
+    if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
-    else:
-        measured = running.execute(planned, folder, kept=kept, named=options.named)
+    kept = f"{running.kept(planned, folder)}{f' --cluster {cluster}' * bool(cluster)}"
+    measured = running.execute(planned, folder, kept=kept, named=options.named, cluster=cluster)
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
@@ -116,15 +87,23 @@ def run(
     running.finish(endings.of_run(measured), has_failed=failed, is_silent=True)
 
 
-def _require_together(*rules: tuple[bool, str]) -> None:
-    """Check which options are given together.
+def _described(options: TimingOptions, *, dry_run: bool) -> "tuple[DataSheet | None, TimingOptions]":
+    """The data sheet that --set device= names, if it names one, and the options with the device that it describes.
 
     Raises:
-        ValueError: one is given without what it needs, or with what it excludes.
+        ValueError: there is no such sheet, or something would be measured on it.
     """
-    for is_wrong, said in rules:
-        if is_wrong:
-            raise ValueError(said)
+    from attnbench.devices import described
+
+    for setting in options.settings or ():
+        axis, _, value = setting.partition("=")
+        if axis.strip() == "device" and (value in described.names() or value.endswith((".toml", ".json"))):
+            if not dry_run:
+                raise ValueError(f"device={value} is a data sheet, not a device of this machine: give --dry-run, too")
+            sheet = described.load(value)
+            settings = [f"device={sheet.kind}" if each == setting else each for each in options.settings or ()]
+            return sheet, replace(options, settings=settings)
+    return None, options
 
 
 COMMAND = Command(
@@ -135,7 +114,7 @@ COMMAND = Command(
         "attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal",
         "attnbench run mine.py --sweep quick --budget 120",
         "attnbench run --resume RUN",
-        "attnbench run --sweep gpu --dry-run --device-facts h200",
-        "attnbench run --sweep full --cluster auto --hosts-per-cell 3",
+        "attnbench run --sweep gpu --set device=h200 --dry-run",
+        "attnbench run --sweep full --cluster auto",
     ),
 )

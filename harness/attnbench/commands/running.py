@@ -8,10 +8,6 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column
 
 from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion, Ending
@@ -27,9 +23,9 @@ SHOWN = ("--json", "--quiet", "--verbose")
 """Options that change the output and nothing else."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
-"""The bar is drawn between two steps alone: a thread that draws would take a core from the timed code."""
-WIDE = 120
-"""Columns of a terminal, from which on the bar is a long one."""
+"""The line is written between two steps alone: a thread that draws would take a core from the timed code."""
+CLEARED = "\r\x1b[2K"
+"""To the left edge of the terminal, and an empty line."""
 STAGE_WORDS = {
     "predict": "predicting",
     "check": "checking",
@@ -50,19 +46,25 @@ def execute(
     kept: str = "",
     named: Collection[str] = (),
     stops_when_wrong: bool = False,
+    cluster: str = "",
 ) -> Results:
-    """Run a plan to its end with its progress shown, and read the results.
+    """Run a plan to its end here, or on the hosts of a Ray cluster, with its progress shown; read the results.
 
     Where a prediction leaves out what was `named`, by its spec, that is said at once.
 
     Raises:
-        ValueError: the folder cannot be written, its journal is damaged, or no worker can start. Where a disk is full,
-            `kept` says what is left and how to go on.
+        ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
+            full, `kept` says what is left and how to go on.
         typer.Exit: the user interrupted it; `kept` was printed.
     """
     try:
-        with watching({plugins.name_of(spec) for spec in named}) as watch:
-            execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong)
+        if cluster:
+            from attnbench.cluster import driver
+
+            driver.sweep(plan, folder, cluster, note)
+        else:
+            with watching({plugins.name_of(spec) for spec in named}) as watch:
+                execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong)
     except KeyboardInterrupt:
         if kept:
             typer.echo(plain(kept), err=True)
@@ -70,32 +72,10 @@ def execute(
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
-        mend = "; ".join(filter(None, ["free some room or mend it", kept]))
-        raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {mend}") from None
-    if not kept:  # it lies where nobody looks for it
+        again = "; ".join(filter(None, ["free some room or fix it", kept]))
+        raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
+    if not kept:  # the folder is a temporary one
         return read(folder)
-    with finished(folder):
-        return read(folder)
-
-
-def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell: int = 1, kept: str) -> Results:
-    """Run a plan on the hosts of a Ray cluster to its end, and read the results.
-
-    Of each kind of host so many measure each cell; a run that is gone on with keeps its number.
-
-    Raises:
-        ValueError: no Ray, no cluster, no host, or the folder cannot be written.
-        typer.Exit: the user interrupted it; `kept` was printed.
-    """
-    from attnbench.cluster import driver
-
-    try:
-        driver.sweep(plan, folder, address, note, hosts_per_cell)
-    except KeyboardInterrupt:
-        typer.echo(plain(kept), err=True)
-        raise typer.Exit(ExitCode.interrupted) from None
-    except OSError as error:
-        raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {kept}") from None
     with finished(folder):
         return read(folder)
 
@@ -127,87 +107,61 @@ def kept(plan: Plan, folder: Path) -> str:
 
 @contextmanager
 def watching(named: Collection[str] = ()) -> Iterator[Watch]:
-    """A progress bar on a terminal, plain lines elsewhere; and what predictions leave out of those that were named."""
+    """Within: progress is one line that is written again on a terminal, and a line now and then elsewhere.
+
+    Wrong answers are said at once, and so is what predictions leave out of the `named`.
+    """
     console = Console(stderr=True)
+    is_rewritten = console.is_terminal and not VERBOSITY.is_verbose
+    every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, shown_s = "", 0.0
 
-    def is_due(progress: Progress, every_s: float) -> bool:
+    def say(text: str, style: str = "") -> None:
+        clear()
+        soft_wrap = not console.is_terminal
+        console.print(plain(text), style=style or None, markup=False, highlight=False, soft_wrap=soft_wrap)
+
+    def clear() -> None:
+        if is_rewritten:
+            console.file.write(CLEARED)
+            console.file.flush()
+
+    def watch(progress: Progress) -> None:
         nonlocal stage, shown_s
-        if progress.stage == stage and time.monotonic() - shown_s < every_s:
-            return False
-        stage, shown_s = progress.stage, time.monotonic()
-        return True
-
-    def print_news(progress: Progress) -> bool:
         if progress.wrong:
-            found = f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}"
-            console.print(
-                plain(found), style="bold red", markup=False, highlight=False, soft_wrap=not console.is_terminal
-            )
+            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red")
         if progress.left_out and progress.cell.partition(" ")[0] in named:
-            console.print(
-                f"left out: {progress.cell}: {progress.left_out}", style="yellow", markup=False, highlight=False
-            )
-        return bool(progress.left_out or progress.wrong)
-
-    def print_line(progress: Progress) -> None:
-        if print_news(progress):
+            say(f"left out: {progress.cell}: {progress.left_out}", "yellow")
+        if progress.wrong or progress.left_out or VERBOSITY.is_quiet:
             return
-        if is_due(progress, LINE_EVERY_S):
-            share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
-            parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
-            console.print(", ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
+        if VERBOSITY.is_verbose:
+            if progress.cell:
+                say(f"{STAGE_WORDS[progress.stage]} {progress.cell}")
+            return
+        if progress.stage == stage and time.monotonic() - shown_s < every_s:
+            return
+        stage, shown_s = progress.stage, time.monotonic()
+        if is_rewritten:
+            console.file.write(f"{CLEARED}{plain(described(progress), console.width - 1)}")
+            console.file.flush()
+        else:
+            say(described(progress))
 
-    def print_each(progress: Progress) -> None:
-        if not print_news(progress) and progress.cell:
-            text = f"{STAGE_WORDS[progress.stage]} {progress.cell}"
-            console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
-
-    def print_nothing_else(progress: Progress) -> None:
-        print_news(progress)
-
-    if VERBOSITY.is_quiet or VERBOSITY.is_verbose or not console.is_terminal:
-        yield print_nothing_else if VERBOSITY.is_quiet else print_each if VERBOSITY.is_verbose else print_line
-        return
-    whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    columns = (
-        TextColumn("[bold]{task.fields[stage]}", table_column=whole),
-        BarColumn(bar_width=8 if console.width < WIDE else 24),
-        TaskProgressColumn(table_column=whole),
-        TextColumn("{task.fields[left]}", table_column=whole),
-        TextColumn("{task.fields[counts]}", table_column=whole),
-        TextColumn("[dim]{task.description}", table_column=rest),  # it gives way where there is little room
-    )
-    with Bar(*columns, console=console, transient=True, auto_refresh=False, expand=True) as bar:
-        task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
-
-        def draw(progress: Progress) -> None:
-            if print_news(progress):
-                return
-            refresh = is_due(progress, DRAW_EVERY_S)
-            bar.update(
-                task,
-                completed=progress.done,
-                total=progress.total,
-                description=escape(progress.cell),
-                stage=STAGE_WORDS[progress.stage],
-                left=_left(progress),
-                counts=_counts(progress),
-                refresh=refresh,
-            )
-
-        yield draw
+    try:
+        yield watch
+    finally:
+        clear()
 
 
-def _left(progress: Progress) -> str:
-    if progress.left_s is None:
-        return ""
-    minutes, seconds = divmod(round(progress.left_s), 60)
-    return f"about {minutes}:{seconds:02d} left"
-
-
-def _counts(progress: Progress) -> str:
-    return " ".join(f"{number} {status}" for status, number in sorted(progress.counts.items()))
+def described(progress: Progress) -> str:
+    """The stage, how far it is, the time left, the counts by status, and the cell."""
+    share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
+    parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
+    if progress.left_s is not None:
+        minutes, seconds = divmod(round(progress.left_s), 60)
+        parts.append(f"about {minutes}:{seconds:02d} left")
+    parts.append(" ".join(f"{number} {status}" for status, number in sorted(progress.counts.items())))
+    return ", ".join(filter(None, [*parts, progress.cell]))
 
 
 def to_resume(context: typer.Context, resume: str, results: Path, again: Collection[str] = ()) -> tuple[Path, Plan]:

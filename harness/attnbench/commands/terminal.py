@@ -12,10 +12,10 @@ from attnbench.analysis.breakdown import where
 from attnbench.analysis.comparisons import doubts, failed, num_processes, untried
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
+from attnbench.analysis.table import Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, hosts, screen, sides, story, text_lines
-from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status, Verdict
+from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
 from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
@@ -51,19 +51,33 @@ def print_results(results: Results) -> None:
 
 
 def print_cells(results: Results) -> None:
-    """A table for each group of workloads, with a row for each implementation and a column for each length."""
+    """Print a table for each group of workloads: time and verdict of each cell, then metrics while there is room."""
     print_hosts(results)
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        for part in _tables(members, metrics):
-            _print_lines(part)
+        columns = {
+            "length": [cells.length(row) for row in members],
+            "implementation": [plain(cells.arm(row), limit=LONGEST_NAME) for row in members],
+            "time": [show(row["paired_latency_s"], "s") for row in members],
+            "verdict": [_verdict(row) for row in members],
+        }
+        for metric in metrics:
+            if any(row[metric.name] is not None for row in members):
+                wider = columns | {metric.heading: [cells.metric(row, metric) for row in members]}
+                lines = text_lines(list(wider), list(zip(*wider.values(), strict=True)))
+                columns = wider if max(map(len, lines)) <= Console().width else columns
+        print_table(list(columns), list(zip(*columns.values(), strict=True)))
         say("")
-    say(f"Time of a call; {MARKS_EXPLAINED}.", "dim")
     say(story.method(results), "dim")
     say(f"{story.decided(results)}; {story.interference(results)}")
     print_findings(results)
     say("")
+
+
+def _verdict(row: Row) -> str:
+    """The verdict in few words; how the cell ended, if that is not ok."""
+    return cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
 
 
 def print_hosts(results: Results) -> None:
@@ -92,67 +106,6 @@ def print_troubles(results: Results) -> None:
     """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
-
-
-def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn]) -> list[list[str]]:
-    """Times and marks by length, in as many tables as the width asks for; then metrics, while there is room.
-
-    A metric is shown at the greatest length that has it.
-    """
-    at = {(cells.arm(row), cells.length(row)): row for row in members}
-    assert len(at) == len(members), "two cells in one place"
-    lengths = list(dict.fromkeys(length for _, length in at))
-
-    def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
-        times = [at.get((name, length), {}).get("paired_latency_s") for length in reversed(lengths)]
-        return tuple(float("inf") if time is None else time for time in times)
-
-    names = sorted(dict.fromkeys(name for name, _ in at), key=speed)
-    width = Console().width
-    first = {"implementation": [plain(name, limit=LONGEST_NAME) for name in names]}
-
-    def table(columns: Mapping[str, Sequence[str]]) -> list[str]:
-        every = {**first, **columns}
-        return text_lines(list(every), list(zip(*every.values(), strict=True)), right=range(1, len(every)))
-
-    def fits(columns: Mapping[str, Sequence[str]]) -> bool:
-        return max(map(len, table(columns))) <= width
-
-    parts: list[dict[str, list[str]]] = [{}]
-    for length in lengths:
-        column = {f"T={length}": [_cell(at.get((name, length)), metrics) for name in names]}
-        if parts[-1] and not fits(parts[-1] | column):
-            parts.append({})
-        parts[-1] |= column
-    for metric in metrics:
-        longest = next((cells.length(row) for row in reversed(members) if row[metric.name] is not None), None)
-        if longest is not None:
-            found = [at.get((name, longest)) for name in names]
-            texts = [MISSING if row is None else cells.metric(row, metric) for row in found]
-            wider = parts[-1] | {f"{metric.heading} T={longest}": texts}
-            parts[-1] = wider if fits(wider) else parts[-1]
-    return [table(columns) for columns in parts]
-
-
-MARKS = {Verdict.faster: "+", Verdict.slower: "-", Verdict.equivalent: "=", Verdict.undecided: "?"}
-MARKS_EXPLAINED = "+1.10x: faster than the baseline, -1.10x: slower, =: equal, ?: undecided or doubtful"
-
-
-def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
-    if row is None:
-        return MISSING
-    if row["status"] != Status.ok:
-        return cells.status(row)
-    if row["latency_s"] is None:
-        measured = [metric for metric in metrics if row[metric.name] is not None]
-        return f"ok {cells.metric(row, measured[0]) if measured else ''}".rstrip()
-    time = show(row["paired_latency_s"], "s")
-    if row["verdict"] is None:
-        return f"{time} {'base' if row['is_baseline'] else ''}".rstrip()
-    is_faster = row["ratio"] < 1.0
-    factor = f"{(1 / row['ratio'] if is_faster else row['ratio']):.2f}x"
-    sign = "?" if row.get("is_doubtful") else MARKS[Verdict(row["verdict"])]
-    return f"{time} {sign}{'' if sign == '=' else factor}"
 
 
 def _print_lines(lines: Sequence[str]) -> None:

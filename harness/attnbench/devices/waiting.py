@@ -1,10 +1,13 @@
 """How long threads wait for a processor, as Linux counts it: the plainest sign that other work disturbs a process."""
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 OWN = Path("/proc/self/schedstat")
+SETTLED_SHARE = 0.2
+"""A process that uses less of a processor than this is taken to be asleep."""
 
 
 def waits_s(process: int) -> float:
@@ -24,3 +27,12 @@ def waits_s(process: int) -> float:
 def own_waits_s() -> float | None:
     """The same of this process; None where the system counts nothing."""
     return waits_s(os.getpid()) if OWN.exists() else None
+
+
+def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
+    """Wait until the threads of this process sleep: after work they spin for a while, on cores that others need."""
+    for _ in range(int(limit_s / step_s)):
+        before_s = time.process_time()
+        time.sleep(step_s)
+        if time.process_time() - before_s < SETTLED_SHARE * step_s:
+            return

@@ -255,7 +255,6 @@ class _Limits:
     """How far steps of one sentence may be from float64: the rule of the check, in float32."""
 
     def __init__(self, workload: Workload, inputs: Inputs) -> None:
-        """Keep how many roundings its scores are worth."""
         self.workload = workload
         bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
         self.num_roundings = roundings(workload, "output", bound)

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, reason_against
 from attnbench.contract import Implementation
 from attnbench.devices import device
-from attnbench.invariance.events import LawTried
+from attnbench.invariance.records import LawTried
 from attnbench.workloads.workload import Workload
 
 BATCHES = (2, 3, 8)

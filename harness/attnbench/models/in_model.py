@@ -22,7 +22,7 @@ from attnbench.checking.oracle import RowMask
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
-from attnbench.models.events import OWN, Asked, Built, Difference, Judged
+from attnbench.models.records import OWN, Difference, Judged, ModelBuilt, ModelSpec
 from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
@@ -131,7 +131,6 @@ class _Joined(Combined):
     """Parts that may be of one kind: a mask that hides, and a bias."""
 
     def __init__(self, *parts: Mask) -> None:
-        """Join them."""
         self._parts = parts
         Mask.__init__(self)
         self.name = "given"
@@ -270,7 +269,8 @@ class Candidate:
 class Model:
     """A model in the asked dtype and in float64, and the batches that it is tried on."""
 
-    built: Built
+    spec: ModelSpec
+    built: ModelBuilt
     model: nn.Module
     reference: nn.Module
     batches: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]
@@ -294,7 +294,25 @@ class Model:
             model.set_attn_implementation(before)  # type: ignore[operator]
 
 
-def build(asked: Asked, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
+def load(spec: ModelSpec) -> Model:
+    """The model of a configuration file; the package knows our attentions afterwards.
+
+    Raises:
+        ValueError: the package cannot read the configuration, or there is no such model here.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    register()
+    try:
+        config = AutoConfig.from_pretrained(spec.config, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"transformers cannot read {spec.config}: {(str(error).splitlines() or ['?'])[0]}") from None
+    return build(spec, config)
+
+
+def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
     """The model with random weights, reduced in layers where it would not fit.
 
     Raises:
@@ -306,13 +324,13 @@ def build(asked: Asked, config: Any) -> Model:  # noqa: ANN401 - a configuration
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     everything = _num_layers(text)
     free = psutil.virtual_memory().available
-    number = min(asked.num_layers or everything, everything)
+    number = min(spec.num_layers or everything, everything)
     while True:
         reduced = _reduced(config, number)
         with torch.device("meta"):
             parameters = sum(each.numel() for each in kind._from_config(copy.deepcopy(reduced)).parameters())  # noqa: SLF001
-        held = parameters * (8 + TORCH_DTYPES[asked.dtype].itemsize) * (2 if asked.has_gradients else 1)
-        if asked.num_layers or held <= FREE_SHARE * free:
+        held = parameters * (8 + TORCH_DTYPES[spec.dtype].itemsize) * (2 if spec.has_gradients else 1)
+        if spec.num_layers or held <= FREE_SHARE * free:
             break
         if number == 1:
             raise ValueError(
@@ -320,27 +338,27 @@ def build(asked: Asked, config: Any) -> Model:  # noqa: ANN401 - a configuration
                 "smaller configuration"
             )
         number = max(1, number // 2)
-    torch.manual_seed(asked.seed)
+    torch.manual_seed(spec.seed)
     model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads names that are not known here
-    _draw(model, asked.seed)
-    model = model.to(TORCH_DTYPES[asked.dtype])
+    _draw(model, spec.seed)
+    model = model.to(TORCH_DTYPES[spec.dtype])
     reference = copy.deepcopy(model).double()
     for each in (model, reference):
         if hasattr(each, "set_experts_implementation"):
             each.set_experts_implementation("eager")  # products of groups have no float64
-    length = min(asked.seq_len, getattr(text, "max_position_embeddings", 0) or asked.seq_len)
-    batches = _batches(config, model, asked.batch_size, length, asked.seed)
-    built = Built(
+    length = min(spec.seq_len, getattr(text, "max_position_embeddings", 0) or spec.seq_len)
+    batches = _batches(config, model, spec.batch_size, length, spec.seed)
+    built = ModelBuilt(
         architecture=kind.__name__,
         num_layers=number,
         all_layers=everything,
         num_parameters=parameters,
-        batch_size=asked.batch_size,
+        batch_size=spec.batch_size,
         seq_len=length,
-        dtype=asked.dtype,
+        dtype=spec.dtype,
         batches=tuple(batches),
     )
-    return Model(built=built, model=model, reference=reference, batches=batches)
+    return Model(spec=spec, built=built, model=model, reference=reference, batches=batches)
 
 
 def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
@@ -512,16 +530,16 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def expect(model: Model, *, grads: bool) -> dict[str, dict[str, Tolerance]]:
+def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
     """The tensors of each batch that the float64 model gives, and how far honest forms in its own dtype are off."""
     expected = {}
     for name, (batch, counted) in model.batches.items():
         with model.attending(model.reference, REFERENCE):
-            right = observed(model.reference, batch, counted, grads=grads)
+            right = observed(model.reference, batch, counted, grads=model.spec.has_gradients)
         yardsticks: dict[str, list[RowErrors]] = {place: [] for place in right}
         for form in (REFERENCE, f"{REFERENCE}_2"):
             with model.attending(model.model, form):
-                honest_ones = observed(model.model, batch, counted, grads=grads)
+                honest_ones = observed(model.model, batch, counted, grads=model.spec.has_gradients)
             for place, tensor in right.items():
                 yardsticks[place].append(by_row(honest_ones[place].double() - tensor, _row_axis(place)))
         expected[name] = {
@@ -543,13 +561,13 @@ def _row_axis(place: str) -> int:
     return 0 if place.startswith("gradient of ") else -2
 
 
-def judge(asked: Asked, model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
+def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
     """Check one attention in the model; what it raises is the reason why it could not be tried."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
             for name, (batch, counted) in model.batches.items():
-                made = observed(model.model, batch, counted, grads=asked.has_gradients)
+                made = observed(model.model, batch, counted, grads=model.spec.has_gradients)
                 for place, tolerance in expected[name].items():
                     number += 1
                     compared = tolerance.judge(made[place])

@@ -1,21 +1,37 @@
-"""Before the fastest is looked for: a shortlist by prediction, and what a search asks of its session.
+"""To find the fastest: a shortlist by prediction, and a search for where two change places along an axis.
 
 What is predicted to be clearly too slow, or slower than enough others, is not tried. Those on the shortlist are checked
 like any others.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attnbench.processes import messages
 from attnbench.processes.stages import Session, check_cell
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import Point, following, point
+from attnbench.statistics.effects import numbers
+from attnbench.statistics.interference import InterferenceGauge
+from attnbench.statistics.intervals import by_process
+from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
 from attnbench.storage import events
+from attnbench.storage.events import Ladder
+from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Status
+from attnbench.timing.schedule import SPENT, Live, Step
 from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
 
 TOO_SLOW = 2.5
 """Predictions are this uncertain: who is predicted to take more than so many times the fastest's time is not tried."""
+MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
+"""At one value of a search: no more processes, and no more seconds once there are enough to decide anything."""
+CALLS_AT_A_VALUE = 60
+"""A value is sampled only if this many calls fit into the time that remains, checks included."""
+MOST_RIVALS = 4
+"""Rivals at other values: the fastest at the base, and those that are predicted to be fastest there."""
+SEARCHED = "every search came to its end"
+Steps = Iterator[Step]
 
 
 def shortlist(session: Session) -> None:
@@ -74,7 +90,7 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
         factor = seconds[arm] / seconds[first] if seconds[first] else 1.0
         is_slow = seconds[arm] and (factor > TOO_SLOW or place >= session.plan.shortlist)
         if is_slow and not session.plan.is_reference(arm):
-            times = f"{significant(factor, 2)} times as long as {first}"
+            times = f"{significant(factor, 2)}x slower than {first}"
             out[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
     return out
 
@@ -95,27 +111,143 @@ def _leave_out(  # noqa: PLR0913 - what is recorded of it
     )
 
 
-@dataclass(frozen=True)
-class SessionDesk:
-    """What a search asks of its session."""
+class Search:
+    """Finds between which values of each ladder two implementations change places: a strategy (timing/schedule.py).
 
-    session: Session
+    The way between two values is halved until it is known between which of them two change places
+    (statistics/crossover.py). Each visit is a fresh process.
+    """
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds that the run has taken so far."""
-        return self.session.elapsed_s
+    def __init__(self, session: Session) -> None:
+        """Nothing was searched yet."""
+        self.session, self.plan = session, session.plan
+        self.reason = ""
+        self.until_s = 0.0  # when the search at hand ends
+        self.gauge = InterferenceGauge()
+        self._steps: Steps | None = None
+        self._workloads = {each.id: each for each in session.plan.workloads}
 
-    def check(self, workload: Workload, arm: Arm, call_limit_s: float) -> None:
-        """Give the cell a status."""
-        self._show(f"{arm} on {workload.id}")
-        check_cell(self.session, workload, arm, call_limit_s=call_limit_s)
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - as of a Strategy
+        """The next visit."""
+        self._steps = self._steps or self._all(state)
+        step = next(self._steps, None)
+        if step is None:
+            self.reason = SPENT if now_s >= self.plan.budget_s else SEARCHED
+        return step
 
-    def predict(self, workload: Workload, call_limit_s: float) -> dict[Arm, float]:
-        """The predicted seconds of a call of each arm."""
-        self._show(f"the fastest on {workload.id}")
-        return _predictions(self.session, workload, call_limit_s)[0]
+    def _all(self, state: State) -> Steps:
+        """Every ladder, and every pair of one, with an equal share of the time that remains."""
+        ladders = self.plan.ladders
+        for number, ladder in enumerate(ladders):
+            end_s = self._share(self.plan.budget_s, len(ladders) - number)
+            if not ladder.pairs:
+                yield from self._around_base(state, ladder)
+            for place, (one, other) in enumerate(ladder.pairs):
+                self._share(end_s, len(ladder.pairs) - place)
+                yield from self._halve(state, ladder, (one, other), ladder.values)
 
-    def _show(self, cell: str) -> None:
-        share = min(1.0, self.session.elapsed_s / max(self.session.plan.budget_s, 1e-9))
+    def _share(self, end_s: float, number: int) -> float:
+        """Give the next of `number` searches its share of the time until `end_s`; returns when that ends."""
+        now_s = self.session.elapsed_s
+        self.until_s = now_s + (end_s - now_s) / number
+        return self.until_s
+
+    def _halve(self, state: State, ladder: Ladder, names: tuple[str, str], values: Sequence[int]) -> Steps:
+        """Halve the way until nothing more can be learned, or the time is over."""
+        pair, allowed = [Arm(implementation=name) for name in names], list(values)
+        while len(allowed) > 1 and self.session.elapsed_s < self.until_s:
+            value = following(self._points(state, ladder, pair, allowed), allowed)
+            if value is None:
+                return
+            workload, start_s = ladder.by_value[value], self.session.elapsed_s
+            self._check(state, workload, pair)
+            while len(state.live(workload, pair)) == len(pair) and not self._is_enough(state, workload, pair, start_s):
+                yield Step(workload=workload, arms=tuple(pair), is_fresh=True)
+            if len(state.live(workload, pair)) < len(pair):
+                # what is too large for the time that remains, or not supported, ends the ladder there
+                allowed = [each for each in allowed if (each < value if value > allowed[0] else each > value)]
+
+    def _is_enough(self, state: State, workload: str, pair: Sequence[Arm], start_s: float) -> bool:
+        """Whether it is known which is faster at a value, or no more may be spent there since `start_s`."""
+        now_s = self.session.elapsed_s
+        if now_s > self.until_s + POINT_S:  # interference may discard every block
+            return True
+        known = self._point(state, workload, pair)
+        if known is None:
+            return False
+        if (known.sign or known.num_processes >= MOST_PROCESSES) and now_s > start_s:
+            return True
+        return known.num_processes >= FEWEST_PROCESSES and now_s > min(start_s + POINT_S, self.until_s)
+
+    def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
+        """Give each cell a status that has none."""
+        for arm in arms:
+            if (workload, arm) not in state.status:
+                left_s = max(0.0, self.until_s - self.session.elapsed_s)
+                limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
+                self._show_progress(f"{arm} on {workload}")
+                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+
+    def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
+        """What is known of two at a workload; None where no block has both."""
+        discarded = self.gauge.follow(state.probes).get(workload, ())
+        found = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
+        return point([*found.values()], self.plan.num_searches) if found else None
+
+    def _points(self, state: State, ladder: Ladder, pair: Sequence[Arm], values: Sequence[int]) -> dict[int, Point]:
+        """What is known at those values where both were sampled in common blocks."""
+        found = {value: self._point(state, ladder.by_value[value], pair) for value in values}
+        return {value: known for value, known in found.items() if known is not None}
+
+    def _around_base(self, state: State, ladder: Ladder) -> Steps:
+        """Find whether another one is the fastest towards the ends of the ladder, and from which value on."""
+        stands = self._standing(state, ladder.base)
+        if stands is None:
+            return
+        start, end_s = ladder.workloads.index(ladder.base), self.until_s
+        ways = [each for each in (ladder.values[: start + 1], ladder.values[start:][::-1]) if len(each) > 1]
+        for number, way in enumerate(ways):  # from an end to the base
+            self._share(end_s, len(ways) - number)
+            place = 0
+            while place < len(way) - 1:
+                workload = ladder.by_value[way[place]]
+                yield from self._compare(state, workload, stands)
+                live = state.live(workload, self.plan.specs)
+                if state.num_visits[workload] >= FEWEST_PROCESSES and len(live) > 1:
+                    break
+                place = (place + len(way)) // 2
+            if place < len(way) - 1:
+                there = self._standing(state, ladder.by_value[way[place]])
+                if there is not None and there.leader != stands.leader:
+                    yield from self._halve(state, ladder, (stands.leader, there.leader), sorted(way[place:]))
+
+    def _standing(self, state: State, workload: str) -> Standing | None:
+        """What is known of the fastest of a workload."""
+        discarded = self.gauge.follow(state.probes).get(workload, ())
+        live = state.live(workload, self.plan.specs)
+        return standing(self.plan, state.samples.get(workload, {}), live, discarded)
+
+    def _compare(self, state: State, workload: str, stands: Standing) -> Steps:
+        """Visit the leader at the base and its rivals at another value a few times.
+
+        Rivals whose calls are too short there to predict come in the order of their times at the base.
+        """
+        left_s = self.until_s - self.session.elapsed_s
+        if left_s <= 0:
+            return
+        baseline = Arm(implementation=self.plan.baseline)
+        self._show_progress(f"the fastest on {workload}")
+        seconds = _predictions(self.session, self._workloads[workload], left_s / CALLS_AT_A_VALUE)[0]
+        places = {name: place for place, name in enumerate(stands.others)}
+        order = sorted(seconds, key=lambda arm: (seconds[arm], places.get(arm.implementation, len(places))))
+        rivals = [*dict.fromkeys([Arm(implementation=stands.leader), baseline, *order])][:MOST_RIVALS]
+        self._check(state, workload, rivals)
+        while state.num_visits[workload] < FEWEST_PROCESSES:
+            live = state.live(workload, rivals)
+            if len(live) <= 1 or baseline not in live:
+                return
+            yield Step(workload=workload, arms=tuple(live), is_fresh=True)
+
+    def _show_progress(self, cell: str) -> None:
+        share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
         self.session.show_progress("search", cell, share, 1.0)

@@ -1,51 +1,38 @@
-"""Ask what implementations in files have built in, a file at a time in a process, and give them workloads to suit."""
+"""Read what implementations in files have built in, a file at a time in a process, and make workloads to suit."""
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from attnbench import plugins
+from attnbench.processes.asides import worker
+from attnbench.processes.messages import Declare, Declared
 from attnbench.processes.worker_client import START_TIMEOUT_S
 from attnbench.workloads.workload import Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 
 
-class Declared(msgspec.Struct, frozen=True):
-    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
-
-    built_in: dict[str, int | float | str] = {}
-    problem: str = ""
-
-
 def declared(specs: Iterable[str]) -> dict[str, Declared]:
-    """The declarations of each spec whose file uses attnbench: any other file has none, and is not run."""
+    """The declarations of each spec whose file uses attnbench: any other file has none, and is not run.
+
+    A file that ends its process, or hangs, has none either: a check shows that in its own words.
+    """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
         if "attnbench" in plugins.imported(spec):
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
-    return {spec: found for asked in by_file.values() for spec, found in _answers(asked).items()}
-
-
-def _answers(specs: list[str]) -> dict[str, Declared]:
-    """The answers of a process; none where it does not answer, which a check shows in its own words."""
-    with tempfile.TemporaryDirectory(prefix="attnbench-declared-") as folder:
-        file = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "attnbench.processes.worker.declared", str(file), *specs]
-        try:
-            subprocess.run(  # noqa: S603 - this Python
-                command, capture_output=True, timeout=START_TIMEOUT_S, check=False, env=os.environ | {"LC_ALL": "C"}
-            )
-            return msgspec.json.decode(file.read_bytes(), type=dict[str, Declared])
-        except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
-            return {}
+    declarations: dict[str, Declared] = {}
+    if by_file:
+        with worker(START_TIMEOUT_S) as process:
+            for specs_of_file in by_file.values():
+                process.start()
+                for spec in specs_of_file:
+                    reply = process.ask(Declare(spec=spec))
+                    if isinstance(reply, Declared):
+                        declarations[spec] = reply
+    return declarations
 
 
 def together(declarations: Mapping[str, Declared]) -> Axes:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import SessionDesk, shortlist
+from attnbench.processes.choosing import Search, shortlist
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
@@ -35,12 +35,12 @@ from attnbench.processes.stages import (
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
-from attnbench.timing.schedule import Race, State, Strategy
-from attnbench.timing.strategies import Choice, Search
+from attnbench.timing.schedule import Choice, Race, Strategy
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         strategies: dict[str, Strategy] = {
             "time": Race(plan=plan),
             "choose": Choice(plan=plan),
-            "search": Search(plan=plan, desk=SessionDesk(session)),
+            "search": Search(session),
         }
         ended = ""
         for stage, strategy in strategies.items():

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from attnbench.invariance.records import Certificate
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed
 from attnbench.storage.events import (
     ArmSamples,
     CeilingsMeasured,
@@ -35,7 +37,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """First request to a fresh worker. `layout` shifts where memory lies, so that no epoch is like another."""
 
     layout: int = 0
-    is_alone: bool = False  # one implementation will have the process for itself
+
+
+class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
+    """Load an implementation. Answered by Declared, or Failed."""
+
+    spec: str
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
+    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
+
+    built_in: dict[str, int | float | str] = {}
+    problem: str = ""
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +277,33 @@ class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
     limit_bytes: int = 0
 
 
+class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
+    """Try every law of invariance, then time prefill and decoding. Answered by Certificate, or Failed."""
+
+    seed: int
+    baseline: str  # a spec
+    budget_s: float  # of the times; 0: none are taken
+
+
+class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
+    """Build a model of the package transformers. Answered by ModelBuilt, or Failed."""
+
+    spec: ModelSpec
+
+
+class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_attention"):
+    """Check one attention in the model that was built. Answered by Judged, or Failed."""
+
+    attention: str
+
+
+class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
+    """Time a step of the model with each attention, in about `budget_s`. Answered by StepsTimed, or Failed."""
+
+    attentions: tuple[str, ...]
+    budget_s: float
+
+
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
     """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`.
 
@@ -301,6 +342,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Build | Call | Backward
 """What the judge asks of a candidate's process."""
+Aside = Declare | BuildModel | JudgeAttention | TimeSteps
+"""What a worker is asked that is about no workload."""
 Work = (
     Prepare
     | Check
@@ -315,6 +358,7 @@ Work = (
     | JudgeOutput
     | Trace
     | Attempt
+    | Certify
     | Consulted
 )
 """What a worker that was started is asked."""
@@ -359,7 +403,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Answer = Built | Tensors | Failed
 """The answers to what the judge asks."""
-Request = Start | Work | Answer
+Request = Start | Work | Aside | Answer
 Reply = (
     Started
     | Prepared
@@ -372,6 +416,11 @@ Reply = (
     | HandedIn
     | Traced
     | Attempted
+    | Certificate
+    | Declared
+    | ModelBuilt
+    | Judged
+    | StepsTimed
     | Consulted
     | Answer
 )
@@ -394,6 +443,11 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     JudgeOutput: (Witnessed,),
     Trace: (Traced,),
     Attempt: (Attempted,),
+    Certify: (Certificate,),
+    Declare: (Declared,),
+    BuildModel: (ModelBuilt,),
+    JudgeAttention: (Judged,),
+    TimeSteps: (StepsTimed,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
@@ -402,14 +456,10 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed.
-
-    `notes` says what the request's implementation changed that matters to nobody's answer or time.
-    """
+    """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed."""
 
     reply: Reply
     ends: bool = False
-    notes: tuple[str, ...] = ()
 
 
 class Heartbeat:

@@ -1,7 +1,6 @@
 """From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -9,11 +8,14 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.processes.declared import Axes, Declared, declared, suited, together
+from attnbench.processes.declared import Axes, declared, suited, together
+from attnbench.processes.messages import Declared
+from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
-from attnbench.workloads import flashinfer_trace, huggingface, models, policy, sweep
+from attnbench.workloads import flashinfer_trace, huggingface, models, policy
+from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -42,35 +44,6 @@ WAYS = {
 """Axes along which two may change places, and from where to where they are searched if nothing else is said."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What was typed; None where nothing was, and the sweep decides."""
-
-    sweep: str
-    settings: Sequence[str] = ()
-    model: str = ""  # a preset, or a config.json: its workloads, and of the sweep only its limits
-    phase: str = "prefill"
-    is_exact: bool = False  # the settings stand alone: of the sweep only its limits hold
-    implementations: Sequence[str] = ()
-    baseline: str = "sdpa"
-    budget_s: float | None = None
-    call_limit_s: float | None = None
-    timeout_s: float = 60.0
-    memory_limit_bytes: int = 0
-    num_rounds: int | None = None
-    smallest_effect: float | None = None
-    false_share: float = FALSE_SHARE
-    seed: int = 0
-    cache: str = "warm"
-    launch: str = "eager"
-    pace: str = "burst"
-    allocator: str | None = None
-    metrics: Sequence[str] | None = None
-    isolation: str = "process"
-    rejects: Sequence[str] = ()
-    declarations: Mapping[str, Declared] | None = None  # by spec, where they have been asked for already
-
-
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     """Those of REJECTABLE that a check is asked to reject.
 
@@ -84,85 +57,113 @@ def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
-def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
-    """The plan of a run. The baseline takes part even where it was not named, since ratios need it.
+def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed; they are settled in order
+    sweep: str,
+    *,
+    settings: Sequence[str] = (),
+    model: str = "",
+    phase: str = "prefill",
+    is_exact: bool = False,
+    implementations: Sequence[str] = (),
+    baseline: str = "sdpa",
+    with_baseline: bool = True,
+    budget_s: float | None = None,
+    call_limit_s: float | None = None,
+    timeout_s: float = 60.0,
+    memory_limit_bytes: int = 0,
+    num_rounds: int | None = None,
+    smallest_effect: float | None = None,
+    false_share: float = FALSE_SHARE,
+    seed: int = 0,
+    cache: str = "warm",
+    launch: str = "eager",
+    pace: str = "burst",
+    allocator: str | None = None,
+    metrics: Sequence[str] | None = None,
+    isolation: str = "process",
+    rejects: Sequence[str] = (),
+    declarations: Mapping[str, Declared] | None = None,
+) -> Plan:
+    """The plan of a run: where a value is None the sweep decides.
+
+    With `is_exact` the settings stand alone, and of the sweep only its limits hold; so they do for a `model`, a preset
+    or a config.json. `declarations`, by spec, are read from the files unless they are known already. The baseline takes
+    part even where it was not named, since ratios need it, unless `with_baseline` is false.
 
     Raises:
         ValueError: whatever was given that is not possible; the message says what is allowed.
     """
-    file = Path(selection.sweep)
+    file = Path(sweep)
     is_traced = file.suffix == flashinfer_trace.SUFFIX
-    chosen = sweep.load(LIMITS if is_traced else selection.sweep)
-    settings = sweep.parse_settings(selection.settings)
+    chosen = sweeps.load(LIMITS if is_traced else sweep)
+    parsed = sweeps.parse_settings(settings)
     here = (name for name in names() if device(name).seems_present())  # what the device `all` stands for
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
-    is_exact = is_traced or (bool(selection.model or settings) and selection.is_exact)
+    stands_alone = is_traced or (bool(model or parsed) and is_exact)
     mixes: tuple[Mix, ...] = ()
     traced: dict[str, tuple[Line, ...]] = {}
-    model = huggingface.load(selection.model) if selection.model else None
-    if model is not None:
-        workloads, mixes = models.mixes(model, selection.phase, {"device": [present[-1]]} | settings)
+    source = huggingface.load(model) if model else None
+    if source is not None:
+        workloads, mixes = models.mixes(source, phase, {"device": [present[-1]]} | parsed)
     elif is_traced:
-        workloads, mixes, traced = flashinfer_trace.load(file, {"device": [present[-1]]} | settings)
+        workloads, mixes, traced = flashinfer_trace.load(file, {"device": [present[-1]]} | parsed)
     else:
-        workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
+        workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         found = device(named)  # raises where there is no such device
-        if selection.launch == "graph" and not found.has_graphs:
-            raise ValueError(f"{named} has no graphs of launches: give --launch eager, or --set device=cuda")
-    left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
+        if launch == "graph" and not found.has_graphs:
+            raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
+    left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
     without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
     without |= set() if policy.default_path() else {policy.ITSELF}
     usual = [name for name in plugins.implementation_names() if name not in without]
-    typed = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
+    typed = list(dict.fromkeys(implementations or chosen.implementations or usual))
     specs = plugins.labelled(typed)
-    baseline = plugins.name_of(dict(zip(typed, specs, strict=True)).get(selection.baseline, selection.baseline))
-    if with_baseline and baseline not in map(plugins.name_of, specs):
-        specs.append(selection.baseline)
+    baseline_spec = dict(zip(typed, specs, strict=True)).get(baseline, baseline)
+    if with_baseline and plugins.name_of(baseline_spec) not in map(plugins.name_of, specs):
+        specs.append(baseline)
     plugins.check_specs(specs)
-    left_out = {} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs}
-    if not (model or is_traced):
-        declarations = declared(specs) if selection.declarations is None else selection.declarations
-        workloads, left_out = _suited(workloads, specs, declarations, settings, left_out, is_alike=with_baseline)
-    alone = tuple(
-        plugins.name_of(spec) for spec in specs if selection.isolation == "process" and plugins.is_foreign(spec)
-    )
-    metrics = tuple(chosen.metrics if selection.metrics is None else selection.metrics)
+    left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
+    if not (source or is_traced):
+        declarations = declared(specs) if declarations is None else declarations
+        workloads, left_out = _suited(workloads, specs, declarations, parsed, left_out, is_alike=with_baseline)
+    alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
+    metrics = tuple(chosen.metrics if metrics is None else metrics)
     known = plugins.plugs("attnbench.metrics", "METRIC")
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    call_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if is_exact else chosen.call_limit_s
-    smallest_effect = SMALLEST_EFFECT if is_exact else chosen.smallest_effect
+    usual_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s
+    usual_effect = SMALLEST_EFFECT if stands_alone else chosen.smallest_effect
     return Plan(
-        sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact and not is_traced else file.stem,
+        sweep=f"{source.name}-{phase}" if source else "set" if stands_alone and not is_traced else file.stem,
         workloads=workloads,
         implementations=tuple(specs),
-        baseline=baseline,
+        baseline=plugins.name_of(baseline_spec),
         metrics=metrics,
-        budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
-        call_limit_s=call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
-        timeout_s=selection.timeout_s,
-        memory_limit_bytes=selection.memory_limit_bytes,
+        budget_s=chosen.budget_s if budget_s is None else budget_s,
+        call_limit_s=usual_limit_s if call_limit_s is None else call_limit_s,
+        timeout_s=timeout_s,
+        memory_limit_bytes=memory_limit_bytes,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
-        smallest_effect=smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
-        false_share=selection.false_share,
-        seed=selection.seed,
-        cache=selection.cache,
-        launch=selection.launch,
-        pace=selection.pace,
-        allocator=selection.allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
+        num_rounds=chosen.num_rounds if num_rounds is None else num_rounds,
+        smallest_effect=usual_effect if smallest_effect is None else smallest_effect,
+        false_share=false_share,
+        seed=seed,
+        cache=cache,
+        launch=launch,
+        pace=pace,
+        allocator=allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: policy.digest(spec) for spec in specs},
         alone=alone,
-        model="" if model is None else model.name,
+        model="" if source is None else source.name,
         mixes=mixes,
         traced=traced,
         left_out=left_out,
-        rejects=tuple(selection.rejects),
+        rejects=tuple(rejects),
     )
 
 
@@ -198,15 +199,11 @@ def _suited(  # noqa: PLR0913 - workloads, and what decides about them
     return tuple(every.values()), {name: ids for name, ids in named.items() if ids}
 
 
-def plan_to_choose(selection: Selection, *, searches: bool = True) -> Plan:
-    """The plan of a run that finds the fastest implementation of each workload.
+def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
+    """The plan of a run that finds the fastest implementation of each workload of a plan.
 
-    With `searches`, and where workloads are few, also from which length on somebody else is the fastest.
-
-    Raises:
-        ValueError: as of `plan`.
+    With `searches`, and where workloads are few, also from which length on another one is the fastest.
     """
-    planned = plan(selection)
     asked = {each.id for each in planned.workloads}
     ladders, made = [], dict[str, Workload]()
     for base in planned.workloads if searches and len(asked) <= MOST_LADDERS else ():
@@ -224,18 +221,19 @@ def plan_to_choose(selection: Selection, *, searches: bool = True) -> Plan:
         stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
         ladders=tuple(ladders),
         shortlist=MOST_TRIED,
+        num_rounds=CHOOSING_PROCESSES,
     )
 
 
-def plan_to_search(selection: Selection, axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
-    """The plan of a run that finds where each two of the named implementations change places along an axis.
+def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
+    """The plan of a run that finds where each two of these implementations of a plan change places along an axis.
 
     `low` and `high` bound the way; 0: as `WAYS` says.
 
     Raises:
-        ValueError: fewer than two were named, an axis that is no way up, or as of `plan`.
+        ValueError: fewer than two were named, or the axis is no way up.
     """
-    names = list(dict.fromkeys(map(plugins.name_of, selection.implementations)))
+    names = list(dict.fromkeys(map(plugins.name_of, specs)))
     if len(names) < 2:  # noqa: PLR2004 - two change places
         given = f"{names[0]} alone" if names else "nobody"
         raise ValueError(
@@ -243,7 +241,7 @@ def plan_to_search(selection: Selection, axis: str = LENGTH, low: int = 0, high:
         )
     if axis not in WAYS:
         raise ValueError(plugins.unknown("axis", axis, WAYS))
-    planned, (least, most) = plan(selection), WAYS[axis]
+    least, most = WAYS[axis]
     values = ladder(low or least, high or most, 8 if axis == "head_dim" else 1)
     ladders: list[Ladder] = []
     made: dict[str, Workload] = {}

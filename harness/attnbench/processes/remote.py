@@ -44,7 +44,6 @@ class CandidateError(Exception):
     """
 
     def __init__(self, failed: Failed) -> None:
-        """Say what was said there."""
         super().__init__(failed.said)
         self.failed = failed
 
@@ -53,7 +52,6 @@ class CandidateLostError(BaseException):
     """The candidate's process is gone: this passes through all that expects a candidate to raise errors."""
 
     def __init__(self, failed: Failed) -> None:
-        """Keep what the coordinator says of it."""
         super().__init__(failed.message)
         self.failed = failed
 
@@ -165,7 +163,6 @@ class Remote:
     """The judge's end: builds modules that stand in for those of a candidate."""
 
     def __init__(self, ask: Ask, cell: Mapping[str, Any]) -> None:
-        """Keep how the candidate's process is asked, and what names the cell."""
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
         self._generators = generators(cell["workload"].device)
@@ -250,7 +247,6 @@ class StandIn(nn.Module):
     """A module whose calls are made in the candidate's process. Its parameters are the canonical weights."""
 
     def __init__(self, remote: Remote, number: int, weights: Weights) -> None:
-        """Stand in for the module with this number."""
         super().__init__()
         self.remote, self.number, self.dropout = remote, number, 0.0
         for name, tensor in weights.tensors().items():
@@ -324,7 +320,6 @@ class Candidates:
     """The candidate's end: its modules, and what they are called with."""
 
     def __init__(self) -> None:
-        """Nothing is built yet."""
         self._exchange: Exchange | None = None
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
         self._inputs: OrderedDict[object, Tensor] = OrderedDict()  # by where the judge has them: the same memory again

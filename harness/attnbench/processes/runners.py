@@ -89,7 +89,7 @@ def take_turns(
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
     called_s, states = 0.0, list[DeviceState]()
-    found = {each.arm: each for each in request.known}
+    found = dict(request.known)
     is_known = all(arm in found for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device is hot from the first step on
@@ -99,7 +99,7 @@ def take_turns(
         taken: dict[Arm, Sample] = {}
         num_before = 0
         for part in draws.sample(parts, len(parts)):
-            seed, told = draws.getrandbits(53), tuple(found.values())
+            seed, told = draws.getrandbits(53), tuple(found.items())
             reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=told))
             if isinstance(reply, messages.Failed):
                 return reply
@@ -111,7 +111,7 @@ def take_turns(
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
         if step is ready:
-            found |= {each.arm: each for each in known({arm: [sample] for arm, sample in taken.items()})}
+            found |= dict(known({arm: [sample] for arm, sample in taken.items()}))
             continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
@@ -125,7 +125,6 @@ class PairedClient(WorkerClient):
     """
 
     def __init__(self, base: WorkerClient, candidate: WorkerClient, seed: int) -> None:
-        """Nothing is started yet."""
         self.base, self.candidate, self.seed = base, candidate, seed
         self.both = base, candidate
         self._exits = ExitStack()
@@ -165,23 +164,17 @@ class PairedClient(WorkerClient):
             return msgspec.structs.replace(reply, arm=reply.arm.as_measured())
         return reply
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of both."""
-        return [*self.base.noted(), *self.candidate.noted()]
-
     def stop(self) -> None:
         """End both, at once."""
         for client in self.both:
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         for client in self.both:
             self._exits.enter_context(client)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop both and clean up."""
         self._exits.close()
 
 
@@ -232,7 +225,7 @@ class Evidence:
         if factor > bar + 1 / len(self.factors):  # a few may all be disturbed
             return (
                 f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
-                f"{factor:.3g} times as long as in its samples, which skip work, keep answers or hide time"
+                f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"
             )
         hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.claimed)
         if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:
@@ -270,7 +263,7 @@ def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) ->
     a call before each sample. The time lost to other work is taken to be spread evenly over the request.
     """
     samples = [sample for taken in reply.arms if taken.arm != PROBE for sample in taken.samples]
-    settings = choose({each.arm: each.call_s for each in step.known}, MIN_SAMPLE_S, is_cold=step.cache == "cold")
+    settings = choose(dict(step.known), MIN_SAMPLE_S, is_cold=step.cache == "cold")
     seconds = [sample.value * sample.num_calls for sample in samples]
     most_s = settings.is_touched * MOST_UNTIMED * sum(sample.value for sample in samples)
     most_s += settings.is_warmed * (WARM_S + max(seconds, default=0.0))
@@ -348,7 +341,6 @@ class _Stopwatch:
     """Reads the coordinator's clock around the requests of one visit."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Nothing is read yet."""
         self.now = clock
         self.load = Load()
         self.waited_s: list[float] = []  # what the trusted worker's requests for a block take beyond their calls
@@ -554,20 +546,14 @@ class IsolatingClient(WorkerClient):
             return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
         return clocked.doubt(call_s, waited_s)
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Of all of them."""
-        return self.shared.noted()
-
     def stop(self) -> None:
         """End all, at once."""
         for client in (self.shared, *self.alone.values()):
             client.stop()
 
     def __enter__(self) -> Self:
-        """Itself."""
         self._exits.enter_context(self.shared)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all and clean up."""
         self._exits.close()

@@ -14,16 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 
 from attnbench import plugins
-from attnbench.processes import planning
-from attnbench.processes.planning import Selection
+from attnbench.processes.planning import build_plan
 from attnbench.processes.worker_client import ROOT
 from attnbench.storage.events import Plan, Side, Sides
 from attnbench.workloads import policy
@@ -64,22 +62,24 @@ Pair = tuple[OneSided, OneSided]
 
 
 def plan(
-    base_text: str, candidate_text: str, selection: Selection, folder: Path, *, is_apart: bool = False
+    base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> tuple[Plan | None, list[str]]:
     """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
+
+    `fields` are parameters of build_plan.
 
     No plan, and nothing below the folder, where every implementation is the same on both sides.
 
     Raises:
         ValueError: whatever was given that is not possible; the message says what is allowed. Nothing is left behind.
     """
-    given = base_text, candidate_text
+    given, named = (base_text, candidate_text), fields.get("implementations", ())
     same, roots = list[str](), list[Path]()
     with contextlib.ExitStack() as undo:
         undo.callback(remove_checkouts, folder)
         claim(folder)
         if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
-            if selection.implementations:
+            if named:
                 raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
             for text in given:
                 if plugins.split(text)[0] is None:
@@ -94,8 +94,8 @@ def plan(
             base, candidate = _side(base_text, below / "base"), _side(candidate_text, below / "candidate")
             check_out(Sides(base=base, candidate=candidate))
             roots = [Path(side.root) for side in (base, candidate) if side.root]
-            pairs = _pairs(selection.implementations, base, candidate)
-            if not selection.implementations:
+            pairs = _pairs(named, base, candidate)
+            if not named:
                 same = [name for name, pair in pairs.items() if _are_same(pair, roots)]
             pairs = {name: pair for name, pair in pairs.items() if name not in same}
             kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
@@ -116,10 +116,10 @@ def plan(
             lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
             new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
         )
-        allocator = selection.allocator or ("retain" if compared.is_apart else "system")
-        usual = planning.plan(replace(selection, implementations=(), allocator=allocator), with_baseline=False)
+        usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
+        shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
         planned = msgspec.structs.replace(
-            usual,
+            shared,
             implementations=(),
             baseline="",
             alone=(),

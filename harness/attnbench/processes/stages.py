@@ -22,11 +22,12 @@ from attnbench.processes import messages
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
+from attnbench.storage.fold import State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
-from attnbench.timing.schedule import State, Step, Strategy, follow, visit_seed
+from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
@@ -152,11 +153,7 @@ class Session:
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
             reply = self.client.ask(request)
-        reply = self._sensible(request, reply)
-        for cell, changes in self.client.noted():
-            if plugins.is_foreign(cell.spec):  # torch itself changes this and that where it compiles
-                self.record(events.StateChanged(**cell.names, changes=changes))
-        return reply
+        return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
         """The same, about the cell that was asked about; Failed where no journal could hold it."""
@@ -275,7 +272,6 @@ class Ahead:
     """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
 
     def __init__(self, session: Session) -> None:
-        """Leave out SPARED probes where other workloads have them; nothing is prepared yet."""
         self.session = session
         self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
         costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
@@ -470,7 +466,6 @@ class TimingStage:
     """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
-        """Every cell that has passed so far takes part."""
         self.session = session
         self.state, self.plan = session.state, session.plan
         self.workloads = {workload.id: workload for workload in self.plan.workloads}
@@ -485,7 +480,8 @@ class TimingStage:
         def step(taken: Step) -> None:
             if taken.is_fresh:
                 self.session.start_worker()
-            self._show_progress(stage, taken.words)
+            number = self.state.num_visits[taken.workload] + 1
+            self._show_progress(stage, f"{len(taken.arms)} on {taken.workload}, process {number}")
             self.visit(self.workloads[taken.workload], taken.arms)
 
         return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)

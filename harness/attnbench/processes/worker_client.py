@@ -84,27 +84,21 @@ class WorkerClient(Protocol):
     def stop(self) -> object:
         """End the worker, at once."""
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """What implementations have changed of their processes since this was asked last, by what was asked then."""
-        return []
-
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the worker and clean up."""
         self.stop()
 
 
 class Template:
     """The process from which workers are forked (processes/worker/__main__.py); started when the first is asked for."""
 
-    def __init__(self, log: Path, settings: Mapping[str, str], python: str, folders: Sequence[Path]) -> None:
-        """Keep what it is started with."""
+    def __init__(
+        self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
+    ) -> None:
         self.log = log
         self.settings, self.python, self.folders = settings, python or sys.executable, folders
-        self.noted: list[tuple[messages.CellRequest, tuple[str, ...]]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
@@ -205,12 +199,8 @@ class Template:
 class WorkerProcess:
     """A process that answers requests, one at a time; it is replaced whenever it is started again."""
 
-    def __init__(self, template: Template, timeout_s: float, *, is_alone: bool = False) -> None:
-        """Keep from what it is forked, and how long a step may last without a heartbeat.
-
-        `is_alone` says that one implementation will have it for itself.
-        """
-        self.template, self.timeout_s, self.is_alone = template, timeout_s, is_alone
+    def __init__(self, template: Template, timeout_s: float) -> None:
+        self.template, self.timeout_s = template, timeout_s
         self.is_spent = False  # of no more use: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
@@ -249,7 +239,7 @@ class WorkerProcess:
                     reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
                     continue
             self._line = ours
-            reply = self._exchange(messages.Start(layout=layout, is_alone=self.is_alone), START_TIMEOUT_S)
+            reply = self._exchange(messages.Start(layout=layout), START_TIMEOUT_S)
             if isinstance(reply, messages.Started):
                 return reply
         assert isinstance(reply, messages.Failed)
@@ -257,7 +247,7 @@ class WorkerProcess:
         last = printed[-1] if printed else "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.Answer) -> messages.Reply:
+    def ask(self, request: messages.Work | messages.Aside | messages.Answer) -> messages.Reply:
         """The answer; Failed where there is none."""
         return self._exchange(request, self.timeout_s)
 
@@ -279,8 +269,6 @@ class WorkerProcess:
         if not isinstance(answer.reply, (*messages.ANSWERS[type(request)], messages.Failed)):
             return self._lost(request, Status.crashed, "the process answered something that was not asked")
         self.is_spent |= answer.ends
-        if answer.notes and isinstance(request, messages.CellRequest):
-            self.template.noted.append((request, answer.notes))
         return answer.reply
 
     def _read_line(self, timeout_s: float) -> bytes:
@@ -411,7 +399,7 @@ class ProcessClient(WorkerClient):
     def sibling(self) -> "ProcessClient":
         """One more, with a runner of its own; the judge is the same. It is left before this one is."""
         made = copy.copy(self)
-        made.runner = WorkerProcess(self.template, self.runner.timeout_s, is_alone=True)
+        made.runner = WorkerProcess(self.template, self.runner.timeout_s)
         made.is_sibling = True
         return made
 
@@ -462,7 +450,7 @@ class ProcessClient(WorkerClient):
         if place not in self.unaligned:
             prepared = messages.Prepared(has_dropout=False, executed_flops=None)
             asked = msgspec.structs.replace(request, prepared=prepared, tries_unaligned=True)
-            spare = WorkerProcess(self.template, self.runner.timeout_s, is_alone=True)
+            spare = WorkerProcess(self.template, self.runner.timeout_s)
             try:
                 spare.start()
                 reply = consulted(asked, spare.ask, self.judge.ask)
@@ -477,11 +465,6 @@ class ProcessClient(WorkerClient):
         noted = msgspec.structs.replace(checked.agreement, rules=(*checked.agreement.rules, self.unaligned[place]))
         return msgspec.structs.replace(checked, agreement=noted)
 
-    def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
-        """Likewise, of all processes from the same template."""
-        noted, self.template.noted = self.template.noted, []
-        return noted
-
     @property
     def delayed_s(self) -> float:
         """Seconds for which the runner and this process have waited for a processor so far."""
@@ -492,7 +475,6 @@ class ProcessClient(WorkerClient):
         self.runner.stop()
 
     def __exit__(self, *_: object) -> None:
-        """End all processes and clean up."""
         self.runner.close()
         if not self.is_sibling:
             self.judge.close()

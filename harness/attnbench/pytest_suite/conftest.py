@@ -49,17 +49,15 @@ class ReplayClock:
 
 
 def _plan(config: pytest.Config) -> "Plan":
-    from attnbench.processes.planning import Selection, plan
+    from attnbench.processes.planning import build_plan
 
-    return plan(
-        Selection(
-            sweep=config.getoption("--attnbench-sweep") or "quick",
-            is_exact=config.getoption("--attnbench-sweep") is None,
-            settings=config.getoption("--attnbench-set"),
-            implementations=config.getoption("--attnbench-implementation"),
-            budget_s=config.getoption("--attnbench-budget"),
-            seed=config.getoption("--attnbench-seed"),
-        )
+    return build_plan(
+        sweep=config.getoption("--attnbench-sweep") or "quick",
+        is_exact=config.getoption("--attnbench-sweep") is None,
+        settings=config.getoption("--attnbench-set"),
+        implementations=config.getoption("--attnbench-implementation"),
+        budget_s=config.getoption("--attnbench-budget"),
+        seed=config.getoption("--attnbench-seed"),
     )
 
 

@@ -55,10 +55,14 @@ class Shape:
     """One workload of a run, with the cells of all implementations but the baseline, the fastest first."""
 
     workload: Workload
-    title: str  # all axes but lengths
     label: str  # the axes that set it apart from other shapes of the run, in few words
     base: Cell | None  # None: the baseline is not there
     others: tuple[Cell, ...]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, the baseline's first."""
+        return [*([self.base] if self.base else []), *self.others]
 
     def having(self, mark: Mark) -> list[Cell]:
         """The cells with this mark, the fastest first."""
@@ -81,8 +85,9 @@ class Shape:
 
     @property
     def length(self) -> str:
-        """The length in a label: "T=512"."""
-        return f"T={cells.length(self.workload.axes())}"
+        """The length in a label: "T=512", or "T=1 S=512"."""
+        queries, keys = self.workload.seq_len, self.workload.kv_len
+        return f"T={queries}" if queries == keys else f"T={queries} S={keys}"
 
     @property
     def name(self) -> str:
@@ -96,34 +101,28 @@ def shapes(results: Results) -> list[Shape]:
     if results.plan.sides is not None:
         return []
     records = {record.key: record for record in results.records}
-    found = grouped(rows(cells.shown(results)), lambda row: str(row["workload"]))
+    by_workload = grouped(rows(cells.shown(results)), lambda row: str(row["workload"]))
     workloads = {each.id: each for each in results.plan.workloads}
-    names = cells.labels([workloads[name] for name in found])
+    labels = cells.labels([workloads[name] for name in by_workload])
     made = []
-    for name, members in found.items():
-        parts: dict[bool, list[Cell]] = {True: [], False: []}
+    for name, members in by_workload.items():
+        of_baseline: list[Cell] = []
+        others: list[Cell] = []
         for row in members:
             record = records[name, arm_of(row)]
-            parts[row["is_baseline"]].append(
-                _cell(row, mark_of(record, _speed(row), is_doubtful=is_doubtful(results, record.key)))
-            )
-        base = next(iter(parts[True]), None)
-        titles = cells.titles(results)
+            speed = None if row["verdict"] is None else Verdict(row["verdict"])
+            cell = _cell(row, mark_of(record, speed, is_doubtful=is_doubtful(results, record.key)))
+            (of_baseline if row["is_baseline"] else others).append(cell)
         made.append(
             Shape(
                 workload=workloads[name],
-                title=titles[name],
-                label=names[name],
-                base=base,
-                others=tuple(sorted(parts[False], key=lambda each: each.ratio or each.seconds or math.inf)),
+                label=labels[name],
+                base=next(iter(of_baseline), None),
+                others=tuple(sorted(others, key=lambda each: each.ratio or each.seconds or math.inf)),
             )
         )
     order = {label: place for place, label in enumerate(dict.fromkeys(each.label for each in made))}
     return sorted(made, key=lambda each: (order[each.label], each.workload.kv_len, each.workload.seq_len))
-
-
-def _speed(row: Row) -> Verdict | None:
-    return None if row["verdict"] is None else Verdict(row["verdict"])
 
 
 def _cell(row: Row, mark: Mark | None) -> Cell:
@@ -216,39 +215,34 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
     most = max(names.values())
     winners = {name for name, number in names.items() if number == most}
     choice = max(winners, key=lambda name: math.fsum(math.log(each.speedup) for each in _cells(beaten, name)))
-    own = [each for each in beaten if any(cell.name == choice for cell in each.faster)]
-    others = [each for each in [*beaten, *rest] if each not in own]
+    won = [each for each in beaten if any(cell.name == choice for cell in each.faster)]
+    others = [each for each in [*beaten, *rest] if each not in won]
     more = len(names) - 1
     alike = f"; {more} other{'s' * (more > 1)} beat{'s' * (more == 1)} {base}, too" if more else ""
-    pieces = _places(own, others)
-    texts = [
-        f"{where} ({_gain(members, choice)}{f' faster than {base}' * (not place)})"
-        for place, (where, members) in enumerate(pieces)
-    ]
-    text = f"Take {choice} {' and '.join(texts)}{alike}."
-    left = [each for each in others if each.faster]
-    lines = [text] + [f"Others are faster than {base} on {_named(left)}."] * bool(left)
+    where, part = _place(won, others)
+    too = f" and on {len(won) - len(part)} other shapes" if len(part) < len(won) else ""
+    lines = [f"Take {choice} {where} ({_gain(part, choice)} faster than {base}){too}{alike}."]
+    if elsewhere := [each for each in others if each.faster]:
+        lines.append(f"Others are faster than {base} on {_named(elsewhere)}.")
     kept = [each for each in rest if not each.is_open]
-    elsewhere = "elsewhere" if len(kept) == len(rest) and not left else f"on {len(kept)} of the others"
-    return [*lines, f"Keep {base} {elsewhere}."] if kept else lines
+    if kept:
+        is_all = len(kept) == len(rest) and not elsewhere
+        lines.append(f"Keep {base} {'elsewhere' if is_all else f'on {len(kept)} of the others'}.")
+    return lines
 
 
-def _places(own: Sequence[Shape], others: Sequence[Shape]) -> list[tuple[str, Sequence[Shape]]]:
-    """The shapes in one or two parts, each with words for where they lie."""
+def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
+    """Say where these shapes lie, or where the part of them lies that has a condition."""
     if not others:
-        return [(f"on all {len(own)} shapes" if len(own) > 1 else "on this shape", own)]
-    if where := condition(own, others):
-        return [(where, own)]
+        return f"on all {len(won)} shapes" if len(won) > 1 else "on this shape", won
+    if where := condition(won, others):
+        return where, won
     for axis in AXES:
-        values = {value_of(each, axis) for each in own} - {value_of(each, axis) for each in others}
-        part = [each for each in own if value_of(each, axis) in values]
+        values = {value_of(each, axis) for each in won} - {value_of(each, axis) for each in others}
+        part = [each for each in won if value_of(each, axis) in values]
         if part and len(values) <= FEW_VALUES:
-            rest = [each for each in own if each not in part]
-            return [
-                (condition(part, [*rest, *others]), part),
-                (condition(rest, others) or f"on {_named(rest, 'other ')}", rest),
-            ]
-    return [(f"on {_named(own)}", own)]
+            return condition(part, [each for each in [*won, *others] if each not in part]), part
+    return f"on {_named(won)}", won
 
 
 def _gain(own: Sequence[Shape], name: str) -> str:
@@ -262,10 +256,8 @@ def _cells(found: Iterable[Shape], name: str) -> list[Cell]:
     return [cell for shape in found for cell in shape.faster if cell.name == name]
 
 
-def _named(found: Sequence[Shape], other: str = "") -> str:
-    if len(found) <= FEW_VALUES:
-        return ", ".join(each.name for each in found)
-    return f"{len(found)} {other}shapes"
+def _named(found: Sequence[Shape]) -> str:
+    return ", ".join(each.name for each in found) if len(found) <= FEW_VALUES else f"{len(found)} shapes"
 
 
 def _open(rest: Sequence[Shape], settled: Sequence[Shape]) -> list[str]:
@@ -317,8 +309,7 @@ def _num_scores(shape: Shape) -> tuple[int, int]:
 
 
 def _peaks(shape: Shape) -> Mapping[str, float]:
-    every = [*([shape.base] if shape.base else []), *shape.others]
-    return {each.name: each.peak_bytes for each in every if each.peak_bytes is not None}
+    return {each.name: each.peak_bytes for each in shape.cells if each.peak_bytes is not None}
 
 
 def peak(cell: Cell | None) -> str:

@@ -15,7 +15,7 @@ from attnbench.storage.records import LATENCY, Arm, Verdict
 from attnbench.units import percent, plain
 
 if TYPE_CHECKING:
-    from attnbench.models.events import Judged
+    from attnbench.models.records import Judged
 
 
 def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:

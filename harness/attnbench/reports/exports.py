@@ -16,49 +16,11 @@ from attnbench.storage.records import Key, Record, Status
 from attnbench.units import plain, significant
 from attnbench.workloads.flashinfer_trace import DEFINITIONS, described
 
-MODES = {"inference": "inference", "forward": "inference", "backward": "training", "forward_backward": "training"}
-"""What PyTorch's benchmark database calls a direction."""
 PER_SECOND = 1e6
 """Units of the times that github-action-benchmark draws."""
 NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
 TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEOUT"}
 """What a flashinfer-trace calls a status; any other is FAILED, but for what was not tried, which is no evaluation."""
-
-
-def records(stored: Results) -> list[dict[str, Any]]:
-    """One record for each metric of each cell, as PyTorch's benchmark database takes them; times in seconds.
-
-    Source: https://github.com/pytorch/pytorch/wiki/How-to-integrate-with-PyTorch-OSS-benchmark-database
-    """
-    found = next(iter(stored.environments.values()), None)
-    machine = {} if found is None else {"cpu_info": found.cpu, "gpu_info": found.accelerator, "os": found.system}
-    versions = {} if found is None else dict(found.versions)
-    return [
-        {
-            "benchmark": {
-                "name": "attnbench",
-                "mode": MODES[record.workload.direction],
-                "dtype": record.workload.dtype,
-                "extra_info": {"run": stored.run, "commit": record.commit or "", "workload": record.workload.id},
-            },
-            "model": {
-                "name": plain(str(record.arm)),
-                "type": "attention",
-                "backend": record.operators.observed if record.operators is not None else "",
-            },
-            "inputs": {axis: {"extra_info": {"value": value}} for axis, value in record.workload.axes().items()},
-            "metric": {
-                "name": measurement.metric,
-                "benchmark_values": [sample.value for sample in measurement.samples],
-                "extra_info": {"unit": measurement.unit},
-            },
-            "runners": [machine | {"extra_info": {"fingerprint": "" if found is None else found.fingerprint}}],
-            "dependencies": {name: {"version": version} for name, version in versions.items()},
-        }
-        for record in stored.records
-        for measurement in record.measurements
-        if measurement.samples
-    ]
 
 
 def traces(stored: Results) -> list[dict[str, Any]]:
@@ -157,10 +119,6 @@ def _series(found: list[Results]) -> str:
     return as_json([each for stored in found for each in series(stored)])
 
 
-def _records(found: list[Results]) -> str:
-    return as_json([each for stored in found for each in records(stored)])
-
-
 def _traces(found: list[Results]) -> str:
     lines = [json.dumps(each) for stored in found for each in traces(stored)]
     if not lines:
@@ -173,6 +131,5 @@ WRITERS: dict[str, Callable[[list[Results]], str]] = {
     "csv": _csv,
     "pytest-benchmark": _pytest_benchmark,
     "customSmallerIsBetter": _series,
-    "oss-ci-v3": _records,
     "flashinfer-trace": _traces,
 }

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +10,9 @@ from matplotlib.axes import Axes
 from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
-from attnbench.reports import Picture, cells, grouped, style
+from attnbench.reports import Picture, cells, grouped
 from attnbench.reports.lines import X_LABELS
+from attnbench.reports.plot import Line, Panel, Point, plot
 from attnbench.storage.records import Arm, Status
 from attnbench.units import MISSING, escaped, markdown_table, plain, show
 from attnbench.workloads.workload import DIRECTIONS, Workload
@@ -20,11 +20,10 @@ from attnbench.workloads.workload import DIRECTIONS, Workload
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """How far a curve is drawn beyond what was measured, where its limit is further still."""
-CURVES_NOTE = (
+NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
 )
-LIMIT_COLOUR = "#AA3377"
 
 
 def sentence(growth: Growth) -> str:
@@ -157,46 +156,44 @@ def facts(growth: Growth) -> dict[str, object]:
 
 
 def curves(growths: Sequence[Growth]) -> list[Picture]:
-    """One picture for each panel: what was measured, the curve that goes on, the limit, and the calls that checked."""
-    return [_curves(title, members) for title, members in by_panel(growths).items()]
+    """Draw what was measured, the curve that goes on, the limit, and the calls that checked it, for each panel."""
+    return [
+        plot([_panel(title, members)], title=CURVES, subtitle=title, y_label="peak memory", unit="bytes", note=NOTE)
+        for title, members in by_panel(growths).items()
+    ]
 
 
-def _curves(title: str, members: Sequence[Growth]) -> Picture:
-    handles = []
-    for growth in members:
-        power = "" if growth.fit is None else f"  ~{growth.panel.letter}^{growth.fit.exponent:.2f}"
-        handles.append(style.handle(Arm(implementation=growth.implementation), power))
-    legend = {"handles": handles}
-    return style.sheet([members], _panel, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE, legend=legend)
+def _panel(title: str, members: Sequence[Growth]) -> Panel:
+    limit = max(growth.limit_bytes for growth in members)
+    lines = [_line(growth) for growth in members]
+    lengths = {
+        length for line in lines for length in (*(each.x for each in line.points), *(x for x, _ in line.curve[-1:]))
+    }
+
+    def draw_limit(axes: Axes) -> None:
+        if limit:
+            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
+
+    return Panel(
+        title=title,
+        lines=lines,
+        x_label=X_LABELS[members[0].panel.axis],
+        ticks={length: number(length) for length in sorted(lengths)},
+        draw_more=draw_limit,
+    )
 
 
-def _panel(axes: Axes, members: Sequence[Growth]) -> None:
-    axes.set_xscale("log", base=2)
-    style.byte_ticks(axes)
-    for growth in members:
-        _curve(axes, growth)
-    if limit := max(growth.limit_bytes for growth in members):
-        axes.axhline(limit, color=LIMIT_COLOUR, linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
-    axes.set_xlabel(X_LABELS[members[0].panel.axis])
-    axes.set_ylabel("peak memory")
-    style.ticks(axes.xaxis, axes.xaxis.get_major_locator(), number)
-
-
-def _curve(axes: Axes, growth: Growth) -> None:
-    look = style.look(growth.implementation)
-    x, y = zip(*growth.points, strict=True)
-    axes.plot(x, y, mec="white", mew=0.6, **look.options)
-    if growth.fit is not None:
-        last, reach = growth.fit.lengths[-1], growth.reach
-        furthest = [outcome.length for outcome in growth.outcomes if outcome.status is not None]
-        end = max([min(reach.point if reach else math.inf, BEYOND * last), last, *furthest])
-        further = np.geomspace(growth.fit.lengths[0], end, 65)
-        curve = [growth.fit.predict(length) for length in further]
-        axes.plot(further, curve, color=look.colour, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1.5)
+def _line(growth: Growth) -> Line:
+    points = [Point(x=length, y=value) for length, value in growth.points]
     for outcome in growth.outcomes:
         if outcome.measured_bytes is not None:
-            ring: dict[str, Any] = {"ms": look.size + 2, "mfc": "white", "mec": look.colour, "mew": 1.6}
-            axes.plot(outcome.length, outcome.measured_bytes, linestyle="", marker=look.marker, zorder=5, **ring)
+            points.append(Point(x=outcome.length, y=outcome.measured_bytes, kind="apart"))
         elif outcome.status is Status.out_of_memory:
-            cross: dict[str, Any] = {"ms": 9, "mec": look.colour, "mew": 2.2}
-            axes.plot(outcome.length, outcome.predicted_bytes, linestyle="", marker="x", zorder=5, **cross)
+            points.append(Point(x=outcome.length, y=outcome.predicted_bytes, kind="cross"))
+    arm, fit, reach = Arm(implementation=growth.implementation), growth.fit, growth.reach
+    if fit is None:
+        return Line(arm=arm, points=points)
+    furthest = min(reach.point if reach else math.inf, BEYOND * fit.lengths[-1])
+    lengths = np.geomspace(fit.lengths[0], max(furthest, *(point.x for point in points)), 65)
+    label = f"  ~{growth.panel.letter}^{fit.exponent:.2f}"
+    return Line(arm=arm, points=points, label=label, curve=[(length, fit.predict(length)) for length in lengths])

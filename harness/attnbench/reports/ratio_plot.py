@@ -1,4 +1,4 @@
-"""Who is faster on each shape: ratios to the baseline as dots with intervals, a row for each implementation.
+"""Which is faster on each shape: ratios to the baseline as dots with intervals, a row for each implementation.
 
 A column is a shape, a colour is a verdict, and rows are sorted by how an implementation does on the whole. Source:
 W. S. Cleveland, dot plots, The American Statistician 38, 1984, https://doi.org/10.1080/00031305.1984.10483223.
@@ -7,7 +7,6 @@ W. S. Cleveland, dot plots, The American Statistician 38, 1984, https://doi.org/
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,46 +40,39 @@ COLOURS = {
 TITLE_LEN = 24
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """One column: a workload's title, and the row of each arm that took part."""
-
-    title: str
-    own: Mapping[Arm, Row]
+Rows = Mapping[Arm, Row]
+"""The rows of one shape by arm."""
 
 
 def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Picture]:
-    """The picture of a run, with its first twelve shapes or `most`, and rows of so many inches.
-
-    There is none where nothing was compared.
-    """
+    """Draw the first shapes of a run, `most` at most, with rows of so many inches; none if nothing was compared."""
     table = cells.shown(results)
-    found = grouped(rows(table), lambda row: row["workload"])
-    drawn = [own for own in found.values() if any(map(_has_ratio, own))]
-    if not drawn:
+    by_shape = grouped(rows(table), lambda each: str(each["workload"]))
+    compared = {name: members for name, members in by_shape.items() if any(map(_has_ratio, members))}
+    names = list(compared)[:most]
+    if not names:
         return []
-    seen = table[table["workload"].isin([own[0]["workload"] for own in drawn[:most]])]
-    names = cells.names(results)
-    titles = ["\n".join(textwrap.wrap(names[own[0]["workload"]], TITLE_LEN)) for own in drawn[:most]]
-    shapes = [Shape(title=title, own=_by_arm(own)) for title, own in zip(titles, drawn, strict=False)]
+    titles = cells.names(results)
+    shapes = [{arm_of(each): each for each in compared[name]} for name in names]
     arms = order(shapes)
     reach = _reach(shapes)
-    base = style.label(cells.base(results.plan))
     num_columns = min(len(shapes), MOST_COLUMNS if len(shapes) != 8 else 4)  # noqa: PLR2004 - two even rows
     num_rows = math.ceil(len(shapes) / num_columns)
 
     def fill(panel: Axes, place: int) -> None:
+        title = "\n".join(textwrap.wrap(titles[names[place]], TITLE_LEN))
         _draw_shape(panel, shapes[place], arms, reach, has_names=place % num_columns == 0)
+        panel.set_title(title, loc="left", fontsize=9)
 
-    more = f"{len(drawn) - most} more shapes have their numbers in records.csv. " if drawn[most:] else ""
+    more = f"{len(compared) - most} more shapes have their numbers in records.csv. " if compared.keys() - names else ""
     doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
     return [
         style.sheet(
             range(len(shapes)),
             fill,
             (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(arms))),
-            title=f"Who is faster: time as a ratio to {base}, left of 1 is faster",
-            subtitle=cells.shared(seen),
+            title=f"Which is faster: time as a ratio to {style.label(cells.base(results.plan))}, left of 1 is faster",
+            subtitle=cells.shared(table[table["workload"].isin(names)]),
             note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
             num_columns=num_columns,
             legend={"handles": _handles(shapes), "loc": "outside upper right", "ncols": 5, "handlelength": 1.2},
@@ -88,39 +80,34 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
     ]
 
 
-def order(shapes: Sequence[Shape]) -> list[Arm]:
+def order(shapes: Sequence[Rows]) -> list[Arm]:
     """The arms that have a ratio somewhere, the fastest on the whole first; the baseline stands among them."""
     logs: dict[Arm, list[float]] = {}
     for shape in shapes:
-        for arm, row in shape.own.items():
+        for arm, row in shape.items():
             if _has_ratio(row) or row["is_baseline"]:
                 logs.setdefault(arm, []).append(math.log(row["ratio"] or 1.0))
     return sorted(logs, key=lambda arm: (fmean(logs[arm]), str(arm)))
-
-
-def _by_arm(own: Sequence[Row]) -> dict[Arm, Row]:
-    return {arm_of(row): row for row in own}
 
 
 def _has_ratio(row: Row) -> bool:
     return row["verdict"] is not None and (row["ratio"] or 0.0) > 0 and not row["is_baseline"]
 
 
-def _reach(shapes: Sequence[Shape]) -> float:
+def _reach(shapes: Sequence[Rows]) -> float:
     """The factor at which all axes end, the same for all on either side."""
-    ratios = [row["ratio"] for shape in shapes for row in shape.own.values() if _has_ratio(row)]
+    ratios = [row["ratio"] for shape in shapes for row in shape.values() if _has_ratio(row)]
     furthest: float = max(max(ratio, 1 / ratio) for ratio in ratios)
     return min(FURTHEST, max(NARROWEST, 1.15 * furthest))
 
 
-def _draw_shape(panel: Axes, shape: Shape, arms: Sequence[Arm], reach: float, *, has_names: bool) -> None:
+def _draw_shape(panel: Axes, shape: Rows, arms: Sequence[Arm], reach: float, *, has_names: bool) -> None:
     panel.set_xscale("log", base=2)
     panel.set_xlim(1 / reach, reach)
     panel.set_ylim(len(arms) - 0.5, -0.5)
     panel.axvline(1.0, color=style.INK, linewidth=1.0, zorder=2)
     for place, arm in enumerate(arms):
-        _draw_row(panel, shape.own.get(arm), place, reach)
-    panel.set_title(shape.title, loc="left", fontsize=9)
+        _draw_row(panel, shape.get(arm), place, reach)
     steps = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
     ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - else they would touch
     style.ticks(panel.xaxis, FixedLocator([step for step in steps if step == 1.0 or step in ends]), "{:g}".format)
@@ -166,9 +153,9 @@ def _absence(row: Row | None) -> tuple[str, str]:
     return plain(cells.status(row), limit=20), "#B00020" if is_bad else "#999999"
 
 
-def _handles(shapes: Sequence[Shape]) -> list[Line2D]:
+def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
     """The verdicts that occur, each with its colour."""
-    seen = {row["verdict"] for shape in shapes for row in shape.own.values() if _has_ratio(row)}
+    seen = {row["verdict"] for shape in shapes for row in shape.values() if _has_ratio(row)}
     return [
         Line2D(
             [],
@@ -193,7 +180,7 @@ REPORT = {
     "picture": Report(summary="the one picture of a run: time against length, or ratios", write=write_picture),
     "ratio_plot": style.report(
         "ratio_plot",
-        "who is faster on each shape, with intervals and verdicts, as SVG and PNG",
+        "which is faster on each shape, with intervals and verdicts, as SVG and PNG",
         draw,
     ),
 }

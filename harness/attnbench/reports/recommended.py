@@ -1,6 +1,5 @@
 """The answers of `fastest`, with or without --along: in sentences, in rows, and as JSON has it."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -57,22 +56,14 @@ def answer(found: Recommendation) -> str:
 
 
 def _nothing_left(found: Recommendation) -> str:
-    """Why nobody is left: what the least would need, or the one reason of all."""
+    """Say why nothing is left: the least memory that would do, or the reasons."""
     over = {name: found.peaks[name] for name, why in found.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
         return f"the least memory that any needs is {show(over[least], 'bytes')}, by {least}"
     if not found.excluded:
         return "no implementation was timed"
-    reasons = {_without_numbers(str(why)) for why in found.excluded.values()}
-    if len(reasons) == 1:
-        return plain(str(next(iter(found.excluded.values()))))
-    return "no implementation is left; why each is excluded stands below"
-
-
-def _without_numbers(reason: str) -> str:
-    """A reason without its numbers, which differ between those who share it."""
-    return re.sub(r"[\d.]+", "#", reason)
+    return f"all are excluded ({', '.join(dict.fromkeys(each.kind for each in found.excluded.values()))})"
 
 
 def _lead(found: Recommendation, name: str, words: str) -> str:

@@ -5,7 +5,7 @@ undecided, and the files. Shapes that do not fit are folded; `-v` has a table of
 """
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.comparisons import comparisons, doubts
@@ -77,7 +77,10 @@ class Fold:
     def length(self) -> str:
         """The lengths of all of them."""
         first, last = self.members[0], self.members[-1]
-        return first.length if len(self.members) == 1 else f"{first.length}-{last.length.removeprefix('T=')}"
+        if len(self.members) == 1:
+            return first.length
+        is_decoding = first.workload.seq_len == last.workload.seq_len
+        return f"{first.length}-{last.workload.kv_len if is_decoding else last.length.removeprefix('T=')}"
 
     @property
     def seconds(self) -> str:
@@ -90,6 +93,16 @@ class Fold:
         low, high = show(min(known), "s", digits=2), show(max(known), "s", digits=2)
         return f"{low.split()[0]}-{high}" if low.split()[1] == high.split()[1] else f"{low}-{high}"
 
+    @property
+    def has_faster(self) -> bool:
+        """Whether something is faster than the baseline."""
+        return any(shape.faster for shape in self.members)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may be faster, and it is not known."""
+        return any(shape.is_open for shape in self.members)
+
     def having(self, mark: Mark) -> dict[str, list[tuple[Shape, Cell]]]:
         """By name the shapes at which it has this mark; names that have it most often first."""
         places = [(shape, cell) for shape in self.members for cell in shape.having(mark)]
@@ -99,7 +112,7 @@ class Fold:
 
 def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Line]:
     """Format the shapes with their times and marks; empty if nothing was timed."""
-    timed = [each for each in found if any(cell.seconds is not None for cell in _every(each))]
+    timed = [each for each in found if any(cell.seconds is not None for cell in each.cells)]
     if not timed:
         return []
     above = [Line(text=line, style="dim") for line in textwrap.wrap(shared(timed), width)]
@@ -114,56 +127,33 @@ def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Li
     ]
 
 
-def _every(shape: Shape) -> Iterable[Cell]:
-    return [*([shape.base] if shape.base else []), *shape.others]
-
-
 def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
     """Fold the shapes until they fit into the rows, with a note on rows that are left out."""
-    by_label = list(grouped(found, lambda each: each.label).values())
-    folds = [_folds(own, LEVELS[0]) for own in by_label]
-    levels = [0] * len(folds)
-    while sum(map(len, folds)) > room:
-        longest = max(
-            (place for place, level in enumerate(levels) if level + 1 < len(LEVELS)),
-            key=lambda place: (len(folds[place]) > FEW_ROWS, not _has_faster(by_label[place]), len(folds[place])),
-            default=None,
-        )
-        if longest is None or len(folds[longest]) == 1:
-            break
-        levels[longest] += 1
-        folds[longest] = _folds(by_label[longest], LEVELS[levels[longest]])
-    every = [each for own in folds for each in own]
-    if len(every) <= room:
-        return every, ""
-    return _dropped(every, room, base)
+    by_label = grouped(found, lambda each: each.label).values()
+    folds: list[Fold] = []
+    for alike in LEVELS:
+        folds = [fold for members in by_label for fold in _folds(members, alike)]
+        if len(folds) <= room:
+            return folds, ""
+    return _dropped(folds, room, base)
 
 
-def _has_faster(found: Sequence[Shape]) -> bool:
-    return any(each.faster for each in found)
-
-
-FEW_ROWS = 2
-"""Labels with more rows are folded first, and then those in which nothing is faster."""
 LEVELS: tuple[Callable[[Shape], object], ...] = (
     lambda shape: shape.workload.id,
     lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
     lambda shape: (shape.best.name if shape.best else "", shape.is_open),
     lambda _: 0,
 )
-"""Neighbouring lengths of a label that are equal in this are one row; the more rows there are, the further down."""
+"""Neighbouring lengths of a label that are alike in this share a row; the first that fits is taken."""
 
 
 def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], str]:
-    """Drop rows until the others fit, first those in which nothing is faster."""
-    plain_ones = [each for each in folds if not any(shape.faster or shape.is_open for shape in each.members)]
-    dropped = plain_ones[: max(0, len(folds) - room + 1)]
-    kept = [each for each in folds if each not in dropped]
-    note = f"Nothing is faster than {base} in {len(dropped)} more rows" if dropped else ""
-    more = len(kept) - (room - 1)
-    if more > 0:
-        kept, note = kept[: room - 1], "; ".join(filter(None, [note, f"{more} other rows"]))
-    return kept, f"{note} (-v)."
+    """Keep as many rows as fit, first those in which something is faster, then those that are open."""
+    ranked = sorted(folds, key=lambda fold: (not fold.has_faster, not fold.is_open))
+    kept, dropped = ranked[: room - 1], ranked[room - 1 :]
+    nothing = sum(not fold.has_faster and not fold.is_open for fold in dropped)
+    note = f"{len(dropped)} more rows (-v); in {nothing} of them nothing is faster than {base}."
+    return [fold for fold in folds if fold in kept], note
 
 
 def _folds(own: Sequence[Shape], key: Callable[[Shape], object]) -> list[Fold]:
@@ -195,6 +185,8 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
         widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
         sizes[widest] -= 1
     fitting = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
+    while max(map(len, _lines(folds, base, fitting))) > width and len(fitting) > 1:
+        fitting.popitem()
     return _lines(folds, base, fitting)
 
 
@@ -253,11 +245,9 @@ def _named(fold: Fold, mark: Mark, most: int) -> str:
 
 def _memory(found: Sequence[Shape], width: int) -> list[Line]:
     """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
-    lines = textwrap.wrap(memory_line(found), width)
-    for most in range(10, 1, -1):
-        if len(lines) > MOST_MEMORY:
-            lines = textwrap.wrap(memory_line(found, most), width)
-    return [Line(text=line) for line in lines[:MOST_MEMORY]]
+    texts = (textwrap.wrap(memory_line(found, most), width) for most in (100, *range(10, 1, -1)))
+    lines = next((lines for lines in texts if len(lines) <= MOST_MEMORY), [])
+    return [Line(text=line) for line in lines]
 
 
 def left_over(results: Results, width: int = WIDTH) -> list[str]:

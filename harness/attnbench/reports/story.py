@@ -16,7 +16,6 @@ from attnbench.analysis.comparisons import (
     comparisons,
     contention,
     doubts,
-    noises,
     session_doubts,
     throttled,
     too_noisy,
@@ -220,7 +219,6 @@ def facts(results: Results) -> dict[str, str]:
         "interference": interference(results),
         "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",
         "method": method(results),
-        "noise": _noise(results),
         "ceilings": _ceilings(results),
     }
 
@@ -416,15 +414,6 @@ def _ceilings(results: Results) -> str:
         rates_text += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
         parts.append(f"{where}: {', '.join(rates_text) or plain(found.message)}")
     return "; ".join(parts) or "not measured"
-
-
-def _noise(results: Results) -> str:
-    """The difference between the baseline and itself; no verdict depends on it."""
-    known = [each for each in noises(results).values() if each.largest is not None]
-    if not known:
-        return "too few processes to say how far two equal times lie apart"
-    worst = max(known, key=lambda each: each.largest or 0.0)
-    return f"identical code seems up to {percent(worst.largest or 0.0)} apart ({worst.workload.id})"
 
 
 def _pairs(text: dict[str, str]) -> str:

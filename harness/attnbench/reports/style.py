@@ -27,7 +27,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from attnbench import plugins
@@ -71,12 +70,6 @@ class Look:
         """The marker's size in points."""
         return 4.2 + 1.7 * self.width
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What matplotlib's lines take."""
-        line = {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
-        return {**line, "marker": self.marker, "markersize": self.size}
-
 
 def contrast(one: str, other: str) -> float:
     """How far two colours differ in luminance, from 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
@@ -99,17 +92,6 @@ def readable(colour: str, ground: str, least: float = TEXT_CONTRAST) -> str:
     return next(each for each in mixed if contrast(each, ground) >= least)
 
 
-KINDS = {  # of operators, in the order in which they are stacked
-    "attention": "#56B4E9",
-    "matmul": "#0072B2",
-    "softmax": "#E69F00",
-    "mask": "#CC79A7",
-    "compiled": "#009E73",
-    "copy": "#F0E442",
-    "allocation": "#882255",
-    "page faults": "#D55E00",
-    "other": "#BBBBBB",
-}
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
 _MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
 VARIANT_LINE = (0, (1, 1))
@@ -152,11 +134,6 @@ def label(arm: Arm | str) -> str:
     return plain(str(arm), limit=24) or "(no name)"
 
 
-def handle(arm: Arm, more: str = "") -> Line2D:
-    """An arm's line in a legend."""
-    return Line2D([], [], label=label(arm) + more, mec="white", mew=0.6, **look(arm).options)
-
-
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:
     """Ticks where `locator` puts them, each with its text, and none between them."""
     axis.set_major_locator(locator)
@@ -178,11 +155,6 @@ def byte_ticks(axes: Axes) -> None:
     ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, "bytes", digits=1))
 
 
-def pages(items: Sequence[T], size: int = 6) -> list[Sequence[T]]:
-    """At most so many on each page."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
 def sheet(  # noqa: PLR0913 - one parameter for each text
     panels: Sequence[T],
     draw: Callable[[Axes, T], None],
@@ -191,7 +163,6 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     title: str,
     subtitle: str = "",
     note: str = "",
-    described: str = "",
     num_columns: int = 1,
     finish: Callable[[Axes, T], None] = lambda *_: None,
     legend: Mapping[str, Any] = MappingProxyType({}),
@@ -199,9 +170,8 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 ) -> Picture:
     """A figure of panels in rows, each as `draw` draws it, with a title, a line below that, and a note at its foot.
 
-    `size` is in inches without the note; `described` stands for the subtitle where the figure is described in words.
-    `finish` comes when all panels are drawn, since they may share a scale. The legend next to the panels has the
-    handles of `legend`, if it has any, and each line that was drawn with a label.
+    `size` is in inches without the note. `finish` comes when all panels are drawn, since they may share a scale. The
+    legend next to the panels has the handles of `legend`, if any, and each line that was drawn with a label.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))
@@ -221,7 +191,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
         lines = [line for text in (title, subtitle) for line in textwrap.wrap(text, room)]
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
-    return picture(figure, title, f"{title}: {described or subtitle}. {note}".rstrip())
+    return picture(figure, title, f"{title}: {subtitle}. {note}".rstrip())
 
 
 def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:

@@ -5,13 +5,17 @@ owes some of its lead to luck, and only to luck in the processes that chose it. 
 another one that is about as fast, so that a lead is rather too small than too large.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from attnbench.statistics.intervals import Block, by_process, visit_numbers
+from attnbench.statistics.effects import Taken, numbers
+from attnbench.statistics.intervals import Block, by_process
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, effect, judge
-from attnbench.storage.records import FALSE_SHARE, Sample, Verdict
-from attnbench.workloads.sweep import SMALLEST_EFFECT
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm, Verdict
+
+CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES
+"""Processes that a choice needs: half of them choose, and the others judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class Standing:
 
     @property
     def open(self) -> list[str]:
-        """Those of whom more processes would show more."""
+        """Those that more processes may decide."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
     @property
@@ -37,49 +41,46 @@ class Standing:
         return [name for name in self.others if self.verdict(name) is not Verdict.slower]
 
 
-def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
-    samples: Mapping[str, Sequence[Sample]],
-    reference: str,
-    *,
-    control: Sequence[Sample] = (),
+def standing(
+    plan: Plan,
+    taken: Taken,
+    arms: Iterable[Arm],
     discarded: Collection[Block] = (),
-    smallest: float = SMALLEST_EFFECT,
-    error: float = FALSE_SHARE,
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of those with samples; None where the reference, with which all share blocks, has none.
+    """The standing of the arms with samples; None where the baseline, with which all share blocks, has none.
 
     With `candidates`, only they can lead, and others are not compared.
     """
-    if not samples.get(reference):
+    reference = Arm(implementation=plan.baseline)
+    if not len(taken.get(reference, ())):
         return None
 
-    def numbers(name: str, other: str) -> dict[int, float]:
-        others = [samples[other], control] if other == reference and len(control) else [samples[other]]
-        return by_process(visit_numbers([samples[name]], others, discarded))
+    def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
+        return by_process(numbers(taken, arm, other, discarded))
 
-    logs = {
-        name: _choosing(own)
-        for name in samples
-        if name != reference and len(samples[name]) and (own := numbers(name, reference))
-    } | {reference: 0.0}
+    logs = {arm: _choosing(own) for arm in arms if arm != reference and (own := by_process_of(arm, reference))} | {
+        reference: 0.0
+    }
     if candidates is not None:
-        logs = {name: log for name, log in logs.items() if name in candidates}
+        logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:
         return None
-    order = sorted(logs, key=lambda name: (logs[name], name != reference))
+    order = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
     leader = order[0]
-    effects = {name: effect(judging) for name in order[1:] if (judging := _judging(numbers(name, leader)))}
-    return Standing(leader=leader, others=judge(effects, smallest, error))
+    effects = {
+        arm.implementation: effect(judging) for arm in order[1:] if (judging := _judging(by_process_of(arm, leader)))
+    }
+    return Standing(leader=leader.implementation, others=judge(effects, plan.smallest_effect, plan.false_share))
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
     """The mean log ratio of the processes that choose: of all while there are too few for two halves."""
-    chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < 2 * FEWEST_PROCESSES]
+    chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
     return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
     """The log ratios of the processes that do not choose; of all while there are too few for any verdict."""
     judging = [log for epoch, log in numbers.items() if epoch % 2]
-    return judging if len(numbers) >= 2 * FEWEST_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]
+    return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]

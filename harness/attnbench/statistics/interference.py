@@ -8,9 +8,10 @@ that block, so that a verdict that is watched while samples come in never change
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attnbench.statistics.intervals import Block, place_of
+from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
 WINDOW = 50
@@ -31,11 +32,19 @@ class InterferenceGauge:
         self._kinds: defaultdict[str, _Probes] = defaultdict(_Probes)
         self.discarded: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
+        self._num_followed = 0
 
     @property
     def num_discarded(self) -> int:
         """How many blocks are discarded."""
         return sum(map(len, self.discarded.values()))
+
+    def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
+        """Add the visits that are new since the last call; returns the discarded blocks of each workload."""
+        for visit in visits[self._num_followed :]:
+            self.add(*visit)
+        self._num_followed = len(visits)
+        return self.discarded
 
     def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
         """Add the probes of one visit, and discard each block whose probe took far longer than those before.

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LAYOUT_LOG, Effect, effect, half_widths
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
+from attnbench.storage.samples import Samples
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)

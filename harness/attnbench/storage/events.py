@@ -29,7 +29,7 @@ from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 CACHES = ("warm", "cold", "rotating")
@@ -302,7 +302,7 @@ class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
 
 
 class StateChanged(CellEvent, frozen=True, kw_only=True, tag="state_changed"):
-    """An implementation changed something of its process that decides nobody's answer or time, in words."""
+    """An implementation changed something of its process, in words; in journals before 2027 alone, and never read."""
 
     changes: tuple[str, ...]
 

@@ -11,7 +11,6 @@ class Sense:
     """What the events of a journal have said so far, and whether the next one fits."""
 
     def __init__(self) -> None:
-        """Nothing was said yet."""
         self.workloads: frozenset[str] | None = None  # None: no run has begun
         self.arms: frozenset[Arm] = frozenset()
         self.known: set[Arm] = set()  # with their controls, and the probe

@@ -1,24 +1,19 @@
-"""Timing: randomised complete blocks of samples. Knows nothing of torch, so a virtual clock can drive it.
+"""Randomised complete blocks of samples (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
 
 A block samples every arm of a workload once, in a new random order; the evidence is the ratio inside a block, which a
-drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experiments (1935), randomised complete blocks.
-
-All arms of a visit are treated alike: the same number of calls in a sample, the same untimed calls before it. Otherwise
-one slow reading of one arm would make identical code look different for the rest of the process.
+drift of the machine leaves alone. All arms of a visit are treated alike: the same number of calls in a sample, the same
+untimed calls before it. Else one slow reading of one arm would make identical code look different from then on.
 """
 
 import gc
 import math
-import operator
 import os
 import random
 import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle, repeat
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 
@@ -27,36 +22,24 @@ from attnbench.devices.waiting import own_waits_s
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
-MIN_SAMPLE_S = 1e-3
-MIN_SAMPLE_TICKS = 1000
-SUSTAINED_SAMPLE_S = 20e-3
-"""At a sustained pace: what lies between two samples takes about half a millisecond, in which a device cools."""
+Known = tuple[Arm, float]  # the typical seconds of a call of an arm
+MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
+SUSTAINED_SAMPLE_S = 20e-3  # between two samples lies about half a millisecond, in which a device cools
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""A sample of the interference probe, and what it takes, about: long enough to be late, and short next to the arms."""
+"""A sample of the interference probe, and about what it takes: long enough to be late, short next to the arms."""
 WARM_S = 20e-3
-"""The process computes for this long before the first sample of a visit, because calls after a pause are slower: see
-"After a pause" in docs/method.md."""
-LONGEST_WARMED = 25
-"""Where each call lasts this many times as long as that, the pause changes no call by more than a hundredth or two."""
+"""Untimed calls before the first sample: calls after a pause are slower (see "After a pause" in docs/method.md)."""
+LONGEST_WARMED_S = 25 * WARM_S  # the pause changes longer calls by a hundredth or two at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
-"""A calibration has at least three rounds, since one reading may be late; one is enough where every call lasts ten
-times as long as a sample must."""
-MOST_TIMES = 100
-"""No sample lasts more than this many times as long as it must: next to a far slower arm the others get fewer calls."""
-MOST_COLD_CALLS = 8
-"""Of a sample with cold caches: before each call twice the largest cache is written."""
+"""Rounds of a calibration, since one reading may be late; one is enough for calls ten times as long as a sample."""
+MOST_TIMES = 100  # longest sample, in shortest samples: next to a far slower arm the others get fewer calls
+MOST_COLD_CALLS = 8  # in a sample with cold caches: before each call twice the largest cache is written
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Before sustained samples the arms are called up to so many times as long as asked, until the device's clock has
-stayed within this share over the second half of the time."""
-ROUND_S = 0.05
-"""So long, at least, each arm is called before the clock is read again."""
-MOST_READ = 64
-"""Samples of an arm from which the typical time of its call is taken: its latest."""
+"""Heating lasts at most this many times what was asked; a clock within this share over its second half is steady."""
+ROUND_S = 0.05  # each arm is called for this long before the clock is read again
+MOST_READ = 64  # latest samples of an arm that say what its call typically takes
 WAITED = 0.1
-"""A sample whose threads waited for a processor for a larger share of its time is disturbed: on an idle machine, where
-threads wake one another, one of twenty samples comes to half of that."""
-SETTLED_SHARE = 0.2
-"""A process that uses less of a processor than this is taken to be asleep."""
+"""Share of a disturbed sample for which its threads waited: on an idle machine one of twenty comes to half of that."""
 
 
 @dataclass(kw_only=True)
@@ -68,18 +51,17 @@ class TimedCall:
     called_s: float = 0.0  # inside all calls so far, untimed ones included; 0: not called yet
     flags: int = 0  # what is wrong with all of its samples (storage/records.py, `Flag`)
 
-
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The typical seconds of a call of an arm, from all of its samples so far."""
-
-    arm: Arm
-    call_s: float
+    def spend(self, clock: Clock, num_calls: int = 1) -> float:
+        """Make untimed calls; returns the seconds that they took."""
+        elapsed_s = clock.elapsed(self.call, num_calls)
+        self.called_s += elapsed_s
+        return elapsed_s
 
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
     """The typical time of a call of each arm, the median of its latest samples; the probe has none."""
     return tuple(
-        Known(arm=arm, call_s=median(sample.value for sample in own[-MOST_READ:]))
+        (arm, median(sample.value for sample in own[-MOST_READ:]))
         for arm, own in samples.items()
         if own and arm != PROBE
     )
@@ -93,29 +75,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     is_warmed: bool  # the process computes for WARM_S before the first sample
 
 
-class Untimed(NamedTuple):
-    """Untimed calls, of one arm or several, and the seconds that they took."""
-
-    num_calls: int
-    spent_s: float
-
-    def extended(self, timed: TimedCall, clock: Clock, num_calls: int) -> "Untimed":
-        """Make more of them."""
-        elapsed_s = clock.elapsed(timed.call, num_calls)
-        timed.called_s += elapsed_s
-        return Untimed(self.num_calls + num_calls, self.spent_s + elapsed_s)
-
-
-NO_CALLS = Untimed(0, 0.0)
-
-
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders.
 
-    Where all of them would last longer than `longest_s`, long calls take part in fewer, but in one at least; 0: in all.
-    With `sustained_s` its arms are called for so long before, without a pause, and its samples are longer. The settings
-    follow from `known`, which may name arms of other processes, too: all processes of a visit choose the same. Where an
-    arm of the visit is missing there, all are calibrated.
+    If all would last longer than `longest_s`, long calls take part in fewer, but in one at least; 0: in all. With
+    `sustained_s` the arms are called for that time before, without a pause, and samples are longer. Settings follow
+    from `known`, which may name arms of other processes, so that all choose alike; if it lacks an arm, they calibrate.
     """
 
     epoch: int
@@ -129,14 +94,12 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What is done and read around every sample.
+    """Hooks and readings around every sample: of this process and machine, unless the clock belongs to another.
 
-    `on_turn` is called with each arm before its calls, so that a crash can be blamed on the right one. `count_faults`
-    reads the process's count of minor page faults, `read_load` the number of processes that want to run, and
-    `read_waits` the seconds that the process's threads have waited for a processor, None if nothing says it: of this
-    process and this machine, unless the clock belongs to another. `flush`, where given, empties the caches before
-    every call. `on_block` is called before the first block and after each. `read_clock` reads the frequency at which
-    the device computes; 0: nothing says it.
+    `on_turn` is called with each arm before its calls, so that a crash is blamed on the right one; `on_block` before
+    the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of the
+    process, processes that want to run, seconds that the process's threads have waited for a processor (None: unknown),
+    frequency at which the device computes (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
@@ -148,8 +111,7 @@ class Conditions:
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)
-"""Where the clock is simulated, nothing is read of this machine."""
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)  # of no machine
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
@@ -158,16 +120,14 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
     They depend on no arm alone, and are the same for all: identical code has identical settings, whatever was read.
     """
     own = [call_s for arm, call_s in seconds.items() if arm != PROBE]
-    if not own:
-        return Settings(num_calls=1, is_touched=False, is_warmed=True)
-    quickest_s, slowest_s = min(own), max(own)
+    quickest_s, slowest_s = min(own, default=math.inf), max(own, default=math.inf)
     num_calls = 1
     while num_calls * quickest_s < least_s and 2 * num_calls * slowest_s <= MOST_TIMES * least_s:
         num_calls *= 2
     return Settings(
         num_calls=min(num_calls, MOST_COLD_CALLS) if is_cold else num_calls,
         is_touched=quickest_s < TOUCH_BELOW_S and not is_cold,
-        is_warmed=quickest_s < LONGEST_WARMED * WARM_S,
+        is_warmed=quickest_s < LONGEST_WARMED_S,
     )
 
 
@@ -176,17 +136,14 @@ def calibrate(
 ) -> dict[Arm, float]:
     """Find the typical seconds of a call of each arm: call all in rounds, which grow until they fill a sample.
 
-    In each round every arm has the same number of calls. The median over the rounds counts, so that one late reading
-    is not taken for a long call.
+    In each round every arm has as many calls. The median over rounds counts: one late reading makes no long call.
     """
     readings: dict[Arm, list[float]] = {timed.arm: [] for timed in calls}
     for number in count(1):
         num_calls = 2 ** max(0, number - FEWEST_ROUNDS)
         for timed in calls:
             on_turn(timed.arm)
-            elapsed_s = clock.elapsed(timed.call, num_calls)
-            timed.called_s += elapsed_s
-            readings[timed.arm].append(elapsed_s / num_calls)
+            readings[timed.arm].append(timed.spend(clock, num_calls) / num_calls)
         seconds = {arm: median(own) for arm, own in readings.items()}
         is_enough = number >= FEWEST_ROUNDS or min(seconds.values(), default=math.inf) >= DECISIVE * least_s
         if is_enough and num_calls >= choose(seconds, least_s).num_calls:
@@ -194,28 +151,24 @@ def calibrate(
     return seconds
 
 
-def num_blocks_each(arms: Sequence[Arm], costs_s: Sequence[float], at: Visit) -> list[int]:
-    """In how many of the visit's first blocks each arm takes part: the longest in fewer, until they fit.
+def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
+    """Choose the number of blocks of each arm from its seconds for a sample: the longest has fewer, until they fit.
 
-    Arms that have an A/A control, the control and the interference probe are in every block: the others are compared
-    there. `costs_s` are the seconds of a sample.
+    Arms that have an A/A control, the control and the interference probe are in every block, for the others to compare.
     """
-    controls = {arm for arm in arms if arm == arm.as_control()}
-    is_shared = [arm == PROBE or arm.as_control() in controls for arm in arms]
-    shares = [at.num_blocks] * len(arms)
-    shared_s = sum(cost for cost, always in zip(costs_s, is_shared, strict=True) if always)
-    while at.longest_s and sum(map(operator.mul, shares, costs_s)) > at.longest_s and max(shares) > 1:
-        longest = max(
-            (number for number in range(len(arms)) if not is_shared[number] and shares[number] > 1),
-            key=lambda number: shares[number] * costs_s[number],
-            default=None,
-        )
-        most = max(shares)
-        if longest is not None and shares[longest] * costs_s[longest] >= most * shared_s:
-            shares[longest] -= 1
+    shared = {arm for arm in costs_s if arm == PROBE or arm.as_control() in costs_s}
+    blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)
+    while at.longest_s and sum(blocks[arm] * costs_s[arm] for arm in blocks) > at.longest_s:
+        most = max(blocks.values())
+        if most == 1:
+            break
+        others = [arm for arm in blocks if arm not in shared and blocks[arm] > 1]
+        longest = max(others, key=lambda arm: blocks[arm] * costs_s[arm], default=PROBE)
+        if others and blocks[longest] * costs_s[longest] >= most * shared_s:
+            blocks[longest] -= 1
         else:
-            shares = [min(share, most - 1) for share in shares]
-    return shares
+            blocks = {arm: min(number, most - 1) for arm, number in blocks.items()}
+    return blocks
 
 
 def visit(
@@ -231,36 +184,34 @@ def visit(
         for timed in calls:
             if not timed.called_s:  # the first call in a process allocates and compiles
                 conditions.on_turn(timed.arm)
-                timed.called_s = clock.elapsed(timed.call, 1)
+                timed.spend(clock)
                 timed.flags = int(clock.inspect(timed.call))
         measured = [timed for timed in calls if timed.arm != PROBE]
-        least_s = SUSTAINED_SAMPLE_S if at.sustained_s else MIN_SAMPLE_S
-        least_s = max(least_s, MIN_SAMPLE_TICKS * clock.resolution_s)
-        seconds = {each.arm: each.call_s for each in at.known}
+        paced_s = SUSTAINED_SAMPLE_S if at.sustained_s else MIN_SAMPLE_S
+        least_s = max(paced_s, MIN_SAMPLE_TICKS * clock.resolution_s)
+        seconds = dict(at.known)
         if any(timed.arm not in seconds for timed in measured):
             seconds |= calibrate(measured, clock, least_s, conditions.on_turn)
         settings = choose(seconds, least_s, is_cold=conditions.flush is not None)
         nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
         if at.sustained_s:
             heat(measured, clock, at.sustained_s, conditions, seconds)
-        untimed = NO_CALLS
+        num_untimed, untimed_s = 0, 0.0  # before the next sample
         if settings.is_warmed and at.num_blocks and not at.sustained_s:
-            untimed = warm(measured, clock, settings.num_calls, conditions)
-        num_touches = int(settings.is_touched)
-        costs_s = [(nums[arm] + num_touches) * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums]
-        shares = dict(zip(nums, num_blocks_each([*nums], costs_s, at), strict=True))
+            num_untimed, untimed_s = warm(measured, clock, settings.num_calls, conditions)
+        in_turn = settings.num_calls + int(settings.is_touched)
+        costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
+        shares = num_blocks_each(costs_s, at)
         conditions.on_block()
         for block in range(max(shares.values())):
             present = [timed for timed in calls if block < shares[timed.arm]]
             for slot, timed in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(timed.arm)
                 if settings.is_touched and timed.arm != PROBE:
-                    untimed = untimed.extended(timed, clock, 1)
+                    num_untimed, untimed_s = num_untimed + 1, untimed_s + timed.spend(clock)
                 taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions)
-                samples[timed.arm].append(
-                    msgspec.structs.replace(taken, num_untimed=untimed.num_calls, untimed_s=untimed.spent_s)
-                )
-                untimed = NO_CALLS
+                samples[timed.arm].append(msgspec.structs.replace(taken, num_untimed=num_untimed, untimed_s=untimed_s))
+                num_untimed, untimed_s = 0, 0.0
             conditions.on_block()
     finally:
         if was_enabled:
@@ -268,15 +219,15 @@ def visit(
     return {arm: tuple(taken) for arm, taken in samples.items()}
 
 
-def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> "Untimed":
-    """Call the arms in turn, untimed, until WARM_S have passed."""
-    start_s, untimed = clock.now(), NO_CALLS
+def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> tuple[int, float]:
+    """Call the arms in turn, untimed, until WARM_S have passed; returns the number of calls and their seconds."""
+    start_s, num_untimed, untimed_s = clock.now(), 0, 0.0
     for timed in cycle(measured):
         if clock.now() - start_s >= WARM_S:
             break
         conditions.on_turn(timed.arm)
-        untimed = untimed.extended(timed, clock, num_calls)
-    return untimed
+        num_untimed, untimed_s = num_untimed + num_calls, untimed_s + timed.spend(clock, num_calls)
+    return num_untimed, untimed_s
 
 
 def heat(
@@ -284,8 +235,7 @@ def heat(
 ) -> None:
     """Call the arms in turn without a pause for `least_s`, and on until the device's clock has settled, or to a limit.
 
-    All arms of a visit share what it does to the device: none is compared with another one that was cooler. `seconds`
-    are those of a call of each.
+    So no arm is compared with one that ran on a cooler device. `seconds` are those of a call of each.
     """
     start_s, read = clock.now(), list[tuple[float, float]]()
     while measured:
@@ -329,12 +279,3 @@ def _sample(  # noqa: PLR0913, PLR0917 - what a sample is made of
         host_s=reading.host_s / num_calls,
         flags=int(reading.flags) | timed.flags | int(waited),
     )
-
-
-def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
-    """Wait until the threads of this process sleep: after work they spin for a while, on cores that others need."""
-    for _ in range(int(limit_s / step_s)):
-        before_s = time.process_time()
-        time.sleep(step_s)
-        if time.process_time() - before_s < SETTLED_SHARE * step_s:
-            return

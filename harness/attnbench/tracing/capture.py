@@ -59,7 +59,6 @@ class Forward(nn.Module):
     """One forward call of a case, as a module without submodules: the case's own is none of ours."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """Keep what is called."""
         super().__init__()
         self.call = call
 

@@ -80,7 +80,7 @@ def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, m
     assert kind in {ruling.kind for ruling in found}
     assert all(ruling.implementation in {"fused", "tiled", "*"} for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
-    assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 0
+    assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
 
 def test_what_was_only_predicted_is_no_loss_and_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:

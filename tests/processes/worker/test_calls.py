@@ -14,7 +14,7 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes import execution
 from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start, Witnessed
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
@@ -120,7 +120,7 @@ def test_what_is_dropped_at_random_has_no_graph_that_could_be_checked():
 
 def test_a_device_without_graphs_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match="cpu has no graphs of launches"):
-        plan(Selection(sweep="quick", settings=["device=cpu"], launch="graph"))
+        build_plan(sweep="quick", settings=["device=cpu"], launch="graph")
     with pytest.raises(CaptureError, match="cpu has no graphs"):
         device("cpu").captured(lambda: lambda: None)
 
@@ -271,7 +271,7 @@ def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_pat
     specs = [spec_of(tmp_path, name) for name in ESCAPES]
     named = [f"{name}={spec}" for name, spec in zip(("host", "waits"), specs, strict=True)]
     settings = ["seq_len=8", "num_heads=2", "head_dim=4", "direction=inference", "mask=none", "device=cpu"]
-    asked = Selection(
+    asked = build_plan(
         sweep="quick",
         settings=settings,
         is_exact=True,
@@ -282,7 +282,7 @@ def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_pat
         isolation="shared",
     )
     with Here() as client:
-        execution.execute(plan(asked), tmp_path / "run", lambda _: None, stages=("check", "time"), client=client)
+        execution.execute(asked, tmp_path / "run", lambda _: None, stages=("check", "time"), client=client)
     found = {record.implementation: record for record in read(tmp_path / "run").records}
     assert {name: record.status for name, record in found.items()} == {
         "fused": Status.ok,

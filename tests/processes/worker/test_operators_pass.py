@@ -11,9 +11,9 @@ from attnbench.processes import execution
 from attnbench.processes.messages import Profile
 from attnbench.processes.worker import operators
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Operator, Operators, Status
-from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual, worlds
 

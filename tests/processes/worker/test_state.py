@@ -5,6 +5,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,18 +63,6 @@ STUCK = {  # these end the process
     "from attnbench.processes.remote import Exchange; Exchange.__init__ = lambda s: None": "Exchange.__init__",
     "import builtins; builtins.sum = lambda *_: 0": "builtins.sum",
 }
-NOTED = {
-    "os.chdir('/')": "working directory",
-    "os.environ['ATTNBENCH_TEST'] = '1'": "ATTNBENCH_TEST",
-    "import warnings; warnings.simplefilter('error')": "filters",
-    "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)": "signals",
-    "sys.setrecursionlimit(5000)": "recursion",
-    "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, r.getrlimit(r.RLIMIT_NOFILE)[1]))": "limits",
-    "os.held = open(__import__('torch').__file__)": "open files",
-    "import threading as t, time; t.Thread(target=time.sleep, args=(9,), name='lurks', daemon=True).start()": "lurks",
-    "import subprocess; global child; child = subprocess.Popen(['sleep', '9'])": "processes",
-    "os.close(0)": "open file 0",
-}
 FILE = """
 import os, sys, torch
 {at_import}
@@ -117,14 +106,7 @@ def test_a_setting_is_named_and_put_back(source, said):
 @pytest.mark.parametrize(("source", "said"), STUCK.items())
 def test_what_cannot_be_put_back_is_named_as_such(source, said):
     first, _ = apart(lambda: changed(source))
-    assert any(said in each for each in first.kept if each in first.settings), first
-
-
-@pytest.mark.parametrize(("source", "said"), NOTED.items())
-def test_a_note_is_no_setting(source, said):
-    first, _ = apart(lambda: changed(source))
-    assert not first.settings
-    assert any(said in each for each in first.notes), first
+    assert any(said in each for each in first.stuck), first
 
 
 def changed_after_an_import() -> state.Changes:
@@ -142,12 +124,12 @@ def test_a_guard_knows_functions_that_were_imported_after_the_one_before_it():
 
 
 def asked(path, spec: str):
-    """The reply, the notes and whether the process ends: for a preparation, and for a visit."""
+    """The reply, and whether the process ends: for a preparation, and for a visit."""
     worker = Worker(Heartbeat())
     arm = Arm(implementation="f")
     prepare = Prepare(workload=POINT, arm=arm, spec=spec, call_limit_s=60.0, memory_limit_bytes=2**31)
     visit = SampleBlocks(workload=POINT, arms=((arm, spec),), epoch=0, number=0, num_blocks=1, seed=0, verifies=False)
-    return [(worker.answer(each), worker.notes, worker.is_broken) for each in (prepare, visit)]
+    return [(worker.answer(each), worker.is_broken) for each in (prepare, visit)]
 
 
 def planted(tmp_path, at_import: str = "", in_call: str = "pass"):
@@ -155,60 +137,51 @@ def planted(tmp_path, at_import: str = "", in_call: str = "pass"):
     return apart(lambda: asked(tmp_path, f"{tmp_path / 'planted.py'}:f"))
 
 
-def test_an_import_may_set_what_can_be_put_back(tmp_path):
-    (prepared, notes, ends), (visited, later, _) = planted(tmp_path, "torch.backends.cuda.matmul.allow_tf32 = True")
-    assert isinstance(prepared, Prepared)
-    assert not ends
-    assert notes
-    assert isinstance(visited, VisitFinished)
-    assert not later
+WRAPPED = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
 
 
-def test_an_import_may_wrap_torch_compile_as_lightning_does(tmp_path):
-    at_import = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
-    (prepared, notes, ends), (visited, _, _) = planted(tmp_path, at_import)
+@pytest.mark.parametrize("at_import", ["torch.backends.cuda.matmul.allow_tf32 = True", WRAPPED])
+def test_an_import_may_set_what_can_be_put_back(tmp_path, at_import):
+    (prepared, ends), (visited, _) = planted(tmp_path, at_import)
     assert isinstance(prepared, Prepared)
     assert not ends
-    assert any("torch.compile" in each for each in notes)
     assert isinstance(visited, VisitFinished)
 
 
-def test_what_cannot_be_loaded_says_so(tmp_path):
-    (prepared, _, _), (visited, _, _) = planted(tmp_path, "raise RuntimeError('no such library')")
-    assert prepared.is_unloadable
-    assert visited.is_unloadable
-
-
-def test_what_fails_in_a_call_could_be_loaded(tmp_path):
-    _, (visited, _, _) = planted(tmp_path, in_call="raise RuntimeError('not these')")
+@pytest.mark.parametrize(("where", "is_unloadable"), [("at_import", True), ("in_call", False)], ids=["import", "call"])
+def test_only_what_fails_as_it_is_imported_cannot_be_loaded(tmp_path, where, is_unloadable):
+    _, (visited, _) = planted(tmp_path, **{where: "raise RuntimeError('no such library')"})
     assert isinstance(visited, Failed)
-    assert not visited.is_unloadable
+    assert visited.is_unloadable is is_unloadable
 
 
 def test_an_import_may_replace_no_function(tmp_path):
-    ((prepared, _, ends), _) = planted(tmp_path, "import time; time.perf_counter = lambda: 0.0")
+    ((prepared, ends), _) = planted(tmp_path, "import time; time.perf_counter = lambda: 0.0")
     assert isinstance(prepared, Failed)
     assert "it changed time.perf_counter" in prepared.message
     assert ends
 
 
 def test_a_call_that_changes_a_setting_costs_the_cell_and_the_process(tmp_path):
-    _, (visited, _, ends) = planted(tmp_path, in_call="torch.set_default_dtype(torch.float64)")
+    _, (visited, ends) = planted(tmp_path, in_call="torch.set_default_dtype(torch.float64)")
     assert isinstance(visited, Failed)
     assert visited.raised == "SharedStateError"
     assert "the default dtype from torch.float32 to torch.float64 for everybody in the process" in visited.message
     assert ends
 
 
-def test_a_call_that_moves_elsewhere_is_noted(tmp_path):
-    _, (visited, notes, ends) = planted(tmp_path, in_call="os.chdir('/')")
-    assert isinstance(visited, VisitFinished)
-    assert any("working directory" in each for each in notes)
-    assert not ends
+def test_a_call_that_moves_elsewhere_is_taken_back(tmp_path):
+    def moved():
+        replies, before = asked(tmp_path, f"{tmp_path / 'planted.py'}:f"), Path.cwd()
+        return [(isinstance(reply, Failed), ends) for reply, ends in replies], before
+
+    (tmp_path / "planted.py").write_text(FILE.format(at_import="pass", in_call="os.chdir('/')"))
+    replies, folder = apart(moved)
+    assert replies == [(False, False), (False, False)]
+    assert folder == Path.cwd()
 
 
 def test_an_honest_one_changes_nothing(tmp_path):
-    for reply, notes, ends in apart(lambda: asked(tmp_path, "sdpa")):
+    for reply, ends in apart(lambda: asked(tmp_path, "sdpa")):
         assert not isinstance(reply, Failed), reply
-        assert not notes
         assert not ends

@@ -12,14 +12,15 @@ from attnbench.analysis.comparisons import comparisons, noises
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import Report, story
+from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import effect_of, visit_numbers
 from attnbench.statistics.verdict import LOOKS, Reason
 from attnbench.storage.events import ArmSamples, VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
-from attnbench.timing.schedule import State
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads
@@ -118,14 +119,14 @@ def test_a_session_finds_the_ratio(world):
         state = session(client, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
     slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
-    found = effect_of(visit_numbers([slow], [baseline], state.gauge.discarded.get(workload, ())))
+    found = effect_of(visit_numbers([slow], [baseline], InterferenceGauge().follow(state.probes).get(workload, ())))
     assert found.ratio == pytest.approx(1.3, rel=0.02)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     results = virtual.execute(TIMED, tmp_path / "run", client_in(world))
-    assert results.reason == "every comparison is decided"
+    assert results.reason.startswith("every comparison is decided")
     assert results.elapsed_s < 600
     assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
@@ -276,7 +277,6 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     assert {name: judged.verdict for name, judged in found.judgements.items()} == one_process
     assert found.judgements["same"].reason is Reason.one_process
     assert found.spent_s < 300
-    assert set(found.settled_s) == set(TOLD) - {"same"}
 
 
 def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_processes():
@@ -296,4 +296,4 @@ def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_proc
     assert (judged.verdict, judged.reason) == (Verdict.undecided, Reason.one_process)
     assert judged.ratio == pytest.approx(1.02, rel=1e-3)
     assert judged.low < 1 < judged.high
-    assert found.num_visits == LOOKS[-1]  # more would show no more
+    assert len(found.visits) == LOOKS[-1]  # more would show no more

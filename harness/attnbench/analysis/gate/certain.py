@@ -27,8 +27,8 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
-from attnbench.statistics.samples import Samples
 from attnbench.storage.records import LATENCY, Agreement, Record, Status
+from attnbench.storage.samples import Samples
 from attnbench.units import SCALES, show, significant
 
 CHECK = "check"

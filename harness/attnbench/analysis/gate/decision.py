@@ -32,10 +32,10 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdict
+from attnbench.statistics.effects import WHOLE, effects
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, Reason, mean_between_runs
 from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status
-from attnbench.timing.schedule import WHOLE, effects
 from attnbench.units import percent
 
 EVERYTHING = (EVERY, EVERY)

@@ -118,8 +118,8 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
         limit_memory()  # a driver of another device maps far more than it uses
     decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
-    def send(reply: Reply, *, ends: bool = False, notes: tuple[str, ...] = ()) -> None:
-        answers.write(msgspec.json.encode(Envelope(reply=reply, ends=ends, notes=notes)) + b"\n")
+    def send(reply: Reply, *, ends: bool = False) -> None:
+        answers.write(msgspec.json.encode(Envelope(reply=reply, ends=ends)) + b"\n")
 
     def consult(asked: Consulted) -> Request:
         send(asked)
@@ -129,7 +129,7 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     try:
         while True:
             reply = worker.answer(decoder.decode(lines.get()))
-            send(reply, ends=worker.is_broken, notes=tuple(dict.fromkeys(worker.notes)))
+            send(reply, ends=worker.is_broken)
     except BaseException:
         traceback.print_exc()
         raise

@@ -28,12 +28,13 @@ from attnbench.checking.reference import Reference, reference_for_probe, require
 from attnbench.checking.rules import RulesAt
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.devices import CaptureError, device, environment, loads
+from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.processes.worker import attempts, operators, state
+from attnbench.processes.worker.asides import Asides, certificate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
@@ -50,7 +51,6 @@ class Bench:
     """One workload, made ready to be measured."""
 
     def __init__(self, workload: Workload) -> None:
-        """Draw the inputs and bind the mask, which all arms share."""
         self.workload = workload
         self.inputs = place(draw_normal(workload, 0), workload)
         self.mask = bind(workload)
@@ -139,10 +139,9 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Keep nothing yet. `consult` asks the process that holds a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.candidates = Candidates()
+        self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
-        self.notes: list[str] = []  # what the request's implementation changed that matters to nobody's answer or time
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[messages.Question, agreement.References] | None = None
         self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
@@ -159,7 +158,6 @@ class Worker:
         self.pads: list[bytearray] = []
         self.turn = PROBE  # whose fault a failure is
         self.built: set[str] = set()  # specs
-        self.is_alone = False  # one implementation has the process for itself
         self.is_pending = False  # what the guard remembers is from before an earlier request
         self.is_altered = False  # something was changed that everybody in the process has
         self.is_broken = False  # the process is of no more use
@@ -173,9 +171,11 @@ class Worker:
         Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
         """
         if isinstance(request, messages.Start):
-            draws, self.is_alone = random.Random(request.layout), request.is_alone
+            draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return messages.Started(environment=environment.collect())
+        if isinstance(request, messages.Aside):
+            return self.asides.answer(request)
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
@@ -187,7 +187,7 @@ class Worker:
         torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
-        self.notes, self.is_altered = [], False
+        self.is_altered = False
         self.turn, start = PROBE, time.perf_counter()
         is_first_build = isinstance(request, messages.Build) and request.spec not in self.built
         is_quick = self.is_quick(request) and not is_first_build
@@ -226,12 +226,11 @@ class Worker:
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
             ):
-                blocks.settle()
+                waiting.settle()
         if changes.settings and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
             message = "; ".join(filter(None, (reply.message, state.blame(changes.settings))))
             reply = msgspec.structs.replace(reply, message=message)
-        self.notes += changes.notes
-        self.is_altered |= bool(changes.settings or (changes.kept and not self.is_alone))
+        self.is_altered |= bool(changes.settings)
         if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
@@ -280,20 +279,15 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Put back what was changed, and note it; where something is imported or built, settings also.
+        """Put back what was changed; an import, or what builds a module, may change what can be put back.
 
         Raises:
             SharedStateError: a call changed settings, or what is made did and they cannot be put back.
         """
         changes = self.guard.restore()
-        self.notes += changes.notes
-        if changes.settings and not is_making:
+        if blamed := changes.stuck if is_making else changes.settings:
             self.is_altered = True
-            raise state.SharedStateError(state.blame(changes.settings))
-        self.notes += changes.settings
-        self.is_altered |= bool(changes.kept) and not self.is_alone
-        if stuck := [each for each in changes.settings if each in changes.kept]:
-            raise state.SharedStateError(state.blame(stuck))
+            raise state.SharedStateError(state.blame(blamed))
 
     def _reply(self, request: messages.Work) -> messages.Reply:  # noqa: PLR0911 - one for each kind
         match request:
@@ -328,6 +322,9 @@ class Worker:
             case messages.Trace():
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
                 return messages.Traced()
+            case messages.Certify():
+                made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
+                return certificate(request, made, baseline, self.heartbeat.beat)
             case messages.Attempt():
                 self.benches.clear()  # nothing else is in the way of a call that may not fit
                 self.references = None

@@ -62,7 +62,6 @@ class OutOfReachError(Exception):
     """A cell is predicted not to fit; carries the status, the reason, and whether it was close."""
 
     def __init__(self, status: Status, reason: str, *, is_close: bool = False) -> None:
-        """Keep all."""
         super().__init__(reason)
         self.status, self.is_close = status, is_close
 
@@ -110,7 +109,6 @@ class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
     def __init__(self, spec: str, error: BaseException) -> None:
-        """Join the messages of the error and its causes, with the line of the file that raised it."""
         causes, told = [error], list[str]()
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)

@@ -49,12 +49,12 @@ class Rotation:
         if number > MOST_COPIES:
             raise OutOfReachError(
                 Status.unsupported,
-                f"its inputs are too small to rotate: {wanted}, and {MOST_COPIES:,} are the most: give --cache cold",
+                f"its inputs are too small to rotate: {wanted}, at most {MOST_COPIES:,}: give --conditions cold",
             )
         if (number - 1) * size > SHARE_OF_FREE * (free := here.free_bytes()):
             raise OutOfReachError(
                 Status.unsupported,
-                f"no memory to rotate its inputs: {wanted}, and {show(free, 'bytes')} are free: give --cache cold",
+                f"no memory to rotate its inputs: {wanted}, and {show(free, 'bytes')} are free: give --conditions cold",
             )
         self.inputs = [inputs]
         for _ in range(number - 1):

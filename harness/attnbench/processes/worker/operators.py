@@ -151,7 +151,6 @@ class Asking(TorchFunctionMode):
     """
 
     def __init__(self, wanted: str = "") -> None:
-        """Nothing is asked yet; where no backend is wanted, no reasons are asked for."""
         super().__init__()
         self.wanted = wanted
         self.predicted: dict[str, None] = {}
@@ -164,7 +163,6 @@ class Asking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever torch returns
-        """Ask, and then make the call."""
         if func is scaled_dot_product_attention:
             taken, _ = _choice(args, kwargs or {})
             if taken:

@@ -1,82 +1,21 @@
-"""A check inside a model of the package transformers, in a process of its own: `python -m ... ASKED FILE`.
-
-It is asked by JSON, and writes a line for each event to the file: what somebody's code prints goes elsewhere.
-"""
+"""The time of a whole model's step with one attention or another."""
 
 import functools
-import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
-from attnbench.checking.tolerance import Tolerance
-from attnbench.devices import environment
-from attnbench.models import in_model
-from attnbench.models.events import OWN, AnyEvent, Asked, Impossible, Timed, Trying
 from attnbench.models.in_model import NAME, Candidate, Model
+from attnbench.models.records import OWN, StepTime
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Arm
 from attnbench.timing.functions import FunctionComparison
 
 
-def main() -> None:
-    """Build, check each attention, time those that agree."""
-    asked = msgspec.json.decode(sys.argv[1], type=Asked)
-    place = Path(sys.argv[2])
-
-    def say(event: AnyEvent) -> None:
-        with place.open("ab") as file:
-            file.write(msgspec.json.encode(event) + b"\n")
-
-    warnings.filterwarnings("ignore", module="transformers")
-    torch.set_num_threads(environment.physical_cores())
-    say(Trying(step="building"))
-    try:
-        model, expected = _prepared(asked)
-    except ValueError as error:
-        say(Impossible(reason=str(error)))
-        return
-    say(model.built)
-    right = [attention for attention in asked.attentions if attention in asked.timed]
-    for attention in asked.attentions:
-        if attention not in asked.checked:
-            say(Trying(step="checking", attention=attention))
-            judged = in_model.judge(asked, model, expected, attention)
-            say(judged)
-            right += [attention] * judged.is_right
-    ordered = tuple(attention for attention in asked.attentions if attention in right)
-    if len(ordered) > 1 and asked.budget_s > 0:
-        say(Trying(step="timing"))
-        for timed in time_steps(asked, model, ordered):
-            say(timed)
-
-
-def _prepared(asked: Asked) -> tuple[Model, dict[str, dict[str, Tolerance]]]:
-    """The model and what is expected of it.
-
-    Raises:
-        ValueError: the package cannot read the configuration, or there is no such model here.
-    """
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    in_model.register()
-    try:
-        config = AutoConfig.from_pretrained(asked.config, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"transformers cannot read {asked.config}: {(str(error).splitlines() or ['?'])[0]}") from None
-    model = in_model.build(asked, config)
-    return model, in_model.expect(model, grads=asked.has_gradients)
-
-
-def time_steps(asked: Asked, model: Model, attentions: tuple[str, ...]) -> list[Timed]:
+def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> list[StepTime]:
     """The step of the whole model, forward or forward and backward, in interleaved blocks; the first is the baseline.
 
     The package is asked for every attention by a name of its own, so that a call pays nothing for the exchange.
@@ -97,7 +36,7 @@ def time_steps(asked: Asked, model: Model, attentions: tuple[str, ...]) -> list[
             name = f"{NAME}_{place}"
             AttentionInterface.register(name, _timed(Candidate(attention), spent.setdefault(attention, [])))
             AttentionMaskInterface.register(name, sdpa_mask)
-        calls[attention] = functools.partial(_step, model.model, name, {**given, **more}, asked.has_gradients)
+        calls[attention] = functools.partial(_step, model.model, name, {**given, **more}, model.spec.has_gradients)
     for call in calls.values():
         call()
     shares = {}
@@ -107,14 +46,14 @@ def time_steps(asked: Asked, model: Model, attentions: tuple[str, ...]) -> list[
             start = time.perf_counter()
             call()
             shares[attention] = sum(spent[attention]) / (time.perf_counter() - start)
-    compared = FunctionComparison(calls, attentions[0], num_blocks=2, seed=asked.seed)
-    compared.run(asked.budget_s)
+    compared = FunctionComparison(calls, attentions[0], num_blocks=2, seed=model.spec.seed)
+    compared.run(budget_s)
     found = []
     for attention in attentions:
         seconds = median_estimate(compared.samples[Arm(implementation=attention)]).point
         judged = compared.judgements.get(attention)
         found.append(
-            Timed(
+            StepTime(
                 attention=attention,
                 seconds=seconds,
                 ratio=None if judged is None else judged.ratio,
@@ -160,7 +99,3 @@ def _configs(model: nn.Module) -> list[Any]:
         found = list(every.values())
         object.__setattr__(model, "_attnbench_configs", found)
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What a check inside a model is asked, and what it says as it goes: a line each, from its process to the command's."""
+"""What a check inside a model is asked, and what it finds."""
 
 import msgspec
 
@@ -6,27 +6,19 @@ OWN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_
 """Attentions that are functions of transformers itself."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration, the attentions to try in its model, and the sizes."""
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration, and the sizes of the model that is built from it."""
 
     config: str  # a file, or the folder that it lies in
-    attentions: tuple[str, ...]
     num_layers: int = 0  # 0: as many as fit
     batch_size: int = 2
     seq_len: int = 128
     dtype: str = "float32"
     seed: int = 0
-    budget_s: float = 30.0
     has_gradients: bool = True
-    checked: tuple[str, ...] = ()  # those of `attentions` that need no check again
-    timed: tuple[str, ...] = ()  # those that are to be timed though they were checked before; with them all that agree
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """One line."""
-
-
-class Built(Event, frozen=True, kw_only=True, tag="built"):
+class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
     """The model that was built: what was asked for, and what fits here."""
 
     architecture: str
@@ -39,13 +31,6 @@ class Built(Event, frozen=True, kw_only=True, tag="built"):
     batches: tuple[str, ...]
 
 
-class Trying(Event, frozen=True, kw_only=True, tag="trying"):
-    """What comes next, so that a crash can be blamed on the right one; of several at once, none is named."""
-
-    step: str  # building, checking or timing
-    attention: str = ""
-
-
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of the model that is further from float64 than honest forms are."""
 
@@ -55,7 +40,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     allowed: float
 
 
-class Judged(Event, frozen=True, kw_only=True, tag="judged"):
+class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     """What the check of one attention found: nothing, where it is right."""
 
     attention: str
@@ -76,7 +61,7 @@ class Judged(Event, frozen=True, kw_only=True, tag="judged"):
         return bool(self.differences or (self.reason and not self.is_refused))
 
 
-class Timed(Event, frozen=True, kw_only=True, tag="timed"):
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """The step of the whole model with one attention: seconds, its ratio to the first, and attention's own share."""
 
     attention: str
@@ -88,10 +73,7 @@ class Timed(Event, frozen=True, kw_only=True, tag="timed"):
     attention_share: float | None = None  # of the forward pass of one step
 
 
-class Impossible(Event, frozen=True, kw_only=True, tag="impossible"):
-    """Why there is no model: the words of a ValueError."""
+class StepsTimed(msgspec.Struct, frozen=True, kw_only=True, tag="steps_timed"):
+    """The steps of the model, the first attention's first."""
 
-    reason: str
-
-
-AnyEvent = Built | Trying | Judged | Timed | Impossible
+    steps: tuple[StepTime, ...]

@@ -8,8 +8,8 @@ import numpy as np
 import psutil
 import pytest
 
+from attnbench.commands import doctor
 from attnbench.devices import device, environment
-from attnbench.timing import doctor
 from attnbench.timing.blocks import SIMULATED
 from attnbench.timing.functions import FunctionComparison
 from studies.simulated.machine import VirtualClock
@@ -128,3 +128,17 @@ def test_many_disturbed_blocks_are_worse():
     found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
     assert found.advice == "other work disturbs this machine: do not rely on what is measured now"
     assert "blocks disturbed" in found.value
+
+
+def test_hosts_that_differ_are_not_comparable_and_advice_is_said_with_its_host():
+    same = doctor.Finding(name="load", value="1 %")
+    hosts = {
+        "one": [same, doctor.Finding(name="versions", value="torch 2.13")],
+        "two": [same, doctor.Finding(name="versions", value="torch 2.12", advice="update it")],
+    }
+    lines = doctor.differences(hosts)
+    assert len(lines) == 2
+    assert lines[0].startswith("versions differs")
+    assert "torch 2.12 on two" in lines[0]
+    assert lines[1] == "two, versions: update it"
+    assert doctor.differences({"one": [same], "two": [doctor.Finding(name="load", value="9 %")]}) == []

@@ -1,25 +1,11 @@
-"""What a check of invariance is asked and answers, a line each, from its process to the command's."""
+"""What a check of invariance finds."""
 
 import msgspec
 
 from attnbench.workloads.workload import Workload
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """An implementation, the shape at which it is tried, and how long may be spent on its price in time."""
-
-    spec: str
-    workload: Workload
-    baseline: str
-    budget_s: float
-    seed: int
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """One line."""
-
-
-class LawTried(Event, frozen=True, kw_only=True, tag="law"):
+class LawTried(msgspec.Struct, frozen=True, kw_only=True):
     """One law: how often it was put to the test, and where it was broken first, or why it could not be tried."""
 
     law: str
@@ -28,7 +14,7 @@ class LawTried(Event, frozen=True, kw_only=True, tag="law"):
     reason: str = ""
 
 
-class Priced(Event, frozen=True, kw_only=True, tag="priced"):
+class Price(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a call next to the baseline's, in interleaved blocks."""
 
     phase: str
@@ -39,23 +25,14 @@ class Priced(Event, frozen=True, kw_only=True, tag="priced"):
     verdict: str
 
 
-class Failed(Event, frozen=True, kw_only=True, tag="failed"):
-    """Why the implementation could not be tried at all."""
-
-    reason: str
-
-
-AnyEvent = LawTried | Priced | Failed
-
-
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found out about one implementation at one shape."""
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
+    """What was found out about one implementation at one shape; `failed` says why nothing could be tried."""
 
     implementation: str
     workload: Workload
     seed: int
     laws: tuple[LawTried, ...] = ()
-    prices: tuple[Priced, ...] = ()
+    prices: tuple[Price, ...] = ()
     failed: str = ""
 
     @property

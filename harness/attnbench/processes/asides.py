@@ -1,0 +1,118 @@
+"""Checks outside of a run, each in a worker: certificates of invariance, and attention inside a model."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from attnbench.invariance.records import Certificate
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed, StepTime
+from attnbench.plugins import name_of
+from attnbench.processes import messages
+from attnbench.processes.worker_client import Template, WorkerProcess
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm
+from attnbench.workloads.workload import Workload
+
+DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
+"""Axes of a workload that decide what a certificate tries: the laws vary the others."""
+LONGEST = 1024
+"""Keys of a certificate's shape, at most: the laws vary what is computed with them, not their number."""
+
+
+@contextmanager
+def worker(timeout_s: float, preloaded: str = "") -> Iterator[WorkerProcess]:
+    """A worker process that is not started yet; within, it can be started again after it was lost."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+        template = Template(Path(folder) / "worker.log", {messages.PRELOADED: preloaded})
+        process = WorkerProcess(template, timeout_s)
+        try:
+            yield process
+        finally:
+            process.close()
+            template.close()
+
+
+def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
+    """The shapes of a plan for which certificates are made, each once."""
+    shapes: dict[tuple[object, ...], Workload] = {}
+    for workload in workloads:
+        short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
+        plain = {"mask": "causal", "layout": "contiguous", "scope": "attention", "batch_size": 1, "dropout": 0.0}
+        more = {"direction": "inference", "embed_dim": 0}
+        shape = msgspec.structs.replace(workload, **(short | plain | more))
+        shapes.setdefault(tuple(getattr(shape, axis) for axis in DECIDE), shape)
+    return list(shapes.values())
+
+
+def certify(plan: Plan, spec: str, shape: Workload, baseline: str, budget_s: float) -> Certificate:
+    """Try every law of invariance, then spend `budget_s` on the price in time."""
+    name, seed = name_of(spec), plan.seed
+    request = messages.Certify(
+        workload=shape, arm=Arm(implementation=name), spec=spec, seed=seed, baseline=baseline, budget_s=budget_s
+    )
+    with worker(plan.timeout_s + budget_s) as process:
+        process.start()
+        reply = process.ask(request)
+    if isinstance(reply, Certificate):
+        return reply
+    assert isinstance(reply, messages.Failed)
+    return Certificate(implementation=name, workload=shape, seed=seed, failed=reply.message)
+
+
+class ModelOutcome(msgspec.Struct, kw_only=True):
+    """All that a check inside a model found."""
+
+    built: ModelBuilt | None = None
+    judged: dict[str, Judged] = {}
+    timed: tuple[StepTime, ...] = ()
+    trouble: str = ""  # why nothing was timed, where something agreed
+
+
+def check_in_model(
+    spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
+) -> ModelOutcome:
+    """Judge every attention in the model, then spend `budget_s` on the times of those that agree.
+
+    An attention that ends the process, or hangs, costs only itself: the model is built again for the others.
+
+    Raises:
+        ValueError: there is no model for the configuration, or it cannot be built.
+    """
+    outcome = ModelOutcome()
+    with worker(timeout_s, "transformers.modeling_utils") as process:
+
+        def build() -> None:
+            if process.is_running:
+                return
+            note("building")
+            process.start()
+            reply = process.ask(messages.BuildModel(spec=spec))
+            if isinstance(reply, messages.Failed):
+                message = f"the model cannot be built: {reply.message}" if reply.is_lost else reply.message
+                raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
+            assert isinstance(reply, ModelBuilt)
+            outcome.built = reply
+
+        for attention in attentions:
+            build()
+            note(f"checking {attention}")
+            reply = process.ask(messages.JudgeAttention(attention=attention))
+            if isinstance(reply, messages.Failed):
+                reply = Judged(attention=attention, reason=reply.message)
+            assert isinstance(reply, Judged)
+            outcome.judged[attention] = reply
+        right = tuple(attention for attention in attentions if outcome.judged[attention].is_right)
+        if len(right) > 1 and budget_s > 0:
+            build()
+            note("timing")
+            process.timeout_s += budget_s
+            reply = process.ask(messages.TimeSteps(attentions=right, budget_s=budget_s))
+            if isinstance(reply, messages.Failed):
+                outcome.trouble = reply.message
+            else:
+                assert isinstance(reply, StepsTimed)
+                outcome.timed = reply.steps
+    return outcome

@@ -1,0 +1,69 @@
+"""What a worker answers outside of a run: declarations, certificates of invariance, attention inside a model."""
+
+import warnings
+from collections.abc import Callable
+
+from attnbench.checking.tolerance import Tolerance
+from attnbench.contract import Implementation, loading
+from attnbench.invariance.laws import Subject, tried
+from attnbench.invariance.prices import prices
+from attnbench.invariance.records import Certificate
+from attnbench.models import in_model, steps
+from attnbench.models.records import StepsTimed
+from attnbench.plugins import name_of
+from attnbench.processes import messages
+from attnbench.processes.worker import attempts
+
+
+def certificate(
+    request: messages.Certify, implementation: Implementation, baseline: Implementation, on_step: Callable[[], object]
+) -> Certificate:
+    """Try every law, then take the price; `on_step` is called before each law."""
+    subject, laws = Subject(implementation, request.workload, request.seed), []
+    on_step()
+    for law in tried(subject):
+        laws.append(law)
+        on_step()
+    return Certificate(
+        implementation=name_of(request.spec),
+        workload=request.workload,
+        seed=request.seed,
+        laws=tuple(laws),
+        prices=tuple(prices(subject, baseline, request.budget_s)) if request.budget_s else (),
+    )
+
+
+class Asides:
+    """Answers what is about no workload; holds one model, with what is expected of it."""
+
+    def __init__(self, on_step: Callable[[], object]) -> None:
+        self.on_step = on_step
+        self.model: in_model.Model | None = None
+        self.expected: dict[str, dict[str, Tolerance]] = {}
+
+    def answer(self, request: messages.Aside) -> messages.Reply:
+        """The answer, whatever the model or an implementation raises."""
+        warnings.filterwarnings("ignore", module="transformers")
+        self.on_step()
+        try:
+            match request:
+                case messages.Declare():
+                    return _declared(request.spec)
+                case messages.BuildModel():
+                    self.model = in_model.load(request.spec)
+                    self.expected = in_model.expect(self.model)
+                    return self.model.built
+            assert self.model is not None
+            if isinstance(request, messages.JudgeAttention):
+                return in_model.judge(self.model, self.expected, request.attention)
+            return StepsTimed(steps=tuple(steps.time_steps(self.model, request.attentions, request.budget_s)))
+        except Exception as error:  # noqa: BLE001 - somebody's code
+            status, message = attempts.describe(error)
+            return messages.Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
+
+
+def _declared(spec: str) -> messages.Declared:
+    try:
+        return messages.Declared(built_in=dict(loading.implementation(spec).built_in()))
+    except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+        return messages.Declared(problem=str(attempts.load_error(spec, error)))

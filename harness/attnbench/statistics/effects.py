@@ -1,0 +1,57 @@
+"""The effects of a session: each arm of a workload against its reference, and the verdicts on all of them together."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from attnbench.statistics.intervals import Block, Visit, by_process, effect_of, visit_numbers
+from attnbench.statistics.verdict import Effect, Judgement, effect, judge
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm, Key, Sample
+
+WHOLE: Key = ("*", Arm())
+"""In place of a cell: all cells of a session with two sides together."""
+Taken = Mapping[Arm, Sequence[Sample]]
+"""The samples of one workload, by arm, controls among them."""
+Numbers = dict[Key, dict[Visit, float]]
+"""The log ratios of comparisons, one for each visit."""
+
+
+def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
+    """One log ratio of an arm to another for each visit; an A/A control counts as the same code."""
+    arms, references = (
+        [own for each in (one, one.as_control()) if len(own := taken.get(each, ()))] for one in (arm, reference)
+    )
+    return visit_numbers(arms, references, discarded)
+
+
+def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
+    """The log ratio of an arm's A/A control to itself for each visit: what noise alone shows."""
+    return visit_numbers([taken.get(reference.as_control(), ())], [taken.get(reference, ())], discarded)
+
+
+def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[Block], arms: Iterable[Arm]) -> Numbers:
+    """The numbers of each of the arms of a workload that has a block in common with its reference."""
+    found = {
+        (workload, arm): numbers(taken, arm, plan.reference(arm), discarded)
+        for arm in arms
+        if not plan.is_reference(arm)
+    }
+    return {key: own for key, own in found.items() if own}
+
+
+def effects(plan: Plan, found: Numbers) -> dict[Key, Effect]:
+    """The effect of each comparison of a run, and of all together where it has two sides."""
+    known = {key: effect_of(own) for key, own in found.items()}
+    if plan.sides is not None and (whole := over_cells([*map(by_process, found.values())])):
+        known[WHOLE] = effect([*whole.values()])
+    return known
+
+
+def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The mean of the cells' log ratios for each process that has visited all of them: cells share its bias."""
+    shared = set.intersection(*(set(own) for own in cells)) if cells else set()
+    return {epoch: sum(own[epoch] for own in cells) / len(cells) for epoch in sorted(shared)}
+
+
+def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
+    """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
+    return judge(known, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
