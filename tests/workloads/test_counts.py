@@ -141,23 +141,10 @@ def test_executed_flops_are_what_torch_counts(name, scope, direction):
         assert reported == counted(name, workload) == counts.dense_flops(workload)
 
 
-@pytest.mark.parametrize("direction", ["inference", "forward_backward"])
-@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(40)", "padding", "alibi"])
-def test_chunked_executes_the_tiles_that_it_visits(mask, direction, monkeypatch):
-    chunked = implementation("chunked")
-    for module in ("attnbench.contract.bundled", "attnbench.implementations.chunked"):
-        monkeypatch.setattr(f"{module}.TILE", 16)
-    workload = Workload(batch_size=2, num_heads=2, head_dim=4, seq_len=70, mask=mask, direction=direction)
-    executed = chunked.executed_flops(workload)
-    assert executed == counted("chunked", workload)
-    assert counts.useful_flops(workload) <= executed
-    whole = chunked.executed_flops(Workload(**(workload.axes() | {"mask": "none"})))
-    assert executed < whole if mask == "causal" else executed == whole
-
-
 def test_who_does_not_say_what_it_executes_is_unknown():
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing", batch_size=2)
     assert implementation("sdpa").executed_flops(workload) is None
+    assert implementation("chunked").executed_flops(workload) is None
 
 
 def test_torch_counts_nothing_for_its_cpu_flash_kernel_and_ignores_a_causal_mask():

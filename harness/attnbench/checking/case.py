@@ -282,8 +282,8 @@ class Case:
 
     def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
         """One forward call, for which everything that is not the implementation's is done already, and its leaves."""
-        bind = getattr(self.module, "bind", None) if self.workload.scope == "attention" else None
-        if bind is None:
+        bind = getattr(self.module, "bind", None)
+        if bind is None or self.workload.scope == "module" or "attend" in vars(self.module):  # another one, compiled
             return self.output, list(self.leaves.values())
         self.hand_over_operands()
         bound: Bound = bind(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)

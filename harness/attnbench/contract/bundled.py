@@ -21,38 +21,17 @@ from attnbench import plugins
 from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
 from attnbench.contract.adapters import Adapted, ModuleAdapter, Sizes
 from attnbench.contract.functions import ByFunction, Declared, FunctionAttention, from_function
-from attnbench.workloads.counts import dense_flops, every_pair, product_flops
+from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
-TILE = 256
-"""Queries and keys in a tile, where the catalogue says "tiles"."""
-
-
-def tiled_flops(workload: Workload) -> int | None:
-    """FLOPs where each tile of queries visits the keys up to its own last place, and makes all again to go back."""
-    if workload.sinks != "none":
-        return None
-    is_causal = workload.mask == "causal" or (
-        workload.mask == "causal_bottom_right" and workload.seq_len == workload.kv_len
-    )
-    pairs = every_pair(workload)
-    if is_causal:
-        starts = range(0, workload.seq_len, TILE)
-        tiles = [(min(TILE, workload.seq_len - start), min(start + TILE, workload.kv_len)) for start in starts]
-        pairs = workload.batch_size * sum(num_queries * num_keys for num_queries, num_keys in tiles)
-    has_backward = workload.direction in {"backward", "forward_backward"}
-    again = 2 * workload.num_heads * pairs * workload.value_dim
-    return product_flops(workload, pairs, recomputes_scores=True) + has_backward * again
-
-
-FLOPS: dict[str, Callable[[Workload], int | None]] = {"dense": dense_flops, "tiles": tiled_flops, "": lambda _: None}
+FLOPS: dict[str, Callable[[Workload], int | None]] = {"dense": dense_flops, "unknown": lambda _: None}
 
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Rows of catalogue.toml by the implementation's name."""
+    """Facts of catalogue.toml by the implementation's name."""
     text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
 
 
 def bundled() -> dict[str, Implementation]:
@@ -71,7 +50,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
     row, holds = catalogue().get(name, {}), vars(module)
     if "IMPLEMENTATION" in holds:
         found: Implementation = module.IMPLEMENTATION
-        return found if found.source else replace(found, source=row.get("source", name))
+        return found
     declared = Declared(
         unsupported=holds.get("unsupported", supports_everything),
         has_sdpa_mask=True,
@@ -80,10 +59,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
     made = replace(
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
-        executed_flops=FLOPS[row.get("flops", "")],
-        backend=row.get("backend", ""),
-        compiles=row.get("compiles", False),
-        copies=row.get("copies", ""),
+        executed_flops=FLOPS[row.get("flops", "unknown")],
     )
     return with_module(made, module, declared) if "MODULE" in holds else made
 

@@ -162,7 +162,7 @@ class ByFunction:
         function, call = signature.function, signature.call
         if call is not None:
             function = partial(_by_call, call, function, mask)
-        return Bound(function, partial(self.prepare, mask=mask), (query, key, value))
+        return Bound(function, partial(self.prepare, mask=mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -436,11 +436,8 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
     if "bias" in names:
         hides_by_bias = rule.hides and not is_passed and "mask" not in names
-        if hides_by_bias or not rule.hides:
-            added = mask.bias(dtype)
-        else:
-            added = _changes(mask, dtype, signature.spec) if has_changes else None
-        passed[names["bias"]] = mask.handed(added)
+        changes = _changes(mask, dtype) if has_changes else None
+        passed[names["bias"]] = mask.handed(mask.bias(dtype) if hides_by_bias or not rule.hides else changes)
     return passed, None
 
 
@@ -451,13 +448,6 @@ def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
     return len(hiding) == 1 and isinstance(hiding[0], kinds)
 
 
-def _changes(mask: BoundMask, dtype: torch.dtype, spec: str) -> Tensor:
-    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S).
-
-    They are made at the first use. Each function has its own: one that writes into it misleads no other. A learned bias
-    is looked up each time.
-    """
-    zero = torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device)
-    if mask.rule.is_learned:
-        return mask.adjust(zero)
-    return mask.keep((spec, "changes of scores alone", dtype), lambda: mask.adjust(zero))
+def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:
+    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S)."""
+    return mask.adjust(torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device))

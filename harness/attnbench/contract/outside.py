@@ -41,9 +41,7 @@ class Bound:
     Tensors that `prepare` makes anew, such as repeated heads, are leaves of their own: a backward pass ends there.
     """
 
-    def __init__(
-        self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: tuple[Tensor, ...]
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: list[Tensor]) -> None:
         """Prepare the call on query, key and value by `prepare`, which is called with these."""
         self._prepare, self._inputs = prepare, inputs
         with torch.enable_grad():
@@ -72,12 +70,10 @@ class Bound:
         """Prepare again into the same memory, after the values of the inputs have changed."""
         with torch.no_grad():
             prepared = self._prepare(*self._inputs)
-            for tensor, anew in zip(self._tensors, prepared.tensors, strict=True):
-                if tensor.data_ptr() != anew.data_ptr():
-                    tensor.copy_(anew)
-            for name, value in self._passed.items():
-                if isinstance(value, Tensor) and value is not prepared.passed[name]:
-                    value.copy_(prepared.passed[name])
+            anew = [*prepared.tensors, *prepared.passed.values()]
+            for value, right in zip([*self._tensors, *self._passed.values()], anew, strict=True):
+                if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
+                    value.copy_(right)
 
 
 def as_leaf(value: Any) -> Any:  # noqa: ANN401 - an argument of any kind

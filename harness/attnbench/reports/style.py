@@ -103,8 +103,7 @@ _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 def built_in() -> dict[str, Look]:
     """The looks of the implementations that come with the project, as their catalogue declares them."""
     text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    rows = {name: row for name, row in tomllib.loads(text).items() if "colour" in row}
-    return {name: Look(colour=row["colour"], marker=row["marker"], width=row["width"]) for name, row in rows.items()}
+    return {name: Look(**look) for name, look in tomllib.loads(text)["looks"].items()}
 
 
 def look(arm: Arm | str) -> Look:
