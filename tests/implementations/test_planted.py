@@ -3,17 +3,17 @@
 import importlib.util
 import os
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from attnbench.checking.agreement import References, ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract.bundled import bundled, from_module
 from attnbench.workloads.workload import RETIRED, Workload
 from tests import forks
+from tests.checks import references
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,6 @@ def copied(folder, file, changed):
     copy = folder / f"copy_of_{file}.py"
     copy.write_text(text, encoding="utf-8")
     return copy
-
-
-@cache
-def references(point: Workload) -> References:
-    return ask_oracle(point, 0)
 
 
 def judged(copy, point):
