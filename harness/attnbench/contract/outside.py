@@ -38,7 +38,7 @@ class Prepared:
 class Bound:
     """A function's call with everything in place: `call` has no arguments and does nothing but call the function.
 
-    Tensors that `prepare` makes anew, such as repeated heads, are leaves of their own: a backward pass ends there.
+    Tensors that `prepare` makes, such as repeated heads, are leaves of their own: a backward pass ends there.
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: list[Tensor]) -> None:
@@ -70,8 +70,8 @@ class Bound:
         """Prepare again into the same memory, after the values of the inputs have changed."""
         with torch.no_grad():
             prepared = self._prepare(*self._inputs)
-            anew = [*prepared.tensors, *prepared.passed.values()]
-            for value, right in zip([*self._tensors, *self._passed.values()], anew, strict=True):
+            fresh = [*prepared.tensors, *prepared.passed.values()]
+            for value, right in zip([*self._tensors, *self._passed.values()], fresh, strict=True):
                 if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
                     value.copy_(right)
 
