@@ -349,8 +349,8 @@ def check_cell(
     implementation that cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
-        unloadable = {"status": Status.error, "message": UNLOADABLE, "is_predicted": True}
-        session.record(events.CellChecked(**named(workload, arm), **unloadable))
+        names = named(workload, arm)
+        session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
         return True
     asked = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
     request = messages.Check(**session.request_of(workload, arm), **asked)
