@@ -69,7 +69,7 @@ def test_more_threads_than_cores(monkeypatch):
     ("name", "value"), [("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "infinity"), ("KMP_BLOCKTIME", "infinite")]
 )
 def test_threads_that_never_sleep(monkeypatch, name, value):
-    reported = f"idle threads keep their cores from what is timed next: unset {name}"
+    reported = f"idle threads keep their cores from the next timed call: unset {name}"
     assert advice(monkeypatch, settings={name: value}) == {"thread and malloc settings": reported}
 
 

@@ -1,6 +1,7 @@
 """What a terminal of 80 columns shows: whole words, troubles before results, a legend beside each question mark."""
 
 import dataclasses
+import gzip
 import io
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
 from attnbench.reports import answers, screen, story
@@ -146,3 +147,18 @@ def test_what_fails_in_one_way_on_many_workloads_is_one_line_and_a_number(tmp_pa
         "liar at 16",
         f"  The same on 2 other workloads, such as {points[-1].id}.",
     ]
+
+
+def test_a_comparison_of_many_cells_leaves_out_the_equal_ones(tmp_path, monkeypatch, capsys):
+    packed = Path(__file__).parents[1] / "data" / "golden" / "two_processes.jsonl.gz"
+    (tmp_path / "journal.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    made = read(tmp_path)
+    terminal.print_sides(made)
+    every = capsys.readouterr().out
+    monkeypatch.setattr(terminal, "MOST_EQUAL", 3)
+    terminal.print_sides(made)
+    few = capsys.readouterr().out
+    assert every.count("equal within") == 2
+    assert "equal within" not in few
+    assert "2 equal cells are not shown (-v)." in few
+    assert few.count("x slower") == every.count("x slower") == 2

@@ -14,9 +14,9 @@ from attnbench.commands.options import AsJson, SelectionOptions, held
 
 OPTIONS = SelectionOptions(sweep="check")
 INVARIANCE = "seq_len=256"
-"""Where --invariance is given no workload."""
+"""The workload of --invariance, unless others are given."""
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
-"""Where --interpret is given none: more than one tile, the last one not full."""
+"""Sizes of --interpret, unless others are given: several tiles, the last one not full."""
 BFLOAT16 = (
     "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is right there only if "
     "it casts them first, and dtype=float16 shows the same mistakes"

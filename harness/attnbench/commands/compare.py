@@ -95,7 +95,7 @@ def _are_stored(names: tuple[str, str], results: Path) -> bool:
 
 
 def summary(results: "Results") -> dict[str, object]:
-    """What a program needs to know in addition to the cells."""
+    """Findings and the verdict on all cells, for JSON."""
     from attnbench.analysis.comparisons import losses, whole
 
     found = whole(results)

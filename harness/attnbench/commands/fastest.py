@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
-"""What may stand next to --resume: what is executed, and what is asked of what was measured."""
+"""Arguments and options that --resume allows."""
 
 
 def fastest(

@@ -77,7 +77,7 @@ def model(
 
 
 def _print(outcome: "ModelOutcome") -> None:
-    """The answer first: what a faster attention means for the model; then who is right, and what was built."""
+    """Print times, then verdicts, then a description of the model."""
     from attnbench.commands.terminal import say
 
     for line in _answer(outcome):
@@ -121,7 +121,7 @@ def _verdict(judged: "Judged") -> str:
         return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
     if judged.differences:
         return plain(f"{judged.attention}: WRONG, first at {_place(judged.differences[0])}")
-    share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of what is allowed"
+    share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of the tolerance"
     return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
 
 

@@ -29,7 +29,7 @@ Resume = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command works on, and within which limits: the parameters of build_plan, as options."""
+    """Options that select workloads and implementations, and their limits: parameters of build_plan."""
 
     sweep: Annotated[
         str,
@@ -81,7 +81,7 @@ class SelectionOptions:
         ),
     ] = None
     memory_limit: Annotated[
-        float, typer.Option(min=0.0, metavar="GIB", help="What a call may need; 0: three quarters of what is free.")
+        float, typer.Option(min=0.0, metavar="GIB", help="Memory of a call; 0: three quarters of the free memory.")
     ] = 0.0
     timeout_s: Annotated[
         float,
@@ -105,7 +105,7 @@ class SelectionOptions:
 
     @property
     def named(self) -> list[str]:
-        """What was named, in either way; of a file without a name, all that it holds.
+        """Specs of the named implementations; a file alone stands for all that it holds.
 
         Raises:
             ValueError: such a file cannot be read, or holds nothing.
@@ -249,7 +249,7 @@ def typed(context: typer.Context) -> set[str]:
 
 
 def named(context: typer.Context) -> set[str]:
-    """Likewise those that somebody gave, on the command line or as a default of their own (defaults.py)."""
+    """The options that were typed or have a default of the user's own (defaults.py), by their long names."""
     return _from(context, {"COMMANDLINE", "DEFAULT_MAP"})
 
 

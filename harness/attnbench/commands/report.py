@@ -123,7 +123,7 @@ def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *,
 
 
 def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Write every intact part of a damaged run into a new one, and print what is left out. The damaged one stays."""
+    """Copy the intact lines of a damaged run into a new one, and print the dropped ones. The damaged one stays."""
     from attnbench.storage import salvage as storage
     from attnbench.storage.journal import find_run
 
@@ -149,7 +149,7 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     if saved.gaps:
         places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
         typer.echo(f"changed or gone is what came before line {places}")
-    typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
+    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
     raise typer.Exit(ExitCode.passed)
 

@@ -29,8 +29,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what would run, how long it takes and what is left out. With --set device=h200 (a100, h100, "
-            "or a data sheet as TOML or JSON): plan for a GPU that is not here.",
+            help="Only print the cells, their predicted time, and those that are left out. With --set device=h200 "
+            "(a100, h100, or a data sheet as TOML or JSON): plan for a GPU that is not here.",
         ),
     ] = False,
     cluster: Annotated[

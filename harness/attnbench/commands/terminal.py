@@ -20,6 +20,8 @@ from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
 FEW, MANY, DENSE_WIDTH = 5, 12, 120
+MOST_EQUAL = 12
+"""A comparison of more cells leaves out those that are equal."""
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
@@ -327,12 +329,22 @@ def _of_hosts(found: Results) -> dict[str, object]:
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
     print_troubles(results)
-    for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
-        say(title, "bold")
-        columns = ("implementation", "length", "base", "candidate", "verdict")
-        shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
-        print_table(columns, shown)
-        say("")
+    tables = {} if VERBOSITY.is_quiet else sides.rows(results)
+    number = sum(map(len, tables.values()))
+    if number > MOST_EQUAL and not VERBOSITY.is_verbose:
+        tables = {
+            title: [row for row in own if not row["verdict"].startswith("equal")] for title, own in tables.items()
+        }
+    for title, members in tables.items():
+        if members:
+            say(title, "bold")
+            columns = ("implementation", "length", "base", "candidate", "verdict")
+            times = [{name: row[name].partition(" (")[0] for name in SIDES} for row in members]
+            rows_of_texts = [[(row | time)[name] for name in columns] for row, time in zip(members, times, strict=True)]
+            print_table(columns, rows_of_texts)
+            say("")
+    if hidden := number - sum(map(len, tables.values())):
+        say(f"{hidden} equal cells are not shown (-v).", "dim")
     for name, text in sides.facts(results).items() if not VERBOSITY.is_quiet else ():
         say(f"{name}: {text}", "dim")
     assert results.plan.sides is not None
