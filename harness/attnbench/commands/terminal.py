@@ -19,7 +19,6 @@ from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
 from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
-FEW, MANY, DENSE_WIDTH = 5, 12, 120
 MOST_EQUAL = 12
 """A comparison of more cells leaves out those that are equal."""
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
@@ -93,7 +92,7 @@ def print_hosts(results: Results) -> None:
     for title, members in hosts.verdicts(found).items():
         say(title, "bold")
         columns = list(members[0])
-        print_table(columns, [[row[column] for column in columns] for row in members], dense=len(columns) > FEW)
+        print_table(columns, [[row[column] for column in columns] for row in members])
     if line := hosts.shown(results):
         say(line)
     say("")
@@ -108,13 +107,6 @@ def print_troubles(results: Results) -> None:
     """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    """The lines of a table, as they are."""
-    console = Console()
-    for place, line in enumerate(lines):
-        console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
@@ -264,24 +256,48 @@ def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     print_findings(results)
 
 
-def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
-    """A list of things, all with the same columns; notes and sources, which are long, stand below."""
-    columns = [column for column in entries[0] if column not in {"source", "why"}]
-    print_table(columns, [[entry[column] for column in columns] for entry in entries], dense=len(columns) > MANY)
-    for note in notes:
-        say(note)
-    for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
-        if source:
-            say(f"{name}: {source}", "dim")
+def print_support(entries: Sequence[dict[str, str]], questions: Iterable[str], reasons: Sequence[str]) -> None:
+    """Print what each implementation here does not support, then those that are not here; verbose adds all reasons."""
+    answers = {entry["implementation"]: {name for name in questions if entry[name] == "yes"} for entry in entries}
+    possible = set().union(*answers.values())
+    here = {name: [each for each in questions if each in possible - own] for name, own in answers.items() if own}
+    print_table(
+        ("implementation", "all but"), [(name, ", ".join(missing) or MISSING) for name, missing in here.items()]
+    )
+    if impossible := [name for name in questions if name not in possible]:
+        say(f"None supports: {', '.join(impossible)}")
+    absent = grouped((entry for entry in entries if entry["implementation"] not in here), _first_reason)
+    if absent:
+        say("")
+        say("Not here:")
+    for reason, members in absent.items():
+        say(f"  {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
+    if not VERBOSITY.is_verbose:
+        say("Every reason: attnbench list -v", "dim")
+        return
+    for line in [*reasons, *(f"{entry['implementation']}: {entry['source']}" for entry in entries)]:
+        say(line, "dim")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts; a dense one is 120 characters wide if need be."""
-    width, texts = Console().width, [[plain(text) for text in row] for row in rows]
-    if dense:
-        _print_lines(text_lines(columns, texts, width=max(width, DENSE_WIDTH), gap=" "))
-    else:
-        _print_lines(text_lines(columns, texts, width=width))
+def _first_reason(entry: dict[str, str]) -> str:
+    return (entry["why"].partition("\n")[0].partition(": ")[2]) or entry["source"]
+
+
+def print_entries(entries: Sequence[dict[str, str]]) -> None:
+    """Print things with the same columns, then their sources."""
+    columns = [column for column in entries[0] if column != "source"]
+    print_table(columns, [[entry[column] for column in columns] for entry in entries])
+    for entry in entries:
+        if entry.get("source"):
+            say(f"{entry[columns[0]]}: {entry['source']}", "dim")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of texts as wide as the terminal, its headings in bold."""
+    console = Console()
+    texts = [[plain(text) for text in row] for row in rows]
+    for place, line in enumerate(text_lines(columns, texts, width=console.width)):
+        console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(found: Results) -> dict[str, object]:
