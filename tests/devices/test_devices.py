@@ -1,6 +1,7 @@
 """Devices: one file each, nothing outside of their folder knows one by name, and torch is needed to measure alone."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -231,7 +232,7 @@ def test_a_device_that_is_added_by_one_file_is_measured_and_shown(copied):
 
     (axis,) = [line for line in attnbench("list", "axes").splitlines() if line.startswith("device ")]
     assert "cpu, cuda, simulated" in axis
-    assert "simulated" in attnbench("list", "implementations").splitlines()[0].split()
+    assert "simulated" in json.loads(attnbench("list", "implementations", "--json"))[0]
     shown = attnbench("run", "--sweep=small.toml", "-ifused", "-isdpa", "-isdpa_cudnn")
     assert "on simulated" in shown
     (folder,) = (copied / "results" / "runs").iterdir()
