@@ -21,7 +21,7 @@ def run(
     options: TimingOptions = OPTIONS,
     baseline: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What ratios are taken against; it takes part though -i does not name it."),
+        typer.Option(metavar="NAME", help="The implementation that others are compared with; it always takes part."),
     ] = "sdpa",
     results: ResultsFolder = Path("results"),
     resume: Resume = None,

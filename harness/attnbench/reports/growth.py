@@ -166,9 +166,7 @@ def curves(growths: Sequence[Growth]) -> list[Picture]:
 def _panel(title: str, members: Sequence[Growth]) -> Panel:
     limit = max(growth.limit_bytes for growth in members)
     lines = [_line(growth) for growth in members]
-    lengths = {
-        length for line in lines for length in (*(each.x for each in line.points), *(x for x, _ in line.curve[-1:]))
-    }
+    lengths = {point.x for line in lines for point in line.points}
 
     def draw_limit(axes: Axes) -> None:
         if limit:
