@@ -160,6 +160,12 @@ def first_heads_mask(query, key, value, *, mask):
     return masked(query, key, value, mask[:, :1])
 
 
+def refusing_masks_of_heads(query, key, value, *, mask):
+    if mask.shape[1] > 1:
+        raise ValueError("one mask for all heads, please")
+    return masked(query, key, value, mask)
+
+
 def mask_in_memory_order(query, key, value, *, mask):
     if not mask.is_contiguous() and 0 not in mask.stride():
         mask = mask.as_strided((mask.numel(),), (1,), mask.storage_offset()).view(mask.shape)
@@ -278,10 +284,11 @@ def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
     assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
 
 
-def test_who_reads_the_first_heads_mask_alone_is_noted():
-    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")
-    assert not found["masks of heads"].holds
-    assert found["masks of heads"].is_noted
+def test_masks_that_differ_by_head_are_read_or_refused():
+    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks of heads"]
+    assert (found.holds, found.is_noted) == (False, False)
+    refused = tried(refusing_masks_of_heads, direction="forward", mask="sliding_window(4)")["masks of heads"]
+    assert (refused.holds, refused.is_noted) == (False, True)
     assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
 
 

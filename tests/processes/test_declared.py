@@ -4,6 +4,7 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes.declared import Declared, declared, suited, together
+from attnbench.processes.execution import checking_template, client_for
 from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
@@ -100,3 +101,11 @@ def test_names_in_common_get_the_stem_of_their_file(tmp_path):
     planned = build_plan(sweep="quick", implementations=(own,), settings=("seq_len=128",), baseline=own)
     assert planned.baseline == "one.chunked"
     assert planned.implementations == (f"one.chunked={own}",)
+
+
+def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path):
+    with checking_template(tmp_path, 60.0) as template:
+        found = declared([f"{file}:causal"], template)
+        client = client_for(build_plan(sweep="check", implementations=["sdpa"]), tmp_path, template)
+    assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
+    assert client.template is template

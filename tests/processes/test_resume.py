@@ -71,10 +71,14 @@ def test_a_run_does_not_go_on_in_another_environment(tmp_path):
         execution.execute(wanted, folder, lambda _: None)
 
 
-@pytest.mark.parametrize("change", [{"budget_s": float("inf")}, {"call_limit_s": float("nan")}, {"num_blocks": 0}])
-def test_a_plan_that_no_journal_could_hold_is_refused(change):
+IMPOSSIBLE = {"budget_s": float("inf"), "call_limit_s": float("nan"), "num_blocks": 0}
+UNKNOWN = {"allocator": "mimalloc", "cache": "hot", "launch": "lazy", "pace": "slow"}
+
+
+@pytest.mark.parametrize(("field", "value"), [*IMPOSSIBLE.items(), *UNKNOWN.items()])
+def test_a_plan_that_no_journal_could_hold_is_refused(field, value):
     with pytest.raises(ValueError, match="is not allowed"):
-        msgspec.structs.replace(planned("fused"), **change).__post_init__()
+        msgspec.structs.replace(planned("fused"), **{field: value}).__post_init__()
 
 
 class LostClient(worker_client.WorkerClient):
@@ -138,9 +142,3 @@ def test_the_allocator_is_reported_before_the_worker_starts(tmp_path):
     with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["system"]) as worker:
         assert "MALLOC_MMAP_MAX_" not in worker.start().environment.settings
     assert "timer step" in environment.moment
-
-
-def test_an_unknown_allocator_cache_launch_or_pace_is_refused():
-    for change in ({"allocator": "mimalloc"}, {"cache": "hot"}, {"launch": "lazy"}, {"pace": "slow"}):
-        with pytest.raises(ValueError, match="is not allowed"):
-            msgspec.structs.replace(planned("fused"), **change).__post_init__()

@@ -1,6 +1,7 @@
 """A journal that is damaged, compressed or not, is named as damaged, wherever the damage lies."""
 
 import gzip
+import hashlib
 import random
 import re
 import shutil
@@ -52,7 +53,7 @@ def whole(folder: Path) -> list[bytes]:
 
 def older(lines: list[bytes]) -> list[bytes]:
     """The same lines as a version without digests wrote them."""
-    return [re.sub(rb',"digest":"\w+"', b"", line).replace(b'"schema":5', b'"schema":4') for line in lines]
+    return [re.sub(rb',"seq":\d+,"digest":"\w+"', b"", line).replace(b'"schema":6', b'"schema":4') for line in lines]
 
 
 def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int, bytes]]:
@@ -129,11 +130,26 @@ def test_a_newer_schema_and_a_digest_that_is_gone_are_damage(tmp_path):
     lines = whole(tmp_path)
     path = tmp_path / "other" / JOURNAL
     path.parent.mkdir()
-    path.write_bytes(b"".join([lines[0].replace(b'"schema":5', b'"schema":6'), *lines[1:]]))
-    with pytest.raises(DamagedError, match="has schema 6, newer than 5: update attnbench"):
+    path.write_bytes(b"".join([lines[0].replace(b'"schema":6', b'"schema":7'), *lines[1:]]))
+    with pytest.raises(DamagedError, match="has schema 7, newer than 6: update attnbench"):
         list(events(path))
     path.write_bytes(b"".join([lines[0], *(re.sub(rb',"digest":"\w+"', b"", line) for line in lines[1:])]))
     with pytest.raises(DamagedError, match="line 2: it was changed: it has lost its digest"):
+        list(events(path))
+
+
+def test_a_line_of_schema_5_is_read_and_its_digest_still_counts(tmp_path):
+    bare = whole(tmp_path)[0].partition(b',"seq"')[0].replace(b'"schema":6', b'"schema":5')
+    digest = hashlib.blake2b(bare + b"}", digest_size=6).hexdigest().encode()
+    path = tmp_path / "old" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(bare + b',"digest":"%b0123456789ab"}\n' % digest)
+    with Journal(path.parent) as journal:
+        journal.append(RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=1.0))
+    assert len(list(events(path))) == path.read_bytes().count(b"\n") == 2
+    assert b'"seq":2,' in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(b'"budget_s":', b'"budget_s":1', 1))
+    with pytest.raises(DamagedError, match="line 1: it was changed"):
         list(events(path))
 
 

@@ -33,7 +33,6 @@ from attnbench.checking.rules import (
     RuleReferences,
     RulesAt,
     for_rules,
-    layouts,
     results_at,
     try_rules,
     untried,
@@ -43,7 +42,6 @@ from attnbench.storage.records import (
     EMPTY_ROWS,
     FLOAT32,
     RANGE,
-    UNALIGNED,
     Agreement,
     Grade,
     ProbeResult,
@@ -173,14 +171,14 @@ def compare(
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             for each in (reference, by_probe[probe]):
                 each.release()
-    except conduct.ConductError as changed:
-        broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
-        return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     except Exception as error:
-        if GRAPH_USED_UP not in str(error):
+        if isinstance(error, conduct.ConductError):
+            rule, found = error.rule, str(error)
+        elif GRAPH_USED_UP in str(error):
+            rule, found = OUTPUTS_APART, "an output of an earlier call is returned again: its graph is used up"
+        else:
             raise
-        again = "an output of an earlier call is returned again: its graph is used up"
-        broken = RuleResult(rule="outputs apart", holds=False, found=again)
+        broken = RuleResult(rule=rule, holds=False, found=found)
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     rule_results: tuple[RuleResult, ...] = ()
     if not (references.is_brief or implementation.is_approximate):
@@ -233,21 +231,6 @@ def _rule_results(references: References, implementation: Implementation, known:
             try_rules(candidate, known, rules, on_step)
         return results_at(workload, known)
     return ()
-
-
-def try_unaligned(references: References, implementation: Implementation) -> RuleResult:
-    """Whether inputs that begin and continue at any place in memory give the same answer; a note, whatever it says.
-
-    On a device that wants them aligned the call may cost its process: see `Device.alignment_bytes`.
-    """
-    if not references.for_rules:  # at such a workload no rule can say anything
-        return RuleResult(rule=UNALIGNED, holds=True, is_noted=True)
-    try:
-        candidate = Candidate(implementation, references.for_rules)
-        found = layouts(candidate, alignment_bytes=1)
-    except Exception as error:  # noqa: BLE001 - to refuse is the best that an implementation can do
-        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return RuleResult(rule=UNALIGNED, holds=not found, found=found, is_noted=True)
 
 
 def verify(case: Case, reference: Reference) -> str:

@@ -47,6 +47,7 @@ class Conduct:
 
     faults: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    is_elsewhere: bool = False  # another process has watched the call, and reports what it did to random numbers
 
     def require_faultless(self) -> None:
         """Raise the first fault.
@@ -65,6 +66,7 @@ _WATCH: ContextVar[Conduct | None] = ContextVar("watch", default=None)
 def note(found: Mapping[str, str]) -> None:
     """Note what the call that is being watched did in another process, by rule; if none is, nothing."""
     if (watch := _WATCH.get()) is not None:
+        watch.is_elsewhere = True
         watch.notes.update(found)
 
 
@@ -118,6 +120,8 @@ def watched(
         conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if mask is not None and (forms := mask.restore()):
         conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
+    if conduct.is_elsewhere:
+        return
     now = _seeds()
     if reseeded := [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]:
         conduct.faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
@@ -125,7 +129,7 @@ def watched(
             generator.set_state(state)
     else:
         drawn = [each for each, state in _states(now).items() if state != draws[each]]
-        if drawn and DRAWS not in conduct.notes:  # what was noted of another process names all generators there
+        if drawn:
             conduct.notes[DRAWS] = f"the {name} draws random numbers from {', '.join(drawn)}"
 
 

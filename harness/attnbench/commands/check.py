@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import typer
 from msgspec import structs
 
+from attnbench import plugins
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
 
@@ -17,10 +19,6 @@ INVARIANCE = "seq_len=256"
 """The workload of --invariance, unless others are given."""
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
 """Sizes of --interpret, unless others are given: several tiles, the last one not full."""
-BFLOAT16 = (
-    "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is right there only if "
-    "it casts them first, and dtype=float16 shows the same mistakes"
-)
 
 
 def check(
@@ -60,51 +58,55 @@ def check(
 
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
     """
-    import tempfile
-
-    from attnbench import plugins
-    from attnbench.analysis.judgements import judgements
-    from attnbench.analysis.results import read
-    from attnbench.commands import invariance, running, terminal
-    from attnbench.processes.declared import declared
-    from attnbench.processes.planning import rejected
-    from attnbench.reports import endings
+    from attnbench.processes.execution import checking_template
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
-    declarations = declared(plugins.labelled(specs))
-    if broken := {spec: each.problem for spec, each in declarations.items() if each.problem}:
-        specs = [spec for spec in plugins.labelled(specs) if spec not in broken]
-        not_judged |= broken
-        if not specs:
-            raise ValueError("; ".join(not_judged.values()))
-    if is_interpreted:
-        options = _interpreted(options, is_invariance=is_invariance)
-    if is_invariance and not (options.settings or options.model):
-        options = replace(options, settings=[INVARIANCE])
-        planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
-    else:
-        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-        more = {"metrics": (), "declarations": declarations, "rejects": rejects}
-        planned = options.plan(implementations=specs, with_baseline=False, **more)
-    if is_invariance:
-        invariance.check(planned, not_judged, as_json=as_json)
-    planned = structs.replace(planned, is_interpreted=is_interpreted)
-    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
+    with (
+        TemporaryDirectory(prefix="attnbench-check-") as name,
+        checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
+    ):
+        from attnbench.analysis.results import read
+        from attnbench.commands import invariance, running
+        from attnbench.processes.declared import declared
+        from attnbench.processes.planning import rejected
+
+        declarations = declared(plugins.labelled(specs), template)
+        if broken := {spec: each.problem for spec, each in declarations.items() if each.problem}:
+            specs = [spec for spec in plugins.labelled(specs) if spec not in broken]
+            not_judged |= broken
+            if not specs:
+                raise ValueError("; ".join(not_judged.values()))
+        if is_interpreted:
+            options = _interpreted(options, is_invariance=is_invariance)
+        if is_invariance and not (options.settings or options.model):
+            options = replace(options, settings=[INVARIANCE])
+            planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
+        else:
+            rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+            more = {"metrics": (), "declarations": declarations, "rejects": rejects}
+            planned = options.plan(implementations=specs, with_baseline=False, **more)
+        if is_invariance:
+            invariance.check(planned, not_judged, as_json=as_json)
+        planned = structs.replace(planned, is_interpreted=is_interpreted)
         stopped = None
         try:
-            checked = running.execute(planned, Path(folder), stages=("check",), stops_when_wrong=not goes_on)
+            checked = running.execute(
+                planned, folder, stages=("check",), stops_when_wrong=not goes_on, template=template
+            )
         except typer.Exit as interrupted:
-            checked, stopped = read(Path(folder)), interrupted
-    verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
+            checked, stopped = read(folder), interrupted
+    from attnbench.analysis.judgements import judgements  # now: a finding was shown before
+    from attnbench.commands import terminal
+    from attnbench.reports import endings
+
     if as_json:
+        verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
         shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
-        shown |= terminal.summary(checked)
-        typer.echo(json.dumps(shown, indent=2))
+        typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
     else:
         terminal.print_check(checked, not_judged)
     if stopped is not None:
-        number = planned.num_cells
-        typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
+        typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped
     running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
 
@@ -122,8 +124,6 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
     settings = options.settings
     if not (settings or options.model):
         settings = list(INTERPRETED_SIZES)
-    elif any("bfloat16" in each for each in settings or ()):
-        typer.echo(f"note: {BFLOAT16}", err=True)
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 
@@ -134,8 +134,6 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
         ValueError: none can be tried, though some were given.
     """
-    from attnbench import plugins
-
     specs: list[str] = []
     problems: dict[str, str] = {}  # the others are judged all the same
     for named in given:

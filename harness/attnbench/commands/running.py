@@ -15,6 +15,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
+from attnbench.processes.worker_client import Template
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import plain
@@ -46,6 +47,7 @@ def execute(
     kept: str = "",
     named: Collection[str] = (),
     stops_when_wrong: bool = False,
+    template: Template | None = None,
     cluster: str = "",
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with its progress shown; read the results.
@@ -64,7 +66,7 @@ def execute(
             driver.sweep(plan, folder, cluster, note)
         else:
             with watching({plugins.name_of(spec) for spec in named}) as watch:
-                execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong)
+                execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
     except KeyboardInterrupt:
         if kept:
             typer.echo(plain(kept), err=True)

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,16 +23,16 @@ LONGEST = 1024
 
 
 @contextmanager
-def worker(timeout_s: float, preloaded: str = "") -> Iterator[WorkerProcess]:
-    """A worker process that is not started yet; within, it can be started again after it was lost."""
-    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
-        template = Template(Path(folder) / "worker.log", {messages.PRELOADED: preloaded})
-        process = WorkerProcess(template, timeout_s)
-        try:
-            yield process
-        finally:
-            process.close()
-            template.close()
+def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[WorkerProcess]:
+    """A worker process that is not started yet; within, it can be started again after it was lost.
+
+    It is forked from `template`, or from one that ends with it.
+    """
+    with ExitStack() as exits:
+        if template is None:
+            folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
+            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
+        yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:

@@ -8,14 +8,16 @@ from typing import TypeAlias
 from attnbench import plugins
 from attnbench.processes.asides import worker
 from attnbench.processes.messages import Declare, Declared
-from attnbench.processes.worker_client import START_TIMEOUT_S
+from attnbench.processes.worker_client import START_TIMEOUT_S, Template
 from attnbench.workloads.workload import Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 
 
-def declared(specs: Iterable[str]) -> dict[str, Declared]:
+def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
     """The declarations of each spec whose file uses attnbench: any other file has none, and is not run.
+
+    The processes are forked from `template`, or from one that ends with this call.
 
     A file that ends its process, or hangs, has none either: a check shows that in its own words.
     """
@@ -25,7 +27,7 @@ def declared(specs: Iterable[str]) -> dict[str, Declared]:
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
     declarations: dict[str, Declared] = {}
     if by_file:
-        with worker(START_TIMEOUT_S) as process:
+        with worker(START_TIMEOUT_S, template=template) as process:
             for specs_of_file in by_file.values():
                 process.start()
                 for spec in specs_of_file:

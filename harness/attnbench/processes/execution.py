@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -32,7 +33,7 @@ from attnbench.processes.stages import (
     spread,
     trace_cells,
 )
-from attnbench.processes.worker_client import ProcessClient, WorkerClient
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
@@ -73,6 +74,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     stages: Collection[str] = STAGES,
     *,
     stops_when_wrong: bool = False,
+    template: Template | None = None,
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
@@ -83,6 +85,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     implementation is not checked any further once it is wrong.
 
     The stages of the plan, where it has some, go before `stages`.
+
+    Workers are forked from `template`, if it is given.
 
     `client`, `clock` and `read_counters` are a worker process's and the machine's unless others are given, as in
     studies/simulated.
@@ -98,7 +102,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     for event in earlier:
         state.apply(event)
         sense.add(event)
-    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client or client_for(plan, folder) as worker:
+    client = client or client_for(plan, folder, template)
+    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
         session = Session(plan, journal, worker, watch, clock, read_counters, state, sense)
         if not earlier:
             session.record(
@@ -145,17 +150,26 @@ def refuse_interpreted(plan: Plan) -> None:
         )
 
 
-def client_for(plan: Plan, folder: Path) -> WorkerClient:
+@contextmanager
+def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
+    """A template for a check: it times nothing, so that one environment serves all plans. It starts importing now."""
+    settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
+    with closing(Template(folder / "worker.log", settings)) as template:
+        template.start()
+        yield template
+
+
+def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several where not all arms share a process."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if not plan.has_runners:
-        return ProcessClient(folder / "worker.log", plan.timeout_s, settings)
+        return ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
     if plan.sides is None:
-        shared = ProcessClient(folder / "worker.log", plan.timeout_s, {**spin, **settings})
+        shared = ProcessClient(folder / "worker.log", plan.timeout_s, {**spin, **settings}, template=template)
         return IsolatingClient(shared, plan.runner)
     below = folder / SIDES_FOLDER
     ours = harness_folder(below / "modules")

@@ -102,11 +102,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
-    A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
-    looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
-    `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
-    in full at a workload of the same kind. While the implementation is called, the oracle is asked what the next check
-    needs: `following`.
+    A client prepares the cell first, and asks its judge with what that has shown. With `is_brief` one kind of input
+    alone is compared, and no rules are tried: enough where the implementation has passed in full at a workload of the
+    same kind. While the implementation is called, the oracle computes what the next check needs: `following`.
     """
 
     seed: int
@@ -114,7 +112,6 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     left_out: tuple[str, ...] = ()  # probes
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
-    tries_unaligned: bool = False
     following: Question | None = None
 
     @property
@@ -158,10 +155,14 @@ class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
 
 
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
-    """Call a module forward; `needs` names what is to have gradients. Answered by Tensors: the output; or Failed."""
+    """Call a module forward; `needs` names what is to have gradients. Answered by Tensors: the output; or Failed.
+
+    With `weights` the module is built first: a cell's first module alone is built by Build, which says what it offers.
+    """
 
     module: int
     call: int
+    weights: dict[str, Place] = {}
     needs: tuple[str, ...]
     mask: str
     sizes: tuple[int, int, int]

@@ -167,27 +167,38 @@ class Remote:
         self._exchange = Exchange()
         self._generators = generators(cell["workload"].device)
         self.num_modules = self.num_calls = 0
+        self._offers: Built | None = None  # what the cell's modules offer
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
 
     def build(self, weights: Weights) -> nn.Module:
-        """A stand-in for the candidate's module with these weights."""
+        """A stand-in for the candidate's module with these weights, which is built there at its first call.
+
+        The cell's first module is built at once.
+        """
         self.num_modules += 1
-        built: Built = self._asked(Build, module=self.num_modules, tensors=self._exchange.send(weights.tensors()))
-        kind = type("StandIn", (*built.has_attend * (_Attends,), *built.has_pack * (_Packs,), StandIn), {})
-        made: StandIn = kind(self, self.num_modules, weights)
+        is_first = self._offers is None
+        if self._offers is None:
+            sent = self._exchange.send(weights.tensors())
+            self._offers = self._asked(Build, module=self.num_modules, tensors=sent)
+        bases = (*self._offers.has_attend * (_Attends,), *self._offers.has_pack * (_Packs,), StandIn)
+        made: StandIn = type("StandIn", bases, {})(self, self.num_modules, weights)
+        made.is_built = is_first
         weakref.finalize(made, self.forgotten.append, self.num_modules)
         return made
 
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
         """The output of a forward call; `needs` names what will have a gradient, inputs or weights."""
         self.num_calls += 1
-        sent = self._exchange.send(inputs)
+        weights = {} if stand_in.is_built else dict(stand_in.named_parameters())
+        stand_in.is_built = True
+        sent = self._exchange.send(inputs | weights)
         reply: Tensors = self._asked(
             Call,
             module=stand_in.number,
             call=self.num_calls,
-            tensors=sent,
+            tensors={name: sent[name] for name in inputs},
+            weights={name.removesuffix(" weights"): sent[name] for name in weights},
             needs=tuple(needs),
             mask=str(mask.rule),
             sizes=mask.sizes,
@@ -248,7 +259,7 @@ class StandIn(nn.Module):
 
     def __init__(self, remote: Remote, number: int, weights: Weights) -> None:
         super().__init__()
-        self.remote, self.number, self.dropout = remote, number, 0.0
+        self.remote, self.number, self.dropout, self.is_built = remote, number, 0.0, False
         for name, tensor in weights.tensors().items():
             self.register_parameter(f"{name} weights", nn.Parameter(tensor.detach(), requires_grad=False))
 
@@ -345,14 +356,23 @@ class Candidates:
             return msgspec.structs.replace(reply, random=states_of(here))
 
     def _build(self, request: Build, made: Implementation, exchange: Exchange) -> Built:
-        here = device(request.workload.device).torch_device
-        weights = Weights(**{name: exchange.receive(place, here) for name, place in request.tensors.items()})
-        module = made.build(weights).eval()
-        self._modules[request.module] = module, weights
+        module = self._module(request, request.tensors, made, exchange)
         has_pack = hasattr(module, "pack") and hasattr(module, "pack_out")
         return Built(has_attend=hasattr(module, "attend"), has_pack=has_pack, random=())
 
+    def _module(
+        self, request: Build | Call, places: Mapping[str, Place], made: Implementation, exchange: Exchange
+    ) -> nn.Module:
+        """Build the request's module with the weights that were sent."""
+        here = device(request.workload.device).torch_device
+        weights = Weights(**{name: exchange.receive(place, here) for name, place in places.items()})
+        module = made.build(weights).eval()
+        self._modules[request.module] = module, weights
+        return module
+
     def _call(self, request: Call, made: Implementation, exchange: Exchange) -> Tensors:
+        if request.weights:
+            self._module(request, request.weights, made, exchange)
         module, _ = self._modules[request.module]
         if made.has_dropout:
             set_dropout(module, request.dropout)

@@ -18,11 +18,10 @@ from typing import Protocol, Self
 
 import msgspec
 
-from attnbench.devices import device
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
-from attnbench.storage.records import PROBE, UNALIGNED, RuleResult, Status
+from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
@@ -101,6 +100,7 @@ class Template:
         self.settings, self.python, self.folders = settings, python or sys.executable, folders
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._has_forked = False
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
         """A new worker's process id; it listens to `line`.
@@ -109,7 +109,8 @@ class Template:
             OSError: the template cannot start, or has ended.
         """
         if self._process is None or self._process.poll() is not None:
-            self._start()
+            self.start()
+        self._has_forked = True
         with self.log.open("ab") as log:
             return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
@@ -133,6 +134,8 @@ class Template:
             assert self._line is not None
             self._line.close()
             self._line = None
+            if not self._has_forked:  # it may still be importing
+                self._process.kill()
             try:
                 self._process.wait(CLOSING_S)
             except subprocess.TimeoutExpired:
@@ -140,7 +143,12 @@ class Template:
                 self._process.wait()
             self._process = None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start its process, without waiting for it; `fork` does so where nobody has.
+
+        Raises:
+            OSError: it cannot start.
+        """
         self.close()
         # -P and our own root first: a folder called attnbench in the current folder must not take our place
         self._line, theirs = socket.socketpair()
@@ -373,10 +381,15 @@ def consulted(
     return reply
 
 
+def patience(timeout_s: float) -> dict[str, str]:
+    """The environment in which ranks give up before the coordinator does, unless it says how long they wait."""
+    return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+
+
 class ProcessClient(WorkerClient):
     """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - from what processes are forked, and their environment
         self,
         log: Path,
         timeout_s: float,
@@ -384,17 +397,17 @@ class ProcessClient(WorkerClient):
         *,
         python: str = "",
         folders: Sequence[Path] = (ROOT,),
+        template: Template | None = None,
     ) -> None:
         """Keep `log` for what processes print, and how long a step may last without a heartbeat.
 
         `settings` are variables that their environment has in addition to ours, `python` is their interpreter where
-        that is not ours, and `folders` are where they look for modules first, our own among them.
+        that is not ours, and `folders` are where they look for modules first, our own among them. A `template` that has
+        been started already has all that.
         """
-        patience = {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
-        self.template = Template(log, patience | {**(settings or {})}, python, folders)
+        self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
-        self.unaligned: dict[tuple[object, ...], RuleResult] = {}  # what became of inputs that are not aligned
 
     def sibling(self) -> "ProcessClient":
         """One more, with a runner of its own; the judge is the same. It is left before this one is."""
@@ -429,9 +442,6 @@ class ProcessClient(WorkerClient):
             self.judge.start()
         if isinstance(request, messages.Check):
             reply = check(request, self.runner.ask, self.judge.ask)
-            is_picky = device(request.workload.device).alignment_bytes > 1
-            if is_picky and isinstance(reply, CellChecked) and reply.status is Status.ok:
-                reply = self._with_note(request, reply)
         else:
             reply = self.judge.ask(request)
         if self.judge.is_spent:  # its own device fails, whoever is judged next
@@ -439,31 +449,6 @@ class ProcessClient(WorkerClient):
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
-
-    def _with_note(self, request: messages.Check, checked: CellChecked) -> CellChecked:
-        """A check with a note on inputs that are not aligned, tried last and in a process that is for nothing else.
-
-        Who loses the device's context with them loses that process alone, and is as right as before.
-        """
-        point = request.workload
-        place = request.spec, point.device, point.dtype, point.scope, point.head_dim, point.value_dim
-        if place not in self.unaligned:
-            prepared = messages.Prepared(has_dropout=False, executed_flops=None)
-            asked = msgspec.structs.replace(request, prepared=prepared, tries_unaligned=True)
-            spare = WorkerProcess(self.template, self.runner.timeout_s)
-            try:
-                spare.start()
-                reply = consulted(asked, spare.ask, self.judge.ask)
-            finally:
-                spare.close()
-            if isinstance(reply, CellChecked) and reply.agreement is not None:
-                (self.unaligned[place],) = reply.agreement.rules
-            else:
-                said = reply.message if isinstance(reply, messages.Failed) else "there is no answer"
-                self.unaligned[place] = RuleResult(rule=UNALIGNED, holds=False, found=said, is_noted=True)
-        assert checked.agreement is not None
-        noted = msgspec.structs.replace(checked.agreement, rules=(*checked.agreement.rules, self.unaligned[place]))
-        return msgspec.structs.replace(checked, agreement=noted)
 
     @property
     def delayed_s(self) -> float:

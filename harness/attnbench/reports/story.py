@@ -28,10 +28,8 @@ from attnbench.reports import (
     answers,
     cells,
     endings,
-    explorer,
     grouped,
     hosts,
-    lines,
     recommended,
     text_report,
 )
@@ -119,6 +117,8 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
     `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
     script, which sets it as text.
     """
+    from attnbench.reports import explorer, lines  # here: a check needs no pictures, and they take a second to import
+
     found, shapes = hosts.over_all(results), answers.shapes(results)
     return rendered(
         "page.html.jinja",

@@ -29,7 +29,7 @@ from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 CACHES = ("warm", "cold", "rotating")

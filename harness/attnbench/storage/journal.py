@@ -1,9 +1,9 @@
 """The journal: one JSON line for each event, appended and synced as work finishes, and read again.
 
-A journal is data, never executed. Each line ends with two digests, of itself and of itself after the line before, so
-that no digit can change, and no line go, come or move, without being noticed; at the end lines may be missing, as after
-a kill. What the lines say must make sense, too (storage/soundness.py). A line that a kill cut short is dropped; any
-other damage is an error that names it, and storage/salvage.py keeps what is left.
+A journal is data, never executed. Each line ends with its number and a digest, so that no digit can change, and no
+line go, come or move, without being noticed; at the end lines may be missing, as after a kill. What the lines say must
+make sense, too (storage/soundness.py). A line that a kill cut short is dropped; any other damage is an error that names
+it, and storage/salvage.py skips what is damaged.
 Nothing here judges what was measured: see analysis/results.py. Idea of joining run and report by files alone:
 https://asv.readthedocs.io. At the end: where runs lie, found by name, folder or age below the folder of results.
 """
@@ -14,6 +14,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import shutil
 import time
 import zlib
@@ -36,12 +37,12 @@ HOSTS = "hosts"
 """In the folder of a run on several hosts: HOST/journal.jsonl has what a host has measured of it."""
 SYNC_EVERY_S = 0.1
 """What a power cut may cost; a kill costs nothing."""
-DIGEST = b',"digest":"%b"}'
-HALF_BYTES = 6
-"""Of either digest; together they have two hexadecimal digits for each byte of both."""
-DIGEST_BYTES = len(DIGEST % (4 * HALF_BYTES * b"0"))
+DIGEST_BYTES = 8
+SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
+"""The end of a line: its number and its digest. In schema 5 there is a digest of another form, and no number."""
+LONGEST_SIGNATURE = 80
 FIRST_WITH_DIGESTS = 5
-"""From this schema on every line has them."""
+"""From this schema on every line has one."""
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -59,17 +60,12 @@ class Journal:
             ValueError: the folder cannot be made or written, or another process is writing there.
         """
         self.path = folder / JOURNAL
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"cannot write results to {folder}: {error.strerror}"
-            raise ValueError(f"{reason}; choose another folder with --results") from None
         self._file = self._opened()
         self._synced_s = -math.inf
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1
         self._file.truncate(whole)
-        self._digest = digest_of(text[text.rfind(b"\n", 0, max(whole - 1, 0)) + 1 : whole - 1])
+        self._num_lines = text.count(b"\n")
         self._copy = bytearray(text[:whole]) if keeps_copy else None
 
     def _opened(self) -> IO[bytes]:
@@ -79,6 +75,7 @@ class Journal:
             ValueError: it cannot be opened, or another process is writing there.
         """
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("ab")
         except OSError as error:
             reason = f"cannot write results to {self.path.parent}: {error.strerror}"
@@ -110,7 +107,8 @@ class Journal:
         self._append(event)
 
     def _append(self, event: Event) -> None:
-        line, self._digest = signed(_ENCODER.encode(event), self._digest)
+        self._num_lines += 1
+        line = signed(_ENCODER.encode(event), self._num_lines)
         self._file.write(line + b"\n")
         self._file.flush()
         if self._copy is not None:
@@ -155,20 +153,25 @@ class Journal:
             return b""
 
 
-def signed(line: bytes, before: bytes) -> tuple[bytes, bytes]:
-    """A line with its digests, of which the second follows from those `before` it; and both."""
-    digest = _half(line) + _half(before + line)
-    return line[:-1] + DIGEST % digest, digest
+def signed(line: bytes, number: int) -> bytes:
+    """A line with its number and its digest."""
+    numbered = line[:-1] + b',"seq":%d' % number
+    return numbered + b',"digest":"%b"}' % _digest(numbered)
 
 
-def _half(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=HALF_BYTES).hexdigest().encode()
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest().encode()
 
 
-def digest_of(line: bytes) -> bytes:
-    """The digests that a line ends with; empty where it has none, as in journals that are older than digests."""
-    is_there = len(line) > DIGEST_BYTES and line.startswith(DIGEST[:11], -DIGEST_BYTES) and line.endswith(DIGEST[-2:])
-    return line[-2 - 4 * HALF_BYTES : -2] if is_there else b""
+def signature_of(line: bytes) -> tuple[int | None, bool] | None:
+    """The number at a line's end, None in schema 5, and whether the line is as it was written; None without digests."""
+    found = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
+    if found is None:
+        return None
+    number, digest = found.groups()
+    if number is None:
+        return None, older_schemas.is_digest_right(line[: found.start()] + b"}", digest)
+    return int(number), digest == _digest(line[: found.end(1)])
 
 
 class Line(NamedTuple):
@@ -188,14 +191,14 @@ def lines(path: Path) -> Iterator[Line]:
         DamagedError: a compressed file is not whole, or the schema is newer than this version's.
     """
     decode: Callable[[bytes], Event] = _DECODER.decode
-    before, has_digests = b"", False
+    due, has_digests = 1, False
     for number, line in enumerate(_whole_lines(path), start=1):
         event, wrong = None, ""
         try:
             if number == 1 and older_schemas.is_old(line):
                 decode = older_schemas.Upgrade(line).decode
             event = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"
         if isinstance(event, RunStarted):
             if event.schema > SCHEMA:
@@ -203,14 +206,14 @@ def lines(path: Path) -> Iterator[Line]:
                     f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it"
                 )
             has_digests = has_digests or event.schema >= FIRST_WITH_DIGESTS
-        digest = digest_of(line)
-        unsigned = line[: -DIGEST_BYTES if digest else -1] + b"}"
-        is_intact = digest[: 2 * HALF_BYTES] == _half(unsigned) if digest else not has_digests
+        signature = signature_of(line)
+        has_digests = has_digests or signature is not None
+        place, is_intact = signature or (None, not has_digests)
         if not wrong and not is_intact:
-            wrong = "it was changed" if digest else "it was changed: it has lost its digest"
-        elif not wrong and digest and _half(before + unsigned) != digest[2 * HALF_BYTES :]:
-            wrong = "the line before it was changed or is gone"
-        before, has_digests = digest, has_digests or bool(digest)
+            wrong = "it was changed" if signature else "it was changed: it has lost its digest"
+        elif not wrong and place not in {None, due}:
+            wrong = f"it is line {place} of the run, and line {due} was due"
+        due = 1 + (place if place and is_intact else due)
         yield Line(number, event, wrong, is_intact)
 
 
@@ -259,10 +262,7 @@ def write(path: Path, history: Iterable[Event]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    signed_lines, digest = [], b""
-    for event in history:
-        line, digest = signed(_ENCODER.encode(event), digest)
-        signed_lines.append(line + b"\n")
+    signed_lines = [signed(_ENCODER.encode(event), number) + b"\n" for number, event in enumerate(history, start=1)]
     put(path, b"".join(signed_lines))
 
 

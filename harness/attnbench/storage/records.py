@@ -150,8 +150,6 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 REPEATABLE = "repeatable"
 """The rule that the same input twice gives the same answer."""
-UNALIGNED = "unaligned inputs"
-"""The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
 
 
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"

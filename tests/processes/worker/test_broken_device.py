@@ -14,7 +14,7 @@ from attnbench.devices import device
 from attnbench.processes.messages import Check, Failed, Heartbeat, Prepare, SampleBlocks
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ROOT as HARNESS
-from attnbench.storage.records import PROBE, UNALIGNED, Arm, Status
+from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.workloads.workload import Workload
 from tests import elsewhere, forks
 from tests.checks import checked
@@ -84,12 +84,6 @@ def misaligned(query, key, value, *, mask=None):
         if each.stride(-1) == 1 and any(place * each.itemsize % 16 for place in places):
             device.LOST.append(1)
             device.use()
-    return right(query, key, value, mask=mask)
-
-def careful(query, key, value, *, mask=None):
-    """Refuses them."""
-    if query.storage_offset() * query.itemsize % 16:
-        raise ValueError("it must be aligned")
     return right(query, key, value, mask=mask)
 
 CALLS = []
@@ -184,21 +178,10 @@ def test_layouts_keep_the_alignment_that_a_device_needs(layout, width, dtype):
     assert odd.storage_offset() == 1 or odd.stride(1) == width + 3
 
 
-@pytest.mark.parametrize(("name", "found"), [("misaligned", None), ("careful", "must be aligned"), ("right", "")])
-def test_unaligned_inputs_are_tried_apart_and_only_noted(name, found, fragile):
+def test_a_kernel_that_needs_aligned_inputs_gets_them(fragile):
     file, lost = fragile
-    plain = checked(asked(Check, file, name, seed=0))
-    assert plain.status is Status.ok
-    assert UNALIGNED not in {rule.rule for rule in plain.agreement.rules}
+    assert checked(asked(Check, file, "misaligned", seed=0)).status is Status.ok
     assert not lost
-    reply = checked(asked(Check, file, name, seed=0, tries_unaligned=True))
-    if found is None:
-        assert isinstance(reply, Failed)
-        assert BROKEN in reply.message
-        return
-    (rule,) = reply.agreement.rules
-    assert (rule.rule, rule.is_noted, rule.holds) == (UNALIGNED, True, not found)
-    assert found in rule.found
 
 
 @pytest.mark.long
@@ -223,10 +206,3 @@ def test_a_run_goes_on_with_the_next_cell(tmp_path):
     statuses = {key: str(each.status) for key, each in found.items()}
     assert statuses == {(name, length): "error" if "breaking" in name else "ok" for name, length in found}, done.stderr
     assert len(found) == 6
-    notes = {
-        key: [rule for rule in each.agreement.rules if rule.rule == UNALIGNED]
-        for key, each in found.items()
-        if each.agreement
-    }
-    assert {(len(each), each[0].is_noted) for each in notes.values()} == {(1, True)}  # whoever is right has been tried
-    assert {name for (name, _), (each,) in notes.items() if BROKEN in each.found} == {"misaligned"}

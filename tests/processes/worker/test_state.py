@@ -137,31 +137,22 @@ def planted(tmp_path, at_import: str = "", in_call: str = "pass"):
     return apart(lambda: asked(tmp_path, f"{tmp_path / 'planted.py'}:f"))
 
 
-def test_an_import_may_set_what_can_be_put_back(tmp_path):
-    (prepared, ends), (visited, _) = planted(tmp_path, "torch.backends.cuda.matmul.allow_tf32 = True")
-    assert isinstance(prepared, Prepared)
-    assert not ends
-    assert isinstance(visited, VisitFinished)
+WRAPPED = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
 
 
-def test_an_import_may_wrap_torch_compile_as_lightning_does(tmp_path):
-    at_import = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
+@pytest.mark.parametrize("at_import", ["torch.backends.cuda.matmul.allow_tf32 = True", WRAPPED])
+def test_an_import_may_set_what_can_be_put_back(tmp_path, at_import):
     (prepared, ends), (visited, _) = planted(tmp_path, at_import)
     assert isinstance(prepared, Prepared)
     assert not ends
     assert isinstance(visited, VisitFinished)
 
 
-def test_what_cannot_be_loaded_says_so(tmp_path):
-    (prepared, _), (visited, _) = planted(tmp_path, "raise RuntimeError('no such library')")
-    assert prepared.is_unloadable
-    assert visited.is_unloadable
-
-
-def test_what_fails_in_a_call_could_be_loaded(tmp_path):
-    _, (visited, _) = planted(tmp_path, in_call="raise RuntimeError('not these')")
+@pytest.mark.parametrize(("where", "is_unloadable"), [("at_import", True), ("in_call", False)], ids=["import", "call"])
+def test_only_what_fails_as_it_is_imported_cannot_be_loaded(tmp_path, where, is_unloadable):
+    _, (visited, _) = planted(tmp_path, **{where: "raise RuntimeError('no such library')"})
     assert isinstance(visited, Failed)
-    assert not visited.is_unloadable
+    assert visited.is_unloadable is is_unloadable
 
 
 def test_an_import_may_replace_no_function(tmp_path):

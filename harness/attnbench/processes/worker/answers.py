@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import agreement, oracle, witness
+from attnbench.checking import agreement, witness
 from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, place, reason_against
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
@@ -369,10 +369,6 @@ class Worker:
         try:
             references = self.asked(request)
             torch.set_num_threads(1)  # else threads of both processes spin where the other one computes
-            if request.tries_unaligned:
-                noted = agreement.try_unaligned(references, candidate)
-                only = Agreement(oracle=oracle.NAME, probes=(), rules=(noted,))
-                return CellChecked(**request.names, status=Status.ok, agreement=only)
             known = self.rules[request.spec, request.seed]
             compared = agreement.compare(references, candidate, known, rejects=request.rejects)
             agreed = compared.agreement
