@@ -126,7 +126,7 @@ def test_a_noise_floor_of_several_percent_is_not_good_enough():
 def test_many_disturbed_blocks_are_worse():
     draws = np.random.default_rng(0)
     found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
-    assert found.advice == "other work disturbs this machine: do not rely on what is measured now"
+    assert found.advice == "other work disturbs this machine: do not rely on times that are measured now"
     assert "blocks disturbed" in found.value
 
 
