@@ -162,7 +162,7 @@ def test_a_wrong_implementation_is_a_finding(theirs):
     assert found.returncode == 1
     assert "WRONG" in found.stdout
     assert "liar: disagrees on" in found.stdout
-    assert "disagrees: theirs" not in found.stdout
+    assert "theirs: disagrees" not in found.stdout
     assert not list(folder.glob("journal*"))
     run = command("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
     assert run.returncode == 1

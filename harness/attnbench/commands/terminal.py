@@ -211,19 +211,18 @@ def _mistake(record: Record) -> tuple[str, ...]:
 
 
 def print_findings(results: Results) -> None:
-    """Each cell that went wrong, with its reason, and how many were not tried and why."""
-    for record in results.records:
-        if record.is_finding:
-            say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
+    """Print the findings of a run, and the number of cells that were not tried, with the reasons."""
+    for line in story.findings(results):
+        say(line, "red")
     print_kept_memory(results)
     _print_not_tried(results.records)
 
 
 def _print_not_tried(records: Iterable[Record]) -> None:
+    missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
+    predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
-        for record in records
-        if record.status is not Status.ok and not record.is_finding
+        f"{record.arm}: {'predicted over a limit' if record.key in predicted else record.message}" for record in missing
     )
     if reasons:
         say("")
@@ -236,11 +235,6 @@ def print_kept_memory(results: Results) -> None:
     """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
     for line in story.kept_memory(results, KEPT if VERBOSITY.is_verbose else (KEPT_MEMORY,)):
         say(line)
-
-
-def is_over_a_limit(record: Record) -> bool:
-    """Whether a cell was left out because a prediction says so."""
-    return record.is_predicted and record.status is not Status.error
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
