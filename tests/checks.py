@@ -1,10 +1,20 @@
-"""A judge and a runner in one process, so that a test can look into both."""
+"""A judge and a runner in one process, so that a test can look into both; the oracle's answers are shared."""
+
+from functools import lru_cache
 
 import msgspec
 
+from attnbench.checking.agreement import References, ask_oracle
 from attnbench.processes.messages import Check, Heartbeat, Prepare, Prepared, Reply
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import PREPARE
+from attnbench.workloads.workload import Workload
+
+
+@lru_cache(maxsize=128)
+def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> References:
+    """The oracle's answers at a workload, computed once for all tests of a process."""
+    return ask_oracle(point, seed, is_brief=is_brief)
 
 
 def checked(request: Check, runner: Worker | None = None, judge: Worker | None = None) -> Reply:

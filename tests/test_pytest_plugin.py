@@ -230,6 +230,7 @@ def test_one_process_decides_nothing_small_and_names_what_does(calm):
     assert "isolation" not in "".join(sure.answer)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_fresh_processes_time_the_same_functions():
     """By value, as they lie in no file that a process could import; of one name, as two versions have."""
     new, old = versions()

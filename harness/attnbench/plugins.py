@@ -34,6 +34,8 @@ KEYWORDS = (
     "bias",
     "scale",
     "sinks",
+    "softcap",
+    "window_size",
     "num_kv_heads",
     "dropout",
 )

@@ -1,18 +1,18 @@
 """Every mistake of the catalogue is caught where it makes a difference, and named for what it is."""
 
 from collections import Counter, defaultdict
-from functools import cache
 
 import msgspec
 import pytest
 import torch
 
-from attnbench.checking.agreement import References, ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import GENERATORS, catalogue
 from attnbench.checking.reference import answers, largest, reference_for_probe
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection import power
 from studies.detection.planted import implementation
+from tests.checks import references
 
 LENGTH = 11
 TAKES_MORE = {"streaming_off_by_one", "window_sides_swapped", "causal_for_tree", "tree_with_parent_only"}
@@ -62,11 +62,6 @@ MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 NAMES = {planted.name for _, planted in MADE}
 PER_NAME = 2
 """Workloads at which each name is tried: at each another of its forms."""
-
-
-@cache
-def references(point: Workload) -> References:
-    return ask_oracle(point, 0)
 
 
 def chosen():

@@ -15,6 +15,7 @@ from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
+from tests.checks import references
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
 ROWS = torch.arange(4096)[:, None]
@@ -26,7 +27,7 @@ def workload(**axes):
 
 
 def judged(function, point):
-    return check(ask_oracle(point, 0), from_function(function, f"mine.py:{function.__name__}"))
+    return check(references(point), from_function(function, f"mine.py:{function.__name__}"))
 
 
 def softmax(scores, mask):
@@ -182,7 +183,7 @@ class Gated(nn.Module):
 
 def test_factors_of_features_are_named():
     made = adapt(lambda sizes: Gated(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
-    found = check(ask_oracle(workload(scope="module"), 0), made)
+    found = check(references(workload(scope="module")), made)
     assert found.mistakes == ("features_scaled",)
     assert "buffer" in found.diagnosis
 
@@ -324,7 +325,7 @@ def test_two_numbers_that_differ_are_printed_so_that_they_differ():
 def test_a_failure_is_named_again_at_another_workload_by_the_same_names():
     first = judged(causal_instead, workload(**WINDOW))
     other = msgspec.structs.replace(workload(**WINDOW), seq_len=41)
-    again = check(ask_oracle(other, 0), from_function(causal_instead, "mine.py:mine"), [first])
+    again = check(references(other), from_function(causal_instead, "mine.py:mine"), [first])
     assert again.mistakes == first.mistakes
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Implementation, adapters, loading
 from attnbench.processes.declared import suited
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
 from examples import adapters as theirs
+from tests.checks import references
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 ROWS = dict(re.findall(r"^\| (.+?) \| `(\w+|adapt\(.+\))` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
@@ -34,7 +35,7 @@ def tried(made: Implementation) -> Iterator[Agreement]:
     supported = [each for each in suited(changed, made.built_in()) if reason_against(made, each) is None]
     assert supported
     for workload in (supported[0], supported[-1])[: len(supported)]:
-        yield check(ask_oracle(workload, 0, is_brief=True), made)
+        yield check(references(workload, is_brief=True), made)
 
 
 def lost_last_value(q, k, v, mask=None, **more):

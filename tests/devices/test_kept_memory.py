@@ -34,7 +34,7 @@ def keeping(what):
     return function
 
 
-@pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])
+@pytest.mark.parametrize("direction", ["inference", "backward", "forward_backward"])
 def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
     made = case(honest, direction)
     before = {name: tensor.detach().clone() for name, tensor in made.tensors.items()}
@@ -49,11 +49,14 @@ def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
         (lambda query, key, _output: (query @ key.transpose(-2, -1)).detach(), SCORES, "its scores"),
     ],
 )
-def test_what_grows_with_each_call_is_counted_and_named(what, num_bytes, said):
-    made = case(keeping(what))
-    found = kept.measure(made)
-    assert found.each_bytes == num_bytes
-    assert said in kept.explanation(found, made.workload)
+def test_what_grows_with_each_call_is_counted_and_named_by_one_measurement(what, num_bytes, said, monkeypatch):
+    recorded, record = [], cpu.Cpu.record
+    monkeypatch.setattr(cpu.Cpu, "record", lambda self, call: recorded.append(call) or record(self, call))
+    made, metrics = case(keeping(what)), plugs("attnbench.metrics", "METRIC")
+    assert metrics["kept_memory"].measure(made) == num_bytes
+    assert metrics["kept_once"].measure(made) == 0
+    assert said in metrics["kept_memory"].note(made)
+    assert len(recorded) == 2
 
 
 def test_an_output_that_keeps_its_graph_keeps_more_than_an_output():
@@ -81,14 +84,3 @@ def test_answers_kept_by_their_inputs_grow_with_each_input():
         return answers.setdefault(query.sum().item(), honest(query, key, value)).clone()
 
     assert kept.measure(case(caching)).each_bytes == OUTPUT
-
-
-def test_both_metrics_share_one_measurement(monkeypatch):
-    recorded = []
-    record = cpu.Cpu.record
-    monkeypatch.setattr(cpu.Cpu, "record", lambda self, call: recorded.append(call) or record(self, call))
-    made = case(keeping(lambda _query, _key, output: output))
-    metrics = plugs("attnbench.metrics", "METRIC")
-    assert metrics["kept_memory"].measure(made) == OUTPUT
-    assert metrics["kept_once"].measure(made) == 0
-    assert len(recorded) == 2

@@ -8,6 +8,7 @@ from attnbench.processes.execution import checking_template, client_for
 from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 SOURCE = """
 from torch.nn import functional as F
 from attnbench.contract.adapters import adapt

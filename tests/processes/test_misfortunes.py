@@ -180,6 +180,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
     assert torch.get_default_dtype() is torch.float32
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("is_broken", "status", "ends"), [(True, "error", True), (False, "error", False)])
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
@@ -239,6 +240,7 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
     assert slow.message == "its process answered what cannot be: -1.0 is not allowed: 0 or more"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
     with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
         worker.start()

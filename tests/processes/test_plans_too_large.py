@@ -82,6 +82,7 @@ def test_a_dry_run_of_many_cells_says_how_many_would_be_checked():
     assert f"About {found['checked']:,} cells would be checked, spread evenly" in said
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_measures_nothing_and_stores_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def mine(query, key, value, mask):\n    return value\n")
@@ -94,6 +95,6 @@ def test_the_command_measures_nothing_and_stores_nothing(tmp_path, monkeypatch):
     assert {row["implementation"] for row in found["left_out"]} == {"flex"}
     assert all(row["call_s"] > 0 for row in found["predicted"])
     assert "no gradients on the CPU" in found["left_out"][0]["reason"]
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
     both = CliRunner().invoke(app, ["run", "--dry-run", "--resume", "x"])
     assert "give one of them" in str(both.exception)

@@ -23,6 +23,7 @@ from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
+from tests import forks
 
 PYTHON = sys.executable
 """The interpreter itself, whatever fixtures put in its place."""
@@ -209,7 +210,7 @@ def test_a_template_imports_what_its_environment_names_and_passes_over_what_is_n
     mine, theirs = socket.socketpair()
     with mine, theirs:
         done = subprocess.run(
-            [PYTHON, "-c", code, str(theirs.fileno())],
+            [forks.python(), "-c", code, str(theirs.fileno())],
             env={**os.environ, PRELOADED: "no.such_package,colorsys"},
             pass_fds=[theirs.fileno()],
             capture_output=True,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("many_visits")
 BASELINE = Arm(implementation="baseline")
 CONTROL, RIVAL = BASELINE.as_control(), Arm(implementation="rival")
 ARMS = (RIVAL, BASELINE, CONTROL)
-NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 8, 8
+NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 8, 4
 CALL_S = 1.0
 """Long calls, so that a turn is one stretch of time without an untimed call before it."""
 FIRST_SLOT, NOISE = 1.05, 0.01

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
+from tests.checks import references
 
 LEARNERS = Path(__file__).with_name("learners.py")
 SIZES = {"batch_size": 2, "seq_len": 9, "head_dim": 8}
@@ -26,7 +27,7 @@ QUIRKS = [
 
 
 def judged(name: str, workload: Workload) -> Agreement:
-    return check(ask_oracle(workload, 0), implementation(f"{LEARNERS}:{name}"))
+    return check(references(workload), implementation(f"{LEARNERS}:{name}"))
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward_backward"])
