@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from attnbench.analysis.results import Results
@@ -56,7 +57,7 @@ def _draw(
 ) -> list[Picture]:
     title, y_label, unit = texts
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
-    drawn, absent, exponents = [], list[Row](), list[str]()
+    drawn, seen, absent, exponents = list[plot.Panel](), list[pd.DataFrame](), list[Row](), list[str]()
     for panel, name in zip(chosen, titles(chosen), strict=True):
         lines = []
         for arm, members in panel.lines.items():
@@ -66,6 +67,7 @@ def _draw(
                 lines.append(plot.Line(arm=arm, points=values, label=_growth(panel.letter, values)))
         if not lines:
             continue
+        seen.append(panel.cells)
         exponents += [f"~{panel.letter}^x: growth with length, a least-squares slope."] * any(
             line.label for line in lines
         )
@@ -82,7 +84,7 @@ def _draw(
         return []
     is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
     notes = [_absences(absent), "Hollow: too few visits for an interval." * is_hollow, *exponents[:1]]
-    subtitle = cells.shared(cells.shown(results))
+    subtitle = cells.shared(pd.concat(seen))
     note = " ".join(filter(None, notes))
     base = style.label(cells.base(results.plan))
     return [plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)]

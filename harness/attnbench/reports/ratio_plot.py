@@ -164,7 +164,7 @@ def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
             marker="o",
             mec=colour,
             mfc="white" if verdict is Verdict.undecided else colour,
-            label=f"{verdict}{'?' if verdict is Verdict.undecided else ''}",
+            label={Verdict.equivalent: "equal", Verdict.undecided: "undecided?"}.get(verdict, str(verdict)),
         )
         for verdict, colour in COLOURS.items()
         if verdict in seen
