@@ -105,10 +105,10 @@ def test_a_device_that_there_is_not_is_refused_when_a_plan_is_made(given, report
 
 
 def test_all_stands_for_what_seems_to_be_here(monkeypatch):
-    selection = build_plan(sweep="quick", settings=["device=all"])
     for is_here in (True, False):
         monkeypatch.setattr("attnbench.devices.cuda.Cuda.seems_present", lambda _, it=is_here: it)
-        assert {workload.device for workload in selection.workloads} == {"cpu", *(["cuda"] * is_here)}
+        plan = build_plan(sweep="quick", settings=["device=all"])
+        assert {workload.device for workload in plan.workloads} == {"cpu", *(["cuda"] * is_here)}
 
 
 def test_a_kernel_that_has_one_kind_of_device_says_so():
