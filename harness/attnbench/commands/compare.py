@@ -70,8 +70,7 @@ def compare(
         raise typer.Exit(ExitCode.passed)
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    plural = "" if len(planned.workloads) == 1 else "s"
-    running.note(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}")
+    running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
     with sides.checked_out(planned, folder):
         measured = running.execute(planned, folder, kept=running.kept(planned, folder))
     with running.finished(folder):

@@ -47,6 +47,8 @@ def model(
     """
     from importlib.util import find_spec
 
+    import msgspec
+
     from attnbench import plugins
     from attnbench.commands import running
     from attnbench.models.records import OWN, ModelSpec
@@ -70,7 +72,7 @@ def model(
     )
     outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=timeout_s, note=running.note)
     if as_json:
-        _print_json(outcome)
+        typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
     else:
         _print(outcome)
     running.finish(endings.of_model(outcome.judged, outcome.trouble), is_silent=as_json)
@@ -137,12 +139,6 @@ def _described(built: "ModelBuilt") -> str:
     sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
     weights = f"{built.num_parameters / 1e6:.3g} M random weights"
     return f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}"
-
-
-def _print_json(outcome: "ModelOutcome") -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
 
 
 COMMAND = Command(

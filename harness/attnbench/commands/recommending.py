@@ -126,19 +126,6 @@ def require_learnable(plan: Plan, path: Path) -> None:
         )
 
 
-def learn(results: Results, path: Path) -> tuple[Path, "Policy"]:
-    """Learn a policy from what a run measured, and write it; returns where it is, and the policy.
-
-    Raises:
-        ValueError: the run has too little to learn from, or the file cannot be written.
-    """
-    from attnbench.analysis.policy import learn as learned
-
-    policy = learned([results], smallest_effect=results.plan.smallest_effect)
-    policy.save(path)
-    return path, policy
-
-
 def _chosen(policy: "Policy") -> Counter[str]:
     """The number of measured shapes at which each implementation is chosen."""
     return Counter(row.winner for row in policy.rows)

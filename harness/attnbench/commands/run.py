@@ -71,9 +71,8 @@ def run(
     else:
         planned = options.plan(baseline=baseline)
         folder = new_folder(results, planned.sweep)
-    number = len(planned.implementations)
-    plural = "" if number == 1 else "s"
-    running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
+    names = f"{len(planned.implementations)} implementation{'s' * (len(planned.implementations) != 1)}"
+    running.note(f"{len(planned.workloads)} workloads x {names}, into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     kept = f"{running.kept(planned, folder)}{f' --cluster {cluster}' * bool(cluster)}"

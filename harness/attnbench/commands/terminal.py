@@ -42,7 +42,8 @@ def print_results(results: Results) -> None:
     if VERBOSITY.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
-        _print_answer(results)
+        for answer in story.answer(results) or ["Nothing was compared."]:
+            say(answer, "bold")
         return
     if VERBOSITY.is_verbose:
         print_cells(results)
@@ -80,11 +81,6 @@ def print_cells(results: Results) -> None:
 def _verdict(row: Row) -> str:
     """The verdict in few words; how the cell ended, if that is not ok."""
     return cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
-
-
-def _print_answer(results: Results) -> None:
-    for line in story.answer(results) or ["Nothing was compared."]:
-        say(line, "bold")
 
 
 def print_troubles(results: Results) -> None:

@@ -87,14 +87,9 @@ def _longest(growth: Growth) -> Workload:
     return growth.workload(growth.points[-1][0])
 
 
-def heading(growth: Growth) -> str:
-    """Title the panel of a growth."""
-    return f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip()
-
-
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
-    """The implementations of each panel, by its heading."""
-    return grouped(growths, heading)
+    """The implementations of each panel, by its title."""
+    return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
 
 
 def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str]) -> str:
