@@ -52,8 +52,9 @@ def block_mask(mask: BoundMask) -> BlockMask:
         return mask.sees(batch, query, key)
 
     batch_size, query_len, key_len = mask.sizes
-    first = mask.tile(slice(0, 1), slice(0, 1))
-    differs = first is not None and len(first) > 1  # from batch row to batch row
+    place = torch.zeros(1, dtype=torch.long, device=mask.device)
+    first = mask.sees(torch.arange(batch_size, device=mask.device)[:, None], place, place)
+    differs = first.dim() > 1  # from batch row to batch row
     return create_block_mask(sees, batch_size if differs else None, None, query_len, key_len, device=str(mask.device))
 
 

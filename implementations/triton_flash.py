@@ -211,7 +211,7 @@ def made() -> SimpleNamespace:
             key: Tensor,
             value: Tensor,
             scale: float,
-            is_causal: bool,  # noqa: FBT001 - torch gives by position
+            is_causal: bool,
             shift: int,
         ) -> Tensor:
             """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""

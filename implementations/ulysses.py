@@ -35,7 +35,7 @@ class Exchange(torch.autograd.Function):
     """One of both, whose backward pass is the other."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401, FBT001
+    def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401
         """Exchange the tensor."""
         ctx.rank, ctx.is_to_heads = rank, is_to_heads
         return (to_heads if is_to_heads else to_tokens)(tensor, rank)

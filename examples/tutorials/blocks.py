@@ -13,11 +13,11 @@ from torch import Tensor
 from attnbench.checking import mistakes, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import BoundMask, Implementation, Weights
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def tables() -> dict[str, Tensor]:
         "output_multi_head": output("module_list", several, x[None])[0],
         "scores_causal": causal["masked scores"][0],
         "weights_causal": causal["weights"][0],
-        "context_causal": output("fused", weights, x[None], mask="causal")[0],
+        "context_causal": output("einsum", weights, x[None], mask="causal")[0],
         "weights_cross": crossed["weights"][0],
-        "context_cross": output("fused", weights, x[None], context=other[None])[0],
+        "context_cross": output("einsum", weights, x[None], context=other[None])[0],
     }

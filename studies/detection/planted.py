@@ -6,7 +6,7 @@ from torch import Tensor
 from attnbench.checking import steps
 from attnbench.checking.mistakes import Mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.contract import BoundMask, CanonicalAttention, Implementation, Weights
+from attnbench.contract import Attention, BoundMask, Implementation, Weights
 
 BLOCK_SCORES = 2**24
 """About this many scores are held at a time, where the queries can be computed in blocks."""
@@ -15,7 +15,7 @@ BLOCK_SCORES = 2**24
 def implementation(mistake: Mistake) -> Implementation:
     """The textbook form with the mistake."""
 
-    class Mistaken(CanonicalAttention):
+    class Mistaken(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             num_scores = query.shape[0] * query.shape[1] * key.shape[2]
             block = query.shape[2] if mistake.needs_all_rows else max(1, BLOCK_SCORES // num_scores)

@@ -247,7 +247,7 @@ def test_what_nobody_supports_is_an_error_and_no_silent_answer(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
     mask = BoundMask(parse_mask("softcap(20)"), (2, 6, 6), "cpu", num_heads=4)
-    with pytest.raises(ValueError, match="has no softcap"):
+    with pytest.raises(ValueError, match="no parameter softcap"):
         attend_by_policy(*tensors(), mask)
 
 

@@ -194,7 +194,7 @@ def test_what_it_is_given_follows_from_its_signature():
     [
         (causal_alone, "padding", "no parameter mask: is_causal passes on the causal mask alone"),
         (causal_alone, "causal+alibi", "no parameter bias, and mask causal+alibi changes scores"),
-        (everything, "softcap(20)", "changes scores by more than a bias: hand in a subclass of Attention"),
+        (everything, "softcap(20)", "no parameter softcap, and mask softcap(20) changes scores"),
         (lambda query, key, value: query, "causal", "no parameter mask: it takes part in unmasked workloads only"),
     ],
 )

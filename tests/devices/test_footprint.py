@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import Case, bind, build, draw_normal, place
+from attnbench.contract.bundled import bundled
 from attnbench.contract.loading import from_value
 from attnbench.devices import cpu, cuda, device
 from attnbench.devices.recording import Footprint
@@ -27,9 +28,7 @@ def floats(number: int = MIB // 4) -> torch.Tensor:
 
 def case(direction: str, function=None) -> Case:
     workload = Workload(seq_len=64, num_heads=2, head_dim=8, direction=direction)
-    made = (
-        from_value(function, "function") if function else plugs("attnbench.implementations", "IMPLEMENTATION")["fused"]
-    )
+    made = from_value(function, "function") if function else bundled()["fused"]
     return build(workload, made, place(draw_normal(workload, 0), workload), bind(workload))
 
 

@@ -11,20 +11,16 @@ TILES = {"seq_len": 16}
 BY_TILES = ("TILE = 256", "TILE = 8")
 """Not a mistake: `chunked` in tiles so small that a short length has several."""
 
-HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
-SOFTMAX = "softmax_with_sinks(scores, sinks)"
-HEAD_SOFTMAX = "softmax_with_sinks(scores, None if mask.sinks is None else mask.sinks[number])"
-SCALED = "* mask.scale_for(query.shape[-1])"
+HIDING = "scores = scores.where(mask, -torch.inf)"
+SOFTMAX = "scores.softmax(dim=-1)"
+CAPPED = "softcap * (scores / softcap).tanh()"
+USUAL_SCALE = "head_dim**-0.5 if scale is None else scale"
+BY_HEAD = "unflatten(-1, (self.num_heads, -1)).transpose(1, 2)"
+ALL_TILES = "for first in range(0, key.shape[2], TILE):\n        keys"
 EXPLICIT = "mask.explicit(query.dtype)"
 MASKED = f"attn_mask=None if mask.is_causal else {EXPLICIT}"
-EACH_HEAD = "head(x, context, mask, self.dropout) for head in self.heads"
-ALL_TILES = "for keys in tiles(key.shape[-2])"
-QUERY_ROWS = "query.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)"
-KEY_ROWS = "key.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)"
-VALUE_ROWS = "value.unflatten(-1, (self.num_kv_heads, self.value_dim)).transpose(1, 2)"
 PACKED_ROWS = "torch.cat([weights.query, weights.key, weights.value])"
 PACKED_BIASES = "torch.cat([weights.query_bias, weights.key_bias, weights.value_bias])"
-GROUPS = "groups = (key.shape[1], query.shape[1] // key.shape[1])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,62 +44,44 @@ def edit(file, changed, names, axes=None, reported=""):
 
 
 EDITS = [
-    edit("naive_loop", {"products * scale": "products"}, "no_scale"),
-    edit("naive_loop", {".masked_fill(hidden, -torch.inf)": ""}, "mask_ignored", {"mask": "causal"}),
-    edit(
-        "naive_loop",
-        {"key[b, h // group_size], value[b, h // group_size]": "key[b, h % key.shape[1]], value[b, h % key.shape[1]]"},
-        "kv_heads_interleaved",
-        GROUPED,
-    ),
-    edit("naive_loop", {", value[b, h // group_size]": ", value[b, 0]"}, "value_head_order"),
+    edit("naive_loop", {"keys @ query * scale": "keys @ query"}, "no_scale"),
+    edit("naive_loop", {HIDING: "pass"}, "mask_ignored", {"mask": "causal"}),
+    edit("naive_loop", {", value[b, h]": ", value[b, 0]"}, "value_head_order"),
     edit(
         "naive_loop",
         {"view(batch_size, num_heads, query_len, -1)": "view(batch_size, query_len, num_heads, -1).transpose(1, 2)"},
         "merged_without_transpose",
         MODULE,
     ),
-    edit("module_list", {EACH_HEAD: EACH_HEAD + "[::-1]"}, "output_head_order", MODULE),
+    edit(
+        "naive_loop",
+        {"mask[b, h, t]": "mask[b, (h + 1) % num_heads, t]"},
+        "bias_head_order",
+        {"mask": "causal+alibi", "num_heads": 3},
+    ),
+    edit("module_list", {"torch.cat(attended, ": "torch.cat(attended[::-1], "}, "output_head_order", MODULE),
     edit(
         "module_list",
-        {f"torch.cat([{EACH_HEAD}], dim=-1)": f"torch.stack([{EACH_HEAD}], dim=-1).flatten(2)"},
+        {"torch.cat(attended, dim=-1)": "torch.stack(attended, dim=-1).flatten(2)"},
         "merged_feature_by_feature",
         MODULE,
     ),
     edit(
         "module_list",
-        {"self.key(context), self.value(context)": "self.value(context), self.key(context)"},
+        {"query(x), key(x), value(x)": "query(x), value(x), key(x)"},
         "projections_in_wrong_order",
         MODULE,
         reported="query, value and key",
     ),
-    edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
-    edit("module_list", {HEAD_SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
-    edit("fused", {HIDING: "scores = scores * ~mask.hidden"}, "mask_multiplied", {"mask": "causal"}),
-    edit(
-        "fused",
-        {"scores = mask.adjust(scores)": "pass", HIDING: f"{HIDING}\n            scores = mask.adjust(scores)"},
-        "softcap_after_mask",
-        {"mask": "causal+softcap(3)"},
-    ),
-    edit(
-        "chunked",
-        {"grad if rate is None else grad.mul_(rate)": "grad"},
-        "softcap_without_derivative",
-        TILES | BOTH | {"mask": "sliding_window(3)+softcap(2)"},
-    ),
+    edit("module_list", {"return self.out(torch": "return (torch"}, "no_output_projection", MODULE),
+    edit("module_list", {SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
     edit(
         "module_list",
-        {"mask.adjust(scores, heads=number)": "mask.adjust(scores, heads=0)"},
+        {"mask[:, h % mask.shape[1]] for h": "mask[:, 0] for h"},
         "bias_head_order",
         {"mask": "additive", "num_heads": 3},
     ),
-    edit(
-        "naive_loop",
-        {"heads=head, queries": "heads=(head + 1) % num_heads, queries"},
-        "bias_head_order",
-        {"mask": "causal+alibi", "num_heads": 3},
-    ),
+    edit("fused", {HIDING: "scores = scores * mask"}, "mask_multiplied", {"mask": "causal"}),
     edit("fused", {HIDING: HIDING.replace("-torch.inf", "-10.0")}, "mask_too_weak", {"mask": "sliding_window(3)"}),
     edit(
         "fused",
@@ -115,9 +93,8 @@ EDITS = [
     edit(
         "fused",
         {
-            QUERY_ROWS: "query.reshape(len(query), self.num_heads, -1, self.head_dim)",
-            KEY_ROWS: "key.reshape(len(key), self.num_kv_heads, -1, self.head_dim)",
-            VALUE_ROWS: "value.reshape(len(value), self.num_kv_heads, -1, self.value_dim)",
+            f"{name}.{BY_HEAD}": f"{name}.reshape(len(x), self.num_heads, -1, {name}.shape[-1] // self.num_heads)"
+            for name in ("query", "key", "value")
         },
         "viewed_not_transposed",
         MODULE,
@@ -125,24 +102,13 @@ EDITS = [
     edit(
         "fused",
         {
-            QUERY_ROWS: "query.unflatten(-1, (self.head_dim, self.num_heads)).permute(0, 3, 1, 2)",
-            KEY_ROWS: "key.unflatten(-1, (self.head_dim, self.num_kv_heads)).permute(0, 3, 1, 2)",
-            VALUE_ROWS: "value.unflatten(-1, (self.value_dim, self.num_kv_heads)).permute(0, 3, 1, 2)",
+            f"{name}.{BY_HEAD}": f"{name}.unflatten(-1, (-1, self.num_heads)).permute(0, 3, 1, 2)"
+            for name in ("query", "key", "value")
         },
         "split_feature_by_feature",
         MODULE,
     ),
-    edit("fused", {"torch.cat(given)}": "0 * torch.cat(given)}"}, "no_input_biases", MODULE),
-    edit(
-        "einsum",
-        {
-            GROUPS: "groups = (query.shape[1] // key.shape[1], key.shape[1])",
-            "bgrtk,bgsk->bgrts": "brgtk,bgsk->brgts",
-            "bgrts,bgsv->bgrtv": "brgts,bgsv->brgtv",
-        },
-        "kv_heads_interleaved",
-        GROUPED | {"num_heads": 6},
-    ),
+    edit("fused", {"self.qkv(x)": "F.linear(x, self.qkv.weight)"}, "no_input_biases", MODULE | BOTH),
     edit("einsum", {SOFTMAX: "scores.softmax(dim=1)"}, "softmax_over_heads"),
     edit("einsum", {SOFTMAX: "scores.sigmoid()"}, "sigmoid_for_softmax"),
     edit(
@@ -153,87 +119,97 @@ EDITS = [
     ),
     edit(
         "einsum",
-        {
-            "query + self.query_bias[:, None], key + self.key_bias[:, None], value + self.value_bias[:, None]": (
-                "query, key, value"
-            )
-        },
-        "no_input_biases",
-        MODULE | BOTH,
+        {f"scores = {CAPPED}": "pass", SOFTMAX: f"(scores if softcap is None else {CAPPED}).softmax(dim=-1)"},
+        "softcap_after_mask",
+        {"mask": "causal+softcap(3)"},
     ),
-    edit("bmm", {SCALED: "/ query.shape[-1]"}, "scaled_by_width"),
-    edit("bmm", {SCALED: "/ (sizes[1] * query.shape[-1]) ** 0.5"}, "scaled_by_embedding"),
-    edit("bmm", {"query, key.transpose(1, 2)": "key, query.transpose(1, 2)"}, "query_key_swapped", {"mask": "causal"}),
+    edit(
+        "einsum",
+        {CAPPED: f"scores + ({CAPPED} - scores).detach()"},
+        "softcap_without_derivative",
+        TILES | BOTH | {"mask": "sliding_window(3)+softcap(2)"},
+    ),
+    edit("bmm", {USUAL_SCALE: "1 / head_dim"}, "scaled_by_width"),
+    edit("bmm", {USUAL_SCALE: "(num_heads * head_dim) ** -0.5"}, "scaled_by_embedding"),
     edit(
         "bmm",
-        {
-            "repeat_heads(key, sizes[1])": "key.repeat(1, sizes[1] // key.shape[1], 1, 1)",
-            "repeat_heads(value, sizes[1])": "value.repeat(1, sizes[1] // value.shape[1], 1, 1)",
-        },
-        "kv_heads_interleaved",
-        GROUPED | BOTH,
+        {"torch.bmm(query, key.transpose(1, 2))": "torch.bmm(key, query.transpose(1, 2))"},
+        "query_key_swapped",
+        {"mask": "causal"},
     ),
-    edit("chunked", {"total.mul_(rescale)": "total"}, "sum_not_rescaled", TILES, reported="tiles of 8 keys"),
     edit(
         "chunked",
-        {"(previous - maximum).exp_()": "torch.ones_like(maximum)"},
+        {"total * rescale + weights": "total + weights"},
+        "sum_not_rescaled",
+        TILES,
+        reported="tiles of 8 keys",
+    ),
+    edit(
+        "chunked",
+        {"(previous - maximum).exp()": "torch.ones_like(maximum)"},
         "maximum_not_rescaled",
         TILES,
         reported="tiles of 8 keys",
     ),
-    edit("chunked", {ALL_TILES: "for keys in [*tiles(key.shape[-2])][1:]"}, "tile_dropped", TILES, reported="0 to 7"),
+    edit("chunked", {ALL_TILES: ALL_TILES.replace("(0,", "(TILE,")}, "tile_dropped", TILES, reported="0 to 7"),
     edit(
         "chunked",
-        {ALL_TILES: "for keys in [*tiles(key.shape[-2])][:-1]"},
+        {ALL_TILES: ALL_TILES.replace("[2],", "[2] - TILE + 1,")},
         "last_partial_tile_dropped",
         {"seq_len": 19},
         reported="the 3 keys 16 to 18",
     ),
     edit(
         "chunked",
-        {ALL_TILES: "for keys in [*tiles(key.shape[-2]), slice(0, TILE)]"},
+        {ALL_TILES: ALL_TILES.replace("range(0, key.shape[2], TILE)", "[*range(0, key.shape[2], TILE), 0]")},
         "tile_counted_twice",
         TILES,
         reported="0 to 7",
     ),
-    edit("chunked", {".sub_(correction[..., rows, :])": ""}, "gradient_row_sums", TILES | BOTH),
+    edit("chunked", {"output / total)": "output / total.detach())"}, "gradient_row_sums", TILES | BOTH),
     edit(
         "chunked",
-        {"grad_value[..., keys, :] +=": "grad_value[..., keys, :] ="},
+        {"value[:, :, :num_keys]": "(value if first + TILE >= query.shape[2] else value.detach())[:, :, :num_keys]"},
         "gradient_tile_lost",
         TILES | BOTH,
     ),
     edit(
         "chunked",
-        {"return grad_query,": "return math.sqrt(query.shape[-1]) * grad_query,"},
+        {"query[:, :, first": "(8**0.5 * query - (8**0.5 - 1) * query.detach())[:, :, first"},
         "query_gradient_factor",
         TILES | BOTH,
     ),
     edit(
         "chunked",
-        {"return grad_query, grad_key,": "return grad_query, math.sqrt(query.shape[-1]) * grad_key,"},
+        {"key[:, :, :num_keys]": "(8**0.5 * key - (8**0.5 - 1) * key.detach())[:, :, :num_keys]"},
         "key_gradient_factor",
         TILES | BOTH | {"mask": "causal"},
     ),
     edit(
         "chunked",
-        {"grad_value, grad_sinks": "torch.zeros_like(value), grad_sinks"},
+        {"value[:, :, :num_keys]": "value.detach()[:, :, :num_keys]"},
         "value_gradient_zero",
         TILES | BOTH | {"mask": "padding", "batch_size": 2},
     ),
-    edit("sdpa", {"dropout_p=self.dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
-    edit("sdpa", {"scale=mask.scale": "scale=1.0"}, "no_scale", GROUPED),
-    edit("sdpa", {"scale=mask.scale": "scale=query.shape[-1] ** 0.5"}, "multiplied_by_root", BOTH),
-    edit("sdpa", {EXPLICIT: "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
+    edit("sdpa", {"dropout_p=dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
+    edit("sdpa", {"scale=scale": "scale=1.0"}, "no_scale", GROUPED),
+    edit("sdpa", {"scale=scale": "scale=query.shape[-1] ** 0.5"}, "multiplied_by_root", BOTH),
     edit(
         "sdpa",
-        {MASKED: "attn_mask=None", "is_causal=mask.is_causal": "is_causal=not mask.is_none"},
+        {f"        {name},\n": f"        {name}.repeat(1, 3, 1, 1),\n" for name in ("key", "value")},
+        "kv_heads_interleaved",
+        BOTH | GROUPED | {"num_heads": 6},
+    ),
+    edit("sdpa", {"attn_mask=mask": "attn_mask=~mask"}, "mask_inverted", {"mask": "sliding_window(3)"}),
+    edit(
+        "sdpa",
+        {"attn_mask=mask": "attn_mask=None", "is_causal=is_causal": "is_causal=is_causal or mask is not None"},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
     edit(
         "sdpa",
-        {EXPLICIT: "mask.bias(query.dtype).mul(query.shape[-1] ** -0.5)"},
+        {"attn_mask=mask": "attn_mask=mask * query.shape[-1] ** -0.5"},
         "changed_before_scale",
         {"mask": "causal+additive"},
     ),

@@ -22,13 +22,13 @@ from torch.nn import functional as F
 
 from attnbench.checking.agreement import check
 from attnbench.contract import Implementation, missing_compiler, missing_package, supports_everything
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled
 from attnbench.workloads.workload import Workload
 from tests import forks
 from tests.checks import references
 from tests.signatures import snapshots, versions, written_in
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 PACKAGES = {
     "cudnn_frontend": "cudnn.experimental.ops",

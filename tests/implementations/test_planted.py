@@ -1,5 +1,6 @@
 """The check finds a mistake planted in a copy of any of our implementations, and describes it as the catalogue does."""
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -9,15 +10,14 @@ import torch
 
 from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.loading import implementation
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled, from_module
 from attnbench.workloads.workload import RETIRED, Workload
 from tests import forks
 from tests.checks import references
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]
-IMPLEMENTATIONS = plugs("attnbench.implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS = bundled()
 SAME_FOR_ALL = {"device", "dropout", "num_threads", "seed", *RETIRED}
 BY_ID = {f"{each.file}-{'-'.join(each.names) or 'unknown'}": each for each in EDITS}
 RIGHT = sorted({(each.file, each.workload) for each in EDITS}, key=str)
@@ -35,7 +35,10 @@ def copied(folder, file, changed):
 
 def judged(copy, point):
     torch.manual_seed(0)
-    found = implementation(f"{copy}:IMPLEMENTATION")
+    spec = importlib.util.spec_from_file_location(copy.stem, copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = from_module(module, copy.stem.removeprefix("copy_of_"))
     assert found.unsupported(point) is None
     return check(references(point), found)
 
@@ -66,10 +69,11 @@ def test_the_copy_as_it_is_agrees(file, point, tmp_path):
 def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
     planted = BY_ID[name]
     copy = copied(tmp_path, planted.file, planted.changed)
+    attribute = "IMPLEMENTATION" if "IMPLEMENTATION" in copy.read_text(encoding="utf-8") else "attention"
     axes = {axis: value for axis, value in planted.workload.axes().items() if axis not in SAME_FOR_ALL}
     settings = [part for axis, value in axes.items() for part in ("--set", f"{axis}={value}")]
     reported = subprocess.run(
-        [forks.python(), "-m", "attnbench", "check", f"{copy}:IMPLEMENTATION", *settings],
+        [forks.python(), "-m", "attnbench", "check", f"{copy}:{attribute}", *settings],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160"},
         capture_output=True,

@@ -5,9 +5,9 @@ import torch
 
 from attnbench.checking.case import bind
 from attnbench.contract import Implementation, Weights, Workload
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 
 
 HERE = [
@@ -69,7 +69,8 @@ REFUSED = {
         {"direction": "inference", "dtype": "float64"},
         {"device": "cuda", "head_dim": 8},
     ],
-    "module_list": [{"num_kv_heads": 2}],
+    "module_list": [{"scope": "module", "num_kv_heads": 2}, {"scope": "module", "sinks": "learned"}],
+    "fused": [{"scope": "module", "mask": "padding(6,0)"}, {"scope": "module", "kv_len": 9}, {"mask": "softcap(2)"}],
     "sdpa_flash": [
         {"value_dim": 5},
         {"mask": "softcap(20)"},

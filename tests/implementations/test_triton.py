@@ -13,7 +13,7 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
@@ -82,7 +82,7 @@ def test_the_kernel_of_the_document_is_right(tmp_path: Path) -> None:
 def test_without_cuda_and_interpreter_it_says_how_to_check_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("attnbench.implementations.triton_flash.missing_package", lambda _: None)
-    found = plugs("attnbench.implementations", "IMPLEMENTATION")["triton_flash"]
+    found = bundled()["triton_flash"]
     assert "check --interpret" in str(found.unsupported(Workload()))
     assert found.unsupported(Workload(device="cuda")) is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -15,7 +15,8 @@ import torch
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
-from attnbench.plugins import DISTRIBUTING, plugs
+from attnbench.contract.bundled import bundled
+from attnbench.plugins import DISTRIBUTING
 from attnbench.ranks import tokens_of
 from attnbench.ranks.group import RankGroup, group_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
@@ -23,7 +24,7 @@ from tests.checks import references
 from tests.rank_bytes import bytes_sent
 from tests.ranks.shares import asked, fail, give_back, give_late, sleep, three
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 RIGHT = ("ring", "zigzag_ring", "ulysses", "all_gather")
 LIMIT_S = 20.0
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights, Workload
-from attnbench.plugins import plugs
+from attnbench.contract.bundled import bundled
 from attnbench.workloads.masks import parse_mask
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 
 

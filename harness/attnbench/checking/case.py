@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights
+from attnbench.contract.outside import Bound
 from attnbench.devices import Device, device
 from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.workload import RETIRED, Workload
@@ -240,6 +241,7 @@ class Case:
     module: nn.Module
     tensors: dict[str, Tensor]
     mask: BoundMask
+    _bound: list[Bound] = field(default_factory=list, init=False)
 
     @property
     def device(self) -> Device:
@@ -262,11 +264,15 @@ class Case:
         """The gradient mode in which every call of this case is made."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
+    def hand_over_operands(self) -> None:
+        """Put the tensors besides query, key and value where implementations find them: with the mask."""
+        if len(self.tensors) > self.num_given:
+            self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
+
     def output(self) -> Tensor:
         """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
         result: Tensor
-        if len(self.tensors) > self.num_given:
-            self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
+        self.hand_over_operands()
         if self.workload.scope == "attention":
             attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
             result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
@@ -274,44 +280,58 @@ class Case:
             result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
         return result
 
+    def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
+        """One forward call, for which everything that is not the implementation's is done already, and its leaves."""
+        bind = getattr(self.module, "bind", None)
+        if bind is None or self.workload.scope == "module" or "attend" in vars(self.module):  # another one, compiled
+            return self.output, list(self.leaves.values())
+        self.hand_over_operands()
+        bound: Bound = bind(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
+        self._bound.append(bound)
+        return bound.call, bound.leaves
+
     def call(self) -> Callable[[], object]:
         """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
+        forward, leaves = self.bound()
         if self.workload.direction in {"inference", "forward"}:
-            return self.output
-        kept, leaves, pull = self._graph()
+            return forward
+        kept, pull = self._graph(forward)
         grad_output = torch.full_like(kept, grad_value(self.workload))
         if self.workload.direction == "backward":
             return lambda: pull(kept, leaves, grad_output, retain_graph=True)
-        return lambda: pull(self.output(), leaves, grad_output)
+        return lambda: pull(forward(), leaves, grad_output)
 
-    def _graph(self) -> tuple[Tensor, list[Tensor], Callable[..., tuple[Tensor | None, ...]]]:
-        """An output with its graph, the leaves of the graph, and what computes their gradients.
+    def _graph(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Callable[..., tuple[Tensor | None, ...]]]:
+        """An output with its graph, and what computes the gradients of its leaves.
 
         Raises:
             NoBackwardError: the output has no graph.
         """
         with torch.enable_grad():
-            output = self.output()
+            output = forward()
         if not output.requires_grad:
             raise NoBackwardError
         plain = partial(torch.autograd.grad, allow_unused=True)
-        return output, list(self.leaves.values()), pull_back if is_reentrant(output) else plain
+        return output, pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
         """What does the same as `call`, and returns the output and the gradients of the inputs, by name.
 
         The gradient of the output is `grad_value` everywhere.
         """
+        leaves, forward = list(self.leaves.values()), self.bound()[0]
+        if self._bound and not self._bound[-1].is_plain:
+            forward = self.output
         if self.workload.direction in {"inference", "forward"}:
-            return lambda: {"output": self.output()}
+            return lambda: {"output": forward()}
         names = [f"gradient of {name}" for name in self.tensors]  # the first of the leaves
+        kept, pull = self._graph(forward)
         if self.workload.direction == "backward":
-            call = self.call()
-            return lambda: dict(zip(names, call(), strict=False))  # type: ignore[call-overload]
-        _, leaves, pull = self._graph()
+            grad_output = torch.full_like(kept, grad_value(self.workload))
+            return lambda: dict(zip(names, pull(kept, leaves, grad_output, retain_graph=True), strict=False))
 
         def forward_and_backward() -> Mapping[str, Tensor | None]:
-            output = self.output()
+            output = forward()
             made = pull(output, leaves, torch.full_like(output, grad_value(self.workload)))
             return {"output": output.detach()} | dict(zip(names, made, strict=False))
 
@@ -322,12 +342,16 @@ class Case:
         """Put other values into the very tensors that are timed, by name, and take them out again at the end."""
         kept = {name: self.tensors[name].detach().clone() for name in values}
         try:
-            for name, tensor in values.items():
-                fill(self.tensors[name], tensor)
+            self._fill(values)
             yield
         finally:
-            for name, tensor in kept.items():
-                fill(self.tensors[name], tensor)
+            self._fill(kept)
+
+    def _fill(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in values.items():
+            fill(self.tensors[name], tensor)
+        for bound in self._bound:
+            bound.refresh()
 
     @cached_property
     def _first(self) -> tuple[float, int]:
@@ -371,8 +395,9 @@ class Case:
         if self.workload.direction in {"inference", "forward"}:
             return self.footprint
         with self.grad_mode():
-            self.output()
-            return self.device.record(self.output).footprint(self.tensors.values())
+            forward, _ = self.bound()
+            forward()
+            return self.device.record(forward).footprint(self.tensors.values())
 
 
 def bind(workload: Workload) -> BoundMask:

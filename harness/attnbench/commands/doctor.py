@@ -154,9 +154,9 @@ def doctor(
     from attnbench.commands import terminal
 
     if address:
-        from attnbench.cluster import examination
+        from attnbench.cluster import driver
 
-        said = examination.findings(address)
+        said = driver.examined(address)
         hosts = {
             host: [Finding(**each) for each in found] for host, found in said.items() if not isinstance(found, str)
         }

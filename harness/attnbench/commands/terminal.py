@@ -14,7 +14,7 @@ from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
-from attnbench.reports import cells, grouped, hosts, screen, sides, story, text_lines
+from attnbench.reports import cells, grouped, screen, sides, story, text_lines
 from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
 from attnbench.units import MISSING, plain, show
 
@@ -52,7 +52,8 @@ def print_results(results: Results) -> None:
 
 def print_cells(results: Results) -> None:
     """Print a table for each group of workloads: time and verdict of each cell, then metrics while there is room."""
-    print_hosts(results)
+    if line := story.hosts(results):
+        say(line)
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
@@ -78,23 +79,6 @@ def print_cells(results: Results) -> None:
 def _verdict(row: Row) -> str:
     """The verdict in few words; how the cell ended, if that is not ok."""
     return cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
-
-
-def print_hosts(results: Results) -> None:
-    """The verdicts of all hosts together, by kind, where several have measured."""
-    found = hosts.over_all(results)
-    if found is None:
-        return
-    say("All hosts together", "bold")
-    for mark, text in hosts.kinds(found).items():
-        say(f"{mark}: {text}")
-    for title, members in hosts.verdicts(found).items():
-        say(title, "bold")
-        columns = list(members[0])
-        print_table(columns, [[row[column] for column in columns] for row in members], dense=len(columns) > FEW)
-    if line := hosts.shown(results):
-        say(line)
-    say("")
 
 
 def _print_answer(results: Results) -> None:
@@ -294,34 +278,11 @@ def summary(found: Results) -> dict[str, object]:
         "num_processes": num_processes(found),
         "warnings": [plain(line) for line in doubts(found)],
         "counts": Counter(str(record.status) for record in found.records),
-        **_of_hosts(found),
         "cells": [
             {column: row[column] for column in columns} | {"message": row["message"] or ""}
             for row in rows(table(found))
         ],
     }
-
-
-def _of_hosts(found: Results) -> dict[str, object]:
-    """The verdicts of all hosts together: a row for each comparison on each kind of host."""
-    together = hosts.over_all(found)
-    if together is None:
-        return {}
-    rows_of_kinds = [
-        {
-            "workload": each.workload.id,
-            "implementation": each.arm.implementation,
-            "kind": each.kind,
-            "hosts": sorted(each.logs),
-            "ratio": each.judgement.ratio,
-            "ratio_low": each.judgement.low,
-            "ratio_high": each.judgement.high,
-            "is_general": each.is_general,
-            "verdict": str(each.verdict),
-        }
-        for each in together.cells
-    ]
-    return {"hosts": {"failed": together.failed, "comparisons": rows_of_kinds}}
 
 
 def print_sides(results: Results) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
+from attnbench.contract.outside import repeat_heads
 from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
@@ -36,7 +37,6 @@ from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload
 __all__ = [
     "Attention",
     "BoundMask",
-    "CanonicalAttention",
     "Causal",
     "CausalBottomRight",
     "Implementation",
@@ -196,12 +196,6 @@ class Attention(nn.Module):
         return output if has_backward else output.detach()  # with projections, too, it has no backward pass
 
 
-def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for the query heads that read it; itself if G == H."""
-    group_size = num_heads // tensor.shape[1]
-    return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
-
-
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax over the keys, the last axis, where `sinks` is the score of one more key, whose value is 0.
 
@@ -215,27 +209,6 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
         return scores.softmax(dim=-1)
     one_more = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
     return torch.cat([scores, one_more], dim=-1).softmax(dim=-1)[..., :-1]
-
-
-class CanonicalAttention(Attention):
-    """Attention whose parameters are the canonical weights: query (H, K, D), key (G, K, D), value (G, V, D), biases.
-
-    A subclass defines `project` and `attend`.
-    """
-
-    def make_layers(self) -> None:
-        """Make the parameters and, where there are biases, theirs."""
-        self.query_weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.embed_dim))
-        self.key_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim, self.embed_dim))
-        self.value_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim, self.embed_dim))
-        self.query_bias = nn.Parameter(torch.empty(self.num_heads, self.head_dim)) if self.has_bias else None
-        self.key_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim)) if self.has_bias else None
-        self.value_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim)) if self.has_bias else None
-
-    def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The canonical weights, unchanged."""
-        named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
-        return {name if name.endswith("_bias") else f"{name}_weight": tensor for name, tensor in named.items()}
 
 
 def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`

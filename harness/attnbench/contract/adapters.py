@@ -365,7 +365,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
             call=call,
             is_approximate=approximate,
         )
-    module = _Module(
+    module = ModuleAdapter(
         make=what,
         layout=layout,
         call=call,
@@ -390,7 +390,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Module:
+class ModuleAdapter:
     """The arguments of `adapt` for a module."""
 
     make: Callable[[Sizes], nn.Module]
@@ -404,6 +404,7 @@ class _Module:
     changes_scores: bool
     axes: Collection[str]
     set_dropout: SetDropout | None
+    kind: "type[Adapted] | None" = None
 
     def __post_init__(self) -> None:
         """Check them.
@@ -455,7 +456,7 @@ class _Module:
             call = _emptied(call)
         if self.has_residual:
             call = partial(_without_residual, call)
-        return Adapted(module, self.layout, call, weights, self.set_dropout, extra=self.extra)
+        return (self.kind or Adapted)(module, self.layout, call, weights, self.set_dropout, extra=self.extra)
 
 
 def _of_tokens(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
@@ -726,6 +727,8 @@ class Adapted(nn.Module):
         self.out: nn.Linear | None = None
         if weights.out is not None and not layout.has_out:
             self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
+        merged = weights.query.shape[0] * weights.value.shape[1]  # H * V
+        self.width = merged if weights.out is None or self.out is not None else weights.out.shape[0]
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         shapes = {path: tuple(parameter.shape) for path, parameter in self.named_parameters()}
         self.constants = {
@@ -791,12 +794,12 @@ class Adapted(nn.Module):
                 f"({words(error)})"
             ) from error
         output: object = result[0] if isinstance(result, tuple) else result
-        width = x.shape[-1] if self.out is None else self.out.in_features
-        if not isinstance(output, Tensor) or output.shape != (*x.shape[:2], width):
+        expected = (*x.shape[:2], self.width)
+        if not isinstance(output, Tensor) or output.shape != expected:
             given = tuple(output.shape) if isinstance(output, Tensor) else _kind(output)
             kind = "the output (B, T, D)" if self.out is None else "what out=None leaves to the adapter, (B, T, H*V)"
             raise ValueError(
-                f"the module returned {given}: it must return {kind}, here {(*x.shape[:2], width)}, "
+                f"the module returned {given}: it must return {kind}, here {expected}, "
                 "or a tuple that begins with it; choose it in call"
             )
         return output if self.out is None else self.out(output)

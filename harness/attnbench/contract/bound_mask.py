@@ -11,11 +11,6 @@ from torch import Tensor
 from attnbench.contract.memory import MASK_FORMS
 from attnbench.workloads.masks import Causal, Mask, Padding
 
-ALL = slice(None)
-Index = int | slice
-Places = tuple[Index, Index, Index, Index]
-EVERYWHERE: Places = (ALL, ALL, ALL, ALL)
-"""Batch rows, heads, queries, keys."""
 Kept = TypeVar("Kept")
 HALVES = (torch.bfloat16, torch.float16)
 KEPT_FORMS = ("_table", "per_head", "visible", "hidden", "empty")
@@ -97,9 +92,9 @@ class BoundMask:
             if isinstance(key, int):
                 right, words = anew.index(key), f"index of bias {key}"
             elif isinstance(key, torch.dtype):
-                right, words = anew.bias(key), f"bias in {key}"
+                right, words = anew.numbers(key), f"bias in {key}"
             elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):  # noqa: PLR2004
-                right, words = anew._added(*key, EVERYWHERE), f"bias {key[0]} in {key[1]}"
+                right, words = anew._added(*key), f"bias {key[0]} in {key[1]}"
             else:
                 continue
             if not _are_equal(form, right):
@@ -115,7 +110,11 @@ class BoundMask:
     @cached_property
     def visible(self) -> Tensor | None:
         """Boolean, True where visible, broadcastable to (B, H, T, S); None where every key is visible."""
-        return self.tile(slice(0, self.sizes[1]), slice(0, self.sizes[2]))
+        if not self.rule.hides:
+            return None
+        batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
+        seen = self.sees(batch[:, None, None, None], query[:, None], key)
+        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
     @cached_property
     def hidden(self) -> Tensor | None:
@@ -129,29 +128,22 @@ class BoundMask:
             return None
         return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
 
-    def tile(self, queries: slice, keys: slice) -> Tensor | None:
-        """`visible` for some queries and keys, computed from the rule without the dense form."""
-        if not self.rule.hides:
-            return None
-        batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
-        query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
-        key = torch.arange(keys.start, keys.stop, device=self.device)
-        seen = self.sees(batch, query, key)
-        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
-
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
 
         None for the mask `none`, and where the change depends on the score, as with softcap. A learned bias is looked
         up each time, with its gradient.
         """
-        if self.is_none or not self.rule.is_additive:
-            return None
+        return None if self.is_none or not self.rule.is_additive else self.numbers(dtype)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """The parts that only add or hide as numbers to add, broadcastable to (B, H, T, S), -inf where hidden."""
 
         def make() -> Tensor:
             added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
-            for number in range(len(self.rule.changes)):
-                added = added + self._added(number, dtype, EVERYWHERE)
+            for number, part in enumerate(self.rule.changes):
+                if part.is_additive:
+                    added = added + self._added(number, dtype)
             return added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
 
         return make() if self.rule.is_learned else self.keep(dtype, make)
@@ -176,62 +168,27 @@ class BoundMask:
         """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
         return self.bias(dtype) if self.changes_scores else self.visible
 
-    def adjust(
-        self, scores: Tensor, *, rows: Index = ALL, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL
-    ) -> Tensor:
-        """The scores as the mask changes them, before keys are hidden; unchanged under a mask that only hides.
-
-        `scores` are those of (B, H, T, S) at [rows, heads, queries, keys]: a number removes its axis, as in indexing.
-        The bias of a tile is computed from the rule; that of whole rows is kept from the first use; a learned one is
-        looked up.
-        """
+    def adjust(self, scores: Tensor) -> Tensor:
+        """The scores (B, H, T, S) as the mask changes them, before keys are hidden."""
         for number, part in enumerate(self.rule.changes):
-            if part.is_additive:
-                scores = scores + self._kept(number, scores.dtype, (rows, heads, queries, keys))
-            else:
-                scores = part.transform(scores)
+            scores = scores + self._added(number, scores.dtype) if part.is_additive else part.transform(scores)
         return scores
 
-    def derivative(
-        self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL
-    ) -> Tensor | None:
-        """The derivative of `adjust` at those scores; None where it is 1 everywhere."""
-        if self.rule.is_additive:
-            return None
-        rate = torch.ones_like(scores)
-        for number, part in enumerate(self.rule.changes):
-            if part.is_additive:
-                scores = scores + self._kept(number, scores.dtype, (ALL, heads, queries, keys))
-            else:
-                rate, scores = rate * part.derivative(scores), part.transform(scores)
-        return rate
-
-    def _kept(self, number: int, dtype: torch.dtype, places: Places) -> Tensor:
-        """The bias of a part at those places; kept where it is not learned, and is of whole rows."""
-        _, heads, queries, keys = places
-        is_tile = any(isinstance(index, slice) and index != ALL for index in (queries, keys))
-        if is_tile or self.rule.changes[number].is_learned:
-            return self._added(number, dtype, places)
-        whole = self.keep((number, dtype), lambda: self._added(number, dtype, EVERYWHERE))
-        return whole[heads, queries, keys]
-
-    def _added(self, number: int, dtype: torch.dtype, places: Places) -> Tensor:
-        """The same afresh: looked up, or from the rule, in float64 and rounded once.
-
-        A learned one begins with the batch rows; any other is the same in all of them, and begins with the heads.
-        """
-        part, sizes = self.rule.changes[number], (self.sizes[0], self.num_heads, *self.sizes[1:])
-        indices = [torch.arange(size, device=self.device)[index] for size, index in zip(sizes, places, strict=True)]
-        after = [sum(later.dim() for later in indices[place + 1 :]) for place in range(len(indices))]
-        row, head, query, key = (index[(..., *[None] * count)] for index, count in zip(indices, after, strict=True))
+    def _added(self, number: int, dtype: torch.dtype) -> Tensor:
+        """The numbers (1 or B, H, T, S) that a part adds: looked up each time, or made in float64 and kept."""
+        part, (batch_size, query_len, key_len) = self.rule.changes[number], self.sizes
+        sizes = (batch_size, self.num_heads, query_len, key_len)
+        indices = [torch.arange(size, device=self.device) for size in sizes]
+        row, head, query, key = (index[(..., *[None] * (3 - axis))] for axis, index in enumerate(indices))
         if part.is_learned:
-            index = self.index(number)
-            if places[2:] != (ALL, ALL):
-                index = tuple(each.expand(self.sizes[1:])[places[2:]] for each in index)
-            found: Tensor = part.looked_up(widened(self.inputs), (row, head, query), index)
+            found: Tensor = part.looked_up(widened(self.inputs), (row, head, query), self.index(number))
             return found.to(dtype)
-        bias: Tensor = part.bias(self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1])
-        return bias.to(dtype)
+
+        def make() -> Tensor:
+            bias: Tensor = part.bias(self.per_head[number][:, None, None], query, key, key_len - query_len)
+            return bias.to(dtype)
+
+        return self.keep((number, dtype), make)
 
     def index(self, number: int) -> tuple[Tensor, ...]:
         """Where the learned bias of a part is looked up, each broadcastable to (T, S); kept from the first use."""

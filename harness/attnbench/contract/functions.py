@@ -15,14 +15,19 @@ for them, with all of `scaled_dot_product_attention`'s own:
 - `sinks`: for each head (H,) the score of one more key, whose value is 0; or None.
 - `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then as they are; otherwise each key/value head is
   repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V). `enable_gqa` is passed G != H.
+- `softcap`: x where the scores are to be x * tanh(score / x) before anything is added to them, or None.
+- `window_size`: (left, right), the keys that a query sees before and after its place, counted from the end; -1: all.
 - `dropout`: the share of the weights to drop.
+
+A function that says so (`Declared.has_sdpa_mask`) is passed `mask` as scaled_dot_product_attention is: boolean, or
+numbers to add; and the harness adds sinks to it.
 
 Shapes as in the contract.
 """
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,9 +35,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
-from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads, supports_everything
+from attnbench.contract import Attention, BoundMask, Implementation, supports_everything
+from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, as_numbers, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
-from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding
+from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, attention_window, not_a_window
 from attnbench.workloads.workload import FEATURES, Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
@@ -53,15 +59,18 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What `adapt` says of a function or a module beyond its signature.
+    """Facts about a function or a module beyond its signature.
 
     `masks` are those that it takes, by name or as a workload writes them; None: those that its signature can be passed.
-    `built_in` are values of axes that it has built in.
+    `built_in` are values of axes that it has built in. `has_sdpa_mask` says that its mask may be numbers to add, as
+    that of scaled_dot_product_attention; `has_no_empty_rows` that a query that sees no key is not its affair.
     """
 
     masks: tuple[str, ...] | None = None
     built_in: Mapping[str, int | float | str] | None = None
     unsupported: Callable[[Workload], str | None] = supports_everything
+    has_sdpa_mask: bool = False
+    has_no_empty_rows: bool = False
 
     @property
     def axes(self) -> dict[str, int | float | str]:
@@ -85,6 +94,105 @@ class Declared:
 END = "_bottom_right"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """A function of query, key and value, and the names by which it takes some of KEYWORDS.
+
+    `spec` is its name in messages. `omitted` are names that are left out where the scale is the usual one, as callers
+    do; a function whose default does not work is passed the number.
+    """
+
+    function: Callable[..., Tensor]
+    spec: str
+    names: dict[str, str]
+    declared: Declared
+    layout: str = TENSOR_LAYOUTS[0]
+    call: Call | None = None
+    omitted: set[str] = field(default_factory=set)
+
+    def reason_against(self, workload: Workload) -> str | None:
+        """Why the function cannot be passed what a workload needs, in words, or None."""
+        names, declared, needed = self.names, self.declared, workload.features
+        if workload.dropout > 0 and "dropout" not in names:
+            return "the function has no parameter dropout, the share of the weights to drop"
+        known = {*names, *declared.axes, *(["sinks"] if declared.has_sdpa_mask and "mask" in names else [])}
+        for feature, keyword in (("scale", "scale"), ("sinks", "sinks")):
+            if feature in needed and keyword not in known:
+                what = FEATURES[feature].partition(" (")[0]
+                return f"the function has no parameter {keyword}, and the workload has {what}"
+        if not declared.takes_mask(workload):
+            return f"it takes the masks {', '.join(declared.masks or ())}"
+        reason = None if declared.masks is not None else _reason_in_mask(self, workload)
+        return reason or declared.unsupported(workload)
+
+
+class ByFunction:
+    """Scope `attention` by a function: the harness does outside of it what its signature does not name."""
+
+    signature: Signature
+    dropout: float
+
+    def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
+        """The call of the function with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
+        signature, names = self.signature, self.signature.names
+        passed, empty = _of_mask(signature, mask, query)
+        if name := names.get("num_kv_heads"):
+            passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]
+        else:
+            key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        if mask.sinks is not None and signature.declared.has_sdpa_mask and "sinks" not in names:
+            key, value = add_key(key), add_key(value)
+            numbers = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2] - 1), mask.sinks)
+            passed[names["mask"]] = numbers
+        values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
+        passed |= {names[keyword]: value for keyword, value in values.items() if keyword in names}
+        if mask.scale is None:
+            passed = {name: value for name, value in passed.items() if name not in signature.omitted}
+        tensors: tuple[Tensor, ...] = (query, key, value)
+        if signature.layout == "bthk":
+            tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
+        return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.layout == "bthk")
+
+    def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
+        """The call of the function alone, with all that is done outside of it done."""
+        signature = self.signature
+        if signature.omitted and not signature.declared.has_sdpa_mask:
+            with torch.no_grad():
+                self.attend(query, key, value, mask)  # whether it can do without a scale shows at a call
+        function, call = signature.function, signature.call
+        if call is not None:
+            function = partial(_by_call, call, function, mask)
+        return Bound(function, partial(self.prepare, mask=mask), [query, key, value])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        signature = self.signature
+        prepared = self.prepare(query, key, value, mask)
+        passed, call = prepared.passed, signature.call
+        try:
+            if call is None:
+                output: object = signature.function(*prepared.tensors, **passed)
+            else:
+                output = call(signature.function, *prepared.tensors, mask)
+        except (AttributeError, TypeError) as error:
+            if mask.scale is None and signature.omitted and "NoneType" in str(error):
+                signature.omitted.clear()  # it computes with the number itself
+                return self.attend(query, key, value, mask)
+            absent = [name for name, tensor in passed.items() if tensor is None]
+            if not absent or "NoneType" not in str(error):
+                raise
+            raise ValueError(f"{signature.spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
+        expected = (*query.shape[:3], value.shape[3])
+        shape = (expected[0], expected[2], expected[1], expected[3]) if prepared.is_tokens_first else expected
+        if not isinstance(output, Tensor) or output.shape != shape:
+            raise ValueError(_unfit(signature.spec, output, expected, signature.layout))
+        return prepared.finish(output)
+
+
+class FunctionAttention(ByFunction, Attention):
+    """A function, with the harness's own projections."""
+
+
 def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
     """The implementation that a class makes by one method alone, which is a function of query, key and value.
 
@@ -100,6 +208,10 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
     instance: Any = kind()
     function = instance if method == "forward" else getattr(instance, method)
     return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
+
+
+def _by_call(call: Call, function: Callable[..., Tensor], mask: BoundMask, *tensors: Tensor) -> Tensor:
+    return call(function, *tensors, mask)
 
 
 def from_function(  # noqa: PLR0913 - each says one thing that functions differ in
@@ -121,57 +233,20 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
     """
     names = {} if call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
+    taken = Signature(
+        function=function,
+        spec=spec,
+        names=names,
+        declared=declared,
+        layout=layout,
+        call=call,
+        omitted=_omissible(function, names, spec),
+    )
     built_in = declared.axes
-
-    omitted = _omissible(function, names, spec)
-
-    class FunctionAttention(Attention):
-        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-            passed = _of_mask(names, mask, query.dtype, spec)
-            if name := names.get("num_kv_heads"):
-                passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]
-            else:
-                key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-            values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
-            passed |= {names[keyword]: each for keyword, each in values.items() if keyword in names}
-            if mask.scale is None:  # as callers leave it out
-                passed = {name: each for name, each in passed.items() if name not in omitted}
-            tensors = [query, key, value]
-            if layout == "bthk":
-                tensors = [each.transpose(1, 2).contiguous() for each in tensors]  # (B,H,T,K) -> (B,T,H,K)
-            try:
-                output: object = call(function, *tensors, mask) if call else function(*tensors, **passed)
-            except (AttributeError, TypeError) as error:
-                if mask.scale is None and omitted and "NoneType" in str(error):
-                    omitted.clear()  # it computes with the number itself
-                    return self.attend(query, key, value, mask)
-                absent = [name for name, tensor in passed.items() if tensor is None]
-                if not absent or "NoneType" not in str(error):
-                    raise
-                raise ValueError(f"{spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
-            if layout == "bthk" and isinstance(output, Tensor) and output.dim() == 4:  # noqa: PLR2004
-                output = output.transpose(1, 2)
-            expected = (*query.shape[:3], value.shape[3])
-            if not isinstance(output, Tensor) or output.shape != expected:
-                raise ValueError(_unfit(spec, output, expected, layout))
-            return output
-
-    def unsupported(workload: Workload) -> str | None:
-        if workload.dropout > 0 and "dropout" not in names:
-            return "the function has no parameter dropout, the share of the weights to drop"
-        for feature, keyword in (("scale", "scale"), ("sinks", "sinks")):
-            if feature in workload.features and keyword not in {*names, *built_in}:
-                what = FEATURES[feature].partition(" (")[0]
-                return f"the function has no parameter {keyword}, and the workload has {what}"
-        if not declared.takes_mask(workload):
-            return f"it takes the masks {', '.join(declared.masks or ())}"
-        reason = None if declared.masks is not None else _reason_in_mask(names, workload, has_call=call is not None)
-        return reason or declared.unsupported(workload)
-
     return Implementation(
-        build=FunctionAttention,
+        build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
         source=f"{source or spec}, given {passed_words(names.values())}",
-        unsupported=unsupported,
+        unsupported=taken.reason_against,
         has_dropout="dropout" in names,
         features=[feature for feature in FEATURES if feature != "rotary" or "rotary" in built_in],
         built_in=lambda: built_in,
@@ -299,15 +374,20 @@ def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
     ]
 
 
-def _reason_in_mask(names: Collection[str], workload: Workload, *, has_call: bool) -> str | None:
+def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     """Why a function that is passed these cannot be passed the mask, or None."""
-    rule, only = workload.mask_rule, ""
-    if not rule.is_additive:
-        return f"mask {rule} changes scores by more than a bias: hand in a subclass of Attention"
-    if rule.changes_scores and "bias" not in names:
+    rule, names, only = workload.mask_rule, signature.names, ""
+    takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
+    if not rule.is_additive and "softcap" not in names:
+        return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
+    if not rule.is_additive and not _caps_first(rule):
+        return f"mask {rule} adds to scores before its softcap, and the function after it"
+    if any(part.is_additive for part in rule.changes) and not takes_numbers:
         return f"the function has no parameter bias, and mask {rule} changes scores"
-    if not rule.hides or has_call or {"mask", "bias"} & set(names):
+    if not rule.hides or signature.call is not None or {"mask", "bias"} & set(names):
         return None
+    if "window_size" in names:
+        return not_a_window(rule, workload.seq_len, workload.kv_len)
     for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight), ("key_padding_mask", Padding)):
         if keyword in names:
             if _hides_as(rule, kind, is_square=workload.seq_len == workload.kv_len):
@@ -316,27 +396,49 @@ def _reason_in_mask(names: Collection[str], workload: Workload, *, has_call: boo
     return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
 
 
-def _of_mask(names: Mapping[str, str], mask: BoundMask, dtype: torch.dtype, spec: str) -> dict[str, Any]:
-    """The arguments about the mask of one call, by the function's own names for them."""
+def _caps_first(rule: Mask) -> bool:
+    """Whether a softcap comes before everything that is added to the scores."""
+    return all(part.is_additive for part in rule.changes[1:])
+
+
+def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
+    """The arguments about the mask of one call by the function's own names, and the queries whose output becomes 0."""
+    names, rule, dtype = signature.names, mask.rule, query.dtype
     passed: dict[str, Any] = {}
+    if "softcap" in names:
+        caps = [part.arguments[0] for part in rule.changes if not part.is_additive]
+        passed[names["softcap"]] = float(caps[0]) if caps else None
+    if "window_size" in names:
+        passed[names["window_size"]] = attention_window(rule, *mask.sizes[1:])
+    has_changes = any(part.is_additive for part in rule.changes)
+    if signature.declared.has_sdpa_mask and "mask" in names:
+        is_square = mask.sizes[1] == mask.sizes[2]
+        is_causal = "is_causal" in names and not has_changes and _hides_as(rule, Causal, is_square=is_square)
+        is_causal = is_causal and mask.sinks is None
+        if "is_causal" in names:
+            passed[names["is_causal"]] = is_causal
+        dense = mask.numbers(dtype) if has_changes else None if is_causal else mask.visible
+        has_empty = (
+            signature.declared.has_no_empty_rows and not is_causal and mask.sinks is None
+        )  # a sink is seen by all
+        empty = mask.empty if has_empty else None
+        passed[names["mask"]] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
+        return passed, empty
     is_square, is_passed = mask.sizes[1] == mask.sizes[2], False
     for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight)):
         if keyword in names:
-            passed[names[keyword]] = is_kind = not is_passed and _hides_as(mask.rule, kind, is_square=is_square)
+            passed[names[keyword]] = is_kind = not is_passed and _hides_as(rule, kind, is_square=is_square)
             is_passed |= is_kind
     if "mask" in names:
         passed[names["mask"]] = None if is_passed else mask.handed(mask.visible)
     elif "key_padding_mask" in names:
-        is_padding = _hides_as(mask.rule, Padding)
+        is_padding = _hides_as(rule, Padding)
         passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
     if "bias" in names:
-        hides_by_bias = mask.rule.hides and not is_passed and "mask" not in names
-        if hides_by_bias or not mask.rule.hides:
-            added = mask.bias(dtype)
-        else:
-            added = _changes(mask, dtype, spec) if mask.changes_scores else None
-        passed[names["bias"]] = mask.handed(added)
-    return passed
+        hides_by_bias = rule.hides and not is_passed and "mask" not in names
+        changes = _changes(mask, dtype) if has_changes else None
+        passed[names["bias"]] = mask.handed(mask.bias(dtype) if hides_by_bias or not rule.hides else changes)
+    return passed, None
 
 
 def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
@@ -346,13 +448,6 @@ def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
     return len(hiding) == 1 and isinstance(hiding[0], kinds)
 
 
-def _changes(mask: BoundMask, dtype: torch.dtype, spec: str) -> Tensor:
-    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S).
-
-    They are made at the first use. Each function has its own: one that writes into it misleads no other. A learned bias
-    is looked up each time.
-    """
-    zero = torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device)
-    if mask.rule.is_learned:
-        return mask.adjust(zero)
-    return mask.keep((spec, "changes of scores alone", dtype), lambda: mask.adjust(zero))
+def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:
+    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S)."""
+    return mask.adjust(torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device))

@@ -21,6 +21,7 @@ from attnbench.contract import (
     Implementation,
     NotOneGraphError,
     Weights,
+    bundled,
     compile_whole,
     missing_compiler,
     without_attend,
@@ -42,7 +43,8 @@ def implementation(spec: str) -> Implementation:
         Exception: whatever importing somebody's module raises.
     """
     base, option = plugins.variant(spec)
-    plain = from_value(plugins.load(base), base)
+    is_ours = plugins.split(base)[0] is None and not plugins.is_foreign(base)
+    plain = bundled.named(plugins.split(base)[1]) if is_ours else from_value(plugins.load(base), base)
     return compiled(plain) if option else plain  # plugins.py knows no other option
 
 

@@ -101,9 +101,9 @@ _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 
 @cache
 def built_in() -> dict[str, Look]:
-    """The looks of the implementations that come with the project, as implementations/looks.toml declares them."""
-    text = files(plugins.PACKAGE).joinpath("looks.toml").read_text(encoding="utf-8")
-    return {name: Look(**look) for name, look in tomllib.loads(text).items()}
+    """The looks of the implementations that come with the project, as their catalogue declares them."""
+    text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    return {name: Look(**look) for name, look in tomllib.loads(text)["looks"].items()}
 
 
 def look(arm: Arm | str) -> Look:

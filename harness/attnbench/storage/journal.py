@@ -311,19 +311,12 @@ def newest_run(results: Path) -> Path:
     return runs[-1]
 
 
-def host_folders(folder: Path) -> dict[str, Path]:
-    """The folders with the journals of the hosts of a run, by the hosts' names; none where each cell is of one host."""
-    return {path.name: path for path in sorted((folder / HOSTS).glob("*")) if path.is_dir() and has_journal(path)}
-
-
 def copy_journal(folder: Path, target: Path) -> None:
-    """Copy a run's journal, and those of its hosts, into another folder, which is made if need be.
+    """Copy a run's journal into another folder, which is created if needed.
 
     Raises:
         ValueError: the target cannot be written.
     """
     with writing_to(target):
-        for place in (folder, *host_folders(folder).values()):
-            journal, copy = journal_of(place), target / place.relative_to(folder)
-            copy.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(journal, copy / journal.name)
+        journal = journal_of(folder)
+        shutil.copyfile(journal, target / journal.name)

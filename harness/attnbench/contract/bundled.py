@@ -1,0 +1,121 @@
+"""Implementations of the folder implementations/: a function `attention` in a file, or an IMPLEMENTATION.
+
+A file may also hold `unsupported(workload)`, which gives the reason why the function cannot run a workload, and
+`MODULE, LAYOUT = a class, where its weights are` for scope `module`: its forward takes x (B, T, D), mask and scale, and
+the share of the weights to drop is its attribute `dropout`. Without these the harness projects with linear layers.
+catalogue.toml, in the same folder, says where the idea is from and how it is drawn.
+"""
+
+import importlib
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnbench import plugins
+from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
+from attnbench.contract.adapters import Adapted, ModuleAdapter, Sizes
+from attnbench.contract.functions import ByFunction, Declared, FunctionAttention, from_function
+from attnbench.workloads.counts import dense_flops
+from attnbench.workloads.workload import Workload
+
+FLOPS: dict[str, Callable[[Workload], int | None]] = {"dense": dense_flops, "unknown": lambda _: None}
+
+
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Facts of catalogue.toml by the implementation's name."""
+    text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
+
+
+def bundled() -> dict[str, Implementation]:
+    """Every implementation of the folder, by name."""
+    return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}
+
+
+@cache
+def named(name: str) -> Implementation:
+    """The implementation in the file of that name."""
+    return from_module(importlib.import_module(f"{plugins.PACKAGE}.{name}"), name)
+
+
+def from_module(module: ModuleType, name: str) -> Implementation:
+    """The implementation that a module holds; `name` is its row in the catalogue."""
+    row, holds = catalogue().get(name, {}), vars(module)
+    if "IMPLEMENTATION" in holds:
+        found: Implementation = module.IMPLEMENTATION
+        return found
+    declared = Declared(
+        unsupported=holds.get("unsupported", supports_everything),
+        has_sdpa_mask=True,
+        has_no_empty_rows=row.get("rows") == "outside",
+    )
+    made = replace(
+        from_function(module.attention, name, declared=declared),
+        source=row.get("source", name),
+        executed_flops=FLOPS[row.get("flops", "unknown")],
+    )
+    return with_module(made, module, declared) if "MODULE" in holds else made
+
+
+def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
+    """An implementation with a module of its own in place of the harness's projections, for scope `module`."""
+    core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
+    whole = adapter(module, core, None)
+
+    def unsupported(workload: Workload) -> str | None:
+        """Why it cannot run a workload, in words, or None."""
+        sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+        if workload.scope == "attention":
+            return function.unsupported(workload)
+        if not workload.mask_rule.is_additive:
+            return "its module has no softcap"
+        if workload.sinks != "none":
+            return "its module takes no sinks"
+        if declared.has_no_empty_rows and workload.mask_rule.has_empty_rows(*sizes):
+            return "its module gives NaN to a query that sees no key"
+        return whole.unsupported(workload)
+
+    def build(weights: Weights) -> nn.Module:
+        """The file's module; where its heads cannot be of these sizes, the function alone."""
+        if weights.query.shape[:2] != weights.key.shape[:2] or weights.key.shape[:2] != weights.value.shape[:2]:
+            return core(weights)
+        return adapter(module, core, weights).build(weights)
+
+    return replace(function, build=build, unsupported=unsupported)
+
+
+def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None) -> ModuleAdapter:
+    """An adapter of a file's MODULE, whose layer `out` is made for the output projection of `weights`, or left out."""
+
+    def make(sizes: Sizes) -> nn.Module:
+        made: nn.Module = module.MODULE(sizes)
+        if weights is not None and weights.out is None:
+            made.out = nn.Identity()
+        elif weights is not None and weights.out is not None and len(weights.out) != sizes.embed_dim:
+            made.out = nn.Linear(weights.out.shape[1], len(weights.out), bias=sizes.out_bias)
+        return made
+
+    def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
+        return module(x, mask=mask.explicit(x.dtype), scale=mask.scale)
+
+    return ModuleAdapter(
+        make=make,
+        layout=module.LAYOUT,
+        call=call,
+        declared=Declared(),
+        built_in={},
+        extra={},
+        has_residual=False,
+        has_cache=False,
+        changes_scores=True,
+        axes=(),
+        set_dropout=lambda module, share: setattr(module, "dropout", share),
+        kind=type("BothScopes", (ByFunction, Adapted), {"signature": core.signature}),
+    )
