@@ -121,8 +121,6 @@ def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_pat
 def test_who_starts_the_steps_needs_python_alone():
     block = "import sys; sys.modules |= dict.fromkeys(('torch', 'msgspec', 'numpy', 'attnbench', 'typer'));"
     command_line = [sys.executable, "-c", f"{block} import studies.gpu.__main__, studies.gpu.work"]
-    import subprocess
-
     subprocess.run(command_line, check=True, cwd=ledger.ROOT)
 
 
