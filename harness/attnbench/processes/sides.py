@@ -331,7 +331,7 @@ def harness_folder(folder: Path) -> Path:
 
 
 def _places(path: Path, root: Path) -> list[Path]:
-    """Folders where packages of a file's side may lie: each one from its root down to the file's own, and the src in each.
+    """Folders where packages of a file's side may lie: each from its root down to the file's own, and the src in each.
 
     The outermost comes first. A package lies above the files that import it: so nothing next to such a file, such as a
     `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is nearest to

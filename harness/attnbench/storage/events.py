@@ -46,13 +46,13 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
-"""Variables set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
+"""Set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
 their pages again; what is large it adapts to what was freed before. `steady` is where that ends, so that what ran
 before does not matter: blocks from 32 MiB on, and more than 64 MiB at the end of the heap. `retain` keeps everything.
 Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""Variables set before a worker starts where Triton's kernels are interpreted, since Triton reads it when it is imported.
+"""Set before a worker starts where Triton's kernels are interpreted, since Triton reads it when it is imported.
 Source: https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 
 

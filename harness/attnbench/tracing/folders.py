@@ -1,4 +1,4 @@
-"""Folders of traces: results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
+"""Traces are in results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
 
 A folder is a run to TensorBoard, and what stands before `.pt.trace.json` is its worker: the implementation's name, not
 the host's, which the profiler's own handler would take.
