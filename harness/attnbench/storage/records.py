@@ -154,7 +154,7 @@ REPEATABLE = "repeatable"
 
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
-"""Behaviours that a check may reject on request: other answers than 0 for queries without keys; NaN from hidden places."""
+"""Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
 
 
 FLOAT32, RANGE = "float32", "range"

@@ -44,7 +44,7 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
 
 
 def stopping() -> SimpleQueue[int]:
-    """A queue that receives Ctrl-C and SIGTERM from now on; a script that starts us in the background would have us ignore one.
+    """A queue that receives Ctrl-C and SIGTERM from now on, even in a script that runs in the background.
 
     A queue of this kind may be filled by a signal at any moment. threading.Event may not: a signal that comes while
     wait() holds its lock waits for that lock for ever.
