@@ -48,7 +48,7 @@ MOST_BEFORE, BEFORE_S = 256, 0.25
 WITNESS_BYTES = 2**28
 """Inputs and outputs of a witness sample take no more, or are those of two calls."""
 DRAWS = random.SystemRandom()
-"""The draws for witness samples, which no code under test can foresee."""
+"""The draws for witness samples, which no code under test can predict."""
 HIDDEN, FAR = 1.25, 2.0
 """A call that takes this many times as long by the coordinator's clock as in its samples is not what they show; on a
 machine that is busy with other work only the larger factor proves it, after the time lost to that work is taken off."""
