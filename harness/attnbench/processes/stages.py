@@ -49,8 +49,8 @@ PLACE = ("device", "float32_matmul_precision")
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may leave out at a workload, and how many of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
-FEWEST_KEYS = 16
-"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
+FEWEST_TOKENS = 16
+"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
@@ -375,14 +375,14 @@ def check_cell(
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     """Each next workload has most values of axes that none before it has; of several the cheapest.
 
-    Those with few keys or one query come last: several mistakes look alike there, or change nothing.
+    Those with few keys or queries come last: several mistakes look alike there, or change nothing.
     """
     tried: set[tuple[str, object]] = set()
     rest, ordered = list(workloads), list[Workload]()
 
     def rank(workload: Workload) -> tuple[bool, int, int]:
         new = len(set(workload.axes().items()) - tried)
-        says_little = workload.kv_len < FEWEST_KEYS or workload.seq_len == 1
+        says_little = min(workload.kv_len, workload.seq_len) < FEWEST_TOKENS
         return says_little, -new, workload.num_scores * workload.head_dim
 
     while rest:
