@@ -11,6 +11,7 @@ from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
+from tests.pairwise import pairwise
 
 
 class Honest(Attention):
@@ -205,10 +206,12 @@ def broken(made, **axes):
     return {name for name, result in tried(made, **axes).items() if not result.holds}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding", "padding(20,0)", "sliding_window(3)"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-@pytest.mark.parametrize("direction", ["inference", "forward"])
+@pairwise(
+    dtype=["float64", "float32", "bfloat16", "float16"],
+    mask=["none", "causal", "padding", "padding(20,0)", "sliding_window(3)"],
+    scope=["attention", "module"],
+    direction=["inference", "forward"],
+)
 def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
     module = Honest if mask != "padding(20,0)" else implementation("fused")
     assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
