@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+HELPERS = ("catalog", "defaults", "dry_run", "invariance", "options", "recommending", "running", "terminal")
+"""The modules here that are no commands: they are slow to import."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:

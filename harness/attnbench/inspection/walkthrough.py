@@ -26,7 +26,6 @@ from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
 Seen = npt.NDArray[np.bool_]
-Json = dict[str, object]
 LETTERS = {
     "x": "BTD",
     "query": "BHTK",
@@ -57,11 +56,20 @@ def shape_of(letters: str, shape: tuple[int, ...]) -> str:
     return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
 
 
-def listed(values: Numbers) -> object:
-    """An array as JSON can hold it: nested lists, where what is not finite is the text "-inf", "inf" or "nan"."""
-    if values.ndim:
-        return [listed(part) for part in values]
-    return float(values) if np.isfinite(values) else str(float(values))
+def as_json(value: object) -> object:
+    """A value as JSON can hold it: an array is nested lists, and what is not finite the text "-inf", "inf" or "nan"."""
+    if isinstance(value, np.ndarray):
+        return as_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, Workload):
+        return value.axes()
+    if value is None or isinstance(value, str | int):
+        return value
+    fields = value if isinstance(value, dict) else vars(value)
+    return {name: as_json(each) for name, each in fields.items() if name != "inputs"}  # they are the first step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,24 +112,6 @@ class Walkthrough:
     def shape(self, name: str) -> str:
         """The shape of a step's result with its letters."""
         return shape_of(LETTERS[name], self.steps[name].shape)
-
-    def json(self) -> Json:
-        """The walkthrough as JSON can hold it."""
-        return {
-            "words": self.words,
-            "workload": self.workload.axes(),
-            "steps": [
-                {"name": name, "shape": self.shape(name), "values": listed(values)}
-                for name, values in self.steps.items()
-            ],
-            "mask": self.mask.mask,
-            "weights_without_mask": listed(self.mask.without),
-            "weights_under_mask": listed(self.mask.under),
-            "softness": [
-                {"softmax_of": name, "largest": largest, "entropy_bits": entropy}
-                for name, (largest, entropy) in self.scaling.items()
-            ],
-        }
 
 
 def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:

@@ -5,9 +5,10 @@ like any others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from attnbench.processes import messages
-from attnbench.processes.stages import Session, check_cell
+from attnbench.processes.stages import Session, Stage, check_cell, named
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
@@ -34,44 +35,42 @@ SEARCHED = "every search came to its end"
 Steps = Iterator[Step]
 
 
-def shortlist(session: Session) -> None:
+class ShortlistStage(Stage):
     """Leave out, of each workload, whoever is predicted to be too slow, and all beyond the plan's number.
 
     The baseline stays. A workload that has a status already has its shortlist.
     """
-    plan = session.plan
-    for number, workload in enumerate(plan.asked):
-        cells = plan.cells(workload)
-        if any((workload.id, arm) in session.state.status for arm in cells):
-            continue
-        session.show_progress("predict", workload.id, number, len(plan.asked))
-        seconds, failed = _predictions(session, workload, plan.call_limit_s)
-        again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
-        seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
-        out = _too_slow(session, seconds)
-        for arm, reply in failed.items():
-            _leave_out(session, workload, arm, reply.status, reply.message, is_outpaced=False)
-        for arm, why in out.items():
-            _leave_out(session, workload, arm, Status.timeout, why, is_outpaced=True)
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        plan = session.plan
+        for number, workload in enumerate(plan.asked):
+            cells = plan.cells(workload)
+            if any((workload.id, arm) in session.state.status for arm in cells):
+                continue
+            session.show_progress("predict", workload.id, number, len(plan.asked))
+            seconds, failed = _predictions(session, workload, plan.call_limit_s)
+            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
+            seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
+            out = _too_slow(session, seconds)
+            for arm, reply in failed.items():
+                _leave_out(session, workload, arm, status=reply.status, message=reply.message)
+            for arm, why in out.items():
+                _leave_out(session, workload, arm, status=Status.timeout, message=why, is_outpaced=True)
+        return ""
 
 
 def _predictions(
     session: Session, workload: Workload, call_limit_s: float, arms: Iterable[Arm] | None = None
 ) -> tuple[dict[Arm, float], dict[Arm, messages.Failed]]:
-    """The predicted seconds of a call of each arm, 0 where it is so short that nobody asks; and who fails."""
+    """The predicted seconds of a call of each arm, 0 where it is too short to predict; and the arms that fail."""
     seconds: dict[Arm, float] = {}
     failed: dict[Arm, messages.Failed] = {}
     for arm in session.plan.cells(workload) if arms is None else arms:
-        request = messages.Prepare(
-            **session.request_of(workload, arm),
-            call_limit_s=call_limit_s,
-            memory_limit_bytes=session.plan.memory_limit_bytes,
-        )
-        reply = session.ask(request)
+        reply = session.prepare(workload, arm, call_limit_s=call_limit_s, is_rough=False)
         if isinstance(reply, messages.Prepared):
             seconds[arm] = reply.call_s or 0.0
         else:
-            assert isinstance(reply, messages.Failed)
             failed[arm] = reply
     return seconds, failed
 
@@ -95,20 +94,8 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
     return out
 
 
-def _leave_out(  # noqa: PLR0913 - what is recorded of it
-    session: Session, workload: Workload, arm: Arm, status: Status, why: str, *, is_outpaced: bool
-) -> None:
-    session.record(
-        events.CellChecked(
-            workload=workload.id,
-            implementation=arm.implementation,
-            side=arm.side,
-            status=status,
-            message=why,
-            is_predicted=True,
-            is_outpaced=is_outpaced,
-        )
-    )
+def _leave_out(session: Session, workload: Workload, arm: Arm, **conclusion: Any) -> None:  # noqa: ANN401 - of CellChecked
+    session.record(events.CellChecked(**named(workload, arm), **conclusion, is_predicted=True))
 
 
 class Search:

@@ -361,24 +361,14 @@ def check(
         if not isinstance(prepared, messages.Prepared):
             return prepared
         request = msgspec.structs.replace(request, prepared=prepared)
-    reply = consulted(request, runner, judge)
-    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
-    changed = runner(account) if isinstance(reply, CellChecked) else None
-    return changed if isinstance(changed, messages.Failed) else reply
-
-
-def consulted(
-    request: messages.Check,
-    runner: Callable[[messages.Work], messages.Reply],
-    judge: Callable[[messages.Work | messages.Answer], messages.Reply],
-) -> messages.Reply:
-    """The judge's answer about a cell that is prepared."""
     reply = judge(request)
     while isinstance(reply, messages.Consulted):
         answer = runner(reply)
         assert isinstance(answer, messages.Answer)
         reply = judge(answer)
-    return reply
+    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
+    changed = runner(account) if isinstance(reply, CellChecked) else None
+    return changed if isinstance(changed, messages.Failed) else reply
 
 
 def patience(timeout_s: float) -> dict[str, str]:

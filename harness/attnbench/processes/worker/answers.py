@@ -316,12 +316,12 @@ class Worker:
                 return self.hand_in(request)
             case messages.Account():
                 self.turn = request.arm
-                return messages.Witnessed()
+                return messages.Done()
             case messages.JudgeOutput():
                 return self.judge_output(request)
             case messages.Trace():
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
-                return messages.Traced()
+                return messages.Done()
             case messages.Certify():
                 made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
                 return certificate(request, made, baseline, self.heartbeat.beat)
@@ -414,7 +414,7 @@ class Worker:
             left_out=question.left_out,
         )
 
-    def prepare_witness(self, request: messages.PrepareWitness) -> messages.Witnessed:
+    def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
         """Make the calls of a witness sample ready."""
         self.turn = request.arm
         self.heartbeat.beat()
@@ -434,15 +434,15 @@ class Worker:
             start = time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:  # as before a sample, which it is compared with
                 call()
-        return messages.Witnessed()
+        return messages.Done()
 
-    def witness(self, request: messages.Witness) -> messages.Witnessed:
+    def witness(self, request: messages.Witness) -> messages.Done:
         """Make calls, and keep what they return."""
         self.turn, calls = request.arm, self.witnesses[request.first : request.last]
         with torch.set_grad_enabled(request.workload.direction != "inference"):
             for call in calls:
                 self.returned.append(call())
-        return messages.Witnessed()
+        return messages.Done()
 
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
         """Let the judge have what a call returned; nothing where dropout makes it random."""
@@ -458,11 +458,11 @@ class Worker:
                 tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors))
 
-    def judge_output(self, request: messages.JudgeOutput) -> messages.Witnessed | messages.Failed:
+    def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
         """Judge what another process has handed in."""
         workload, cell = request.workload, (request.workload.id, request.spec)
         if not request.handed.tensors:
-            return messages.Witnessed()
+            return messages.Done()
         self.heartbeat.beat()
         if self.drawn is None or self.drawn[0] != workload:
             self.drawn = (workload, draw_normal(workload, 0))
@@ -479,7 +479,7 @@ class Worker:
         )
         self.screened.add(cell)
         if not wrong:
-            return messages.Witnessed()
+            return messages.Done()
         return messages.Failed(arm=request.arm, status=Status.disagrees, message=wrong)
 
     def bench(self, workload: Workload) -> Bench:
