@@ -222,6 +222,8 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     assert asked(tmp_path / "few", stops=True) == [
         *[("good", 16), ("bad", 16), ("good", 24), ("good", 32), ("good", 8)]
     ]
+    swept = stages._most_informative_first(build_plan(sweep="check", implementations=["sdpa"]).workloads)
+    assert min(swept[0].seq_len, swept[0].kv_len, swept[5].seq_len) >= 16
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
     assert "See there" not in said
