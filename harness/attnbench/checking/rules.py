@@ -434,11 +434,10 @@ def mask_forms(candidate: Candidate) -> str | None:
 
 
 def masks_of_heads(candidate: Candidate) -> str | None:
-    """A function takes masks that differ from head to head, or refuses them."""
+    """A function takes masks that differ from head to head, or refuses them; one for causal masks gets no mask."""
     workload = candidate.workload
-    if not _has_mask(workload) or workload.mask_rule.has_empty_rows(
-        workload.batch_size, workload.seq_len, workload.kv_len
-    ):
+    sizes = workload.batch_size, workload.seq_len, workload.kv_len
+    if not _has_mask(workload) or workload.mask == "causal" or workload.mask_rule.has_empty_rows(*sizes):
         return None
     expected = candidate.output.clone()
     expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
