@@ -236,7 +236,8 @@ def print_support(entries: Sequence[dict[str, str]], questions: Iterable[str], r
     possible = set().union(*answers.values())
     here = {name: [each for each in questions if each in possible - own] for name, own in answers.items() if own}
     print_table(
-        ("implementation", "all but"), [(name, ", ".join(missing) or MISSING) for name, missing in here.items()]
+        ("implementation", "supports all but"),
+        [(name, ", ".join(missing) or MISSING) for name, missing in here.items()],
     )
     if impossible := [name for name in questions if name not in possible]:
         say(f"None supports: {', '.join(impossible)}")
