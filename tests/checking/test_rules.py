@@ -213,7 +213,7 @@ def broken(made, **axes):
     direction=["inference", "forward"],
 )
 def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
-    module = Honest if mask != "padding(20,0)" else implementation("fused").build
+    module = Honest if mask != "padding(20,0)" else implementation("fused")
     assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
 
 
