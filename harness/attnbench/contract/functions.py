@@ -380,7 +380,7 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
     if not rule.is_additive and "softcap" not in names:
         return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
-    if not rule.is_additive and not _caps_first(rule):
+    if any(not part.is_additive for part in rule.changes[1:]):
         return f"mask {rule} adds to scores before its softcap, and the function after it"
     if any(part.is_additive for part in rule.changes) and not takes_numbers:
         return f"the function has no parameter bias, and mask {rule} changes scores"
@@ -394,11 +394,6 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
                 return None
             only = f"{keyword} passes on the {kind.name} mask alone"
     return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
-
-
-def _caps_first(rule: Mask) -> bool:
-    """Whether a softcap comes before everything that is added to the scores."""
-    return all(part.is_additive for part in rule.changes[1:])
 
 
 def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
