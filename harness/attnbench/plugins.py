@@ -69,28 +69,23 @@ def stems(package: str) -> list[str]:
     Raises:
         ValueError: the package cannot be found.
     """
-    return sorted(file.stem for file in _files(package))
-
-
-def plugs(package: str, constant: str) -> dict[str, Any]:
-    """The value `constant` of every module of `package` with a line that begins with this word, by the module's stem.
-
-    A dict stands for several, each by its own name. Only these modules are imported.
-    """
-    line = re.compile(rf"^{constant}\b", re.MULTILINE)
-    found: dict[str, Any] = {}
-    for file in _files(package):
-        if line.search(file.read_text(encoding="utf-8")):
-            value = getattr(importlib.import_module(f"{package}.{file.stem}"), constant)
-            found |= value if isinstance(value, dict) else {file.stem: value}
-    return dict(sorted(found.items()))
-
-
-def _files(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         raise ValueError(f"the package {package} cannot be found; is attnbench installed?")
-    return [file for folder in spec.submodule_search_locations for file in Path(folder).glob("[a-z]*.py")]
+    return sorted(file.stem for folder in spec.submodule_search_locations for file in Path(folder).glob("[a-z]*.py"))
+
+
+def plugs(package: str, constant: str) -> dict[str, Any]:
+    """The value `constant` of every module of `package` that has one, by the module's stem.
+
+    A dict stands for several, each by its own name. The modules that the package names in HELPERS are not imported.
+    """
+    helpers = getattr(importlib.import_module(package), "HELPERS", ())
+    found: dict[str, Any] = {}
+    for name in sorted({*stems(package)} - {*helpers}):
+        value = getattr(importlib.import_module(f"{package}.{name}"), constant, None)
+        found |= value if isinstance(value, dict) else {} if value is None else {name: value}
+    return dict(sorted(found.items()))
 
 
 def installed() -> "dict[str, EntryPoint]":
@@ -319,14 +314,14 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 
 def _check_file(path: Path, attribute: str) -> None:
-    _parsed(path)
-    text = path.read_text(encoding="utf-8")
+    tree, text = _parsed(path), path.read_text(encoding="utf-8")
     try:
         symbols = symtable.symtable(text, str(path), "exec").get_symbols()
     except SyntaxError as error:  # such as a return outside of a function, which is no error of grammar
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
     defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
-    if attribute not in defined and re.search(r"^\s*from .+ import \*", text, re.MULTILINE) is None:
+    takes_all = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+    if attribute not in defined and not takes_all:
         raise ValueError(unknown("name", attribute, defined, f" in {path}"))
 
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.cluster import driver
+from attnbench.cluster.host import Answer
 from attnbench.commands import ExitCode
 from attnbench.storage.records import Status
 from tests.cluster import killing
@@ -74,7 +76,7 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
         assert any("no host was left" in record.message for record in results.records)
         cluster.nodes["three"] = cluster.add("three")
         again = killing.started(tmp_path, "--resume", run.name, "--cluster", cluster.address)
-        assert again.wait(killing.LIMIT_S) == ExitCode.passed, (tmp_path / "log").read_text()
+        assert again.wait(killing.LIMIT_S) in killing.ENDS, (tmp_path / "log").read_text()
         results = read(run)
         assert {record.status for record in results.records} == {Status.ok}
         assert "three" in results.hosts
@@ -91,3 +93,18 @@ def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_pat
             planned = killing.Trial(victim=victim, after_s=random.uniform(0.0, 6.0))
             found = killing.trial(cluster, tmp_path / victim, planned, alone)
             assert found.problems == [], found
+
+
+def test_hosts_of_another_kind_or_version_take_no_part(tmp_path):
+    said = []
+    made = driver.Driver(None, None, tmp_path, said.append, division={"at_once": 2, "kind": ""})
+    (tmp_path / "hosts").mkdir()
+    first = Answer(host="a", kind="fast, 2 cores", journal=b"{}")
+    assert made._obstacle(first, []) == ""
+    assert made._obstacle(msgspec.structs.replace(first, host="b"), []) == ""
+    assert "another kind of host (slow, 2 cores)" in made._obstacle(Answer(host="c", kind="slow, 2 cores"), [])
+    assert "another kind" in made._obstacle(first, [f"{driver.ACCELERATOR}H100"])
+    assert made._obstacle(Answer(host="d", kind="", error="it has attnbench 1", is_refused=True), []) != ""
+    again = driver.Driver(None, None, tmp_path, said.append)
+    again._divide()
+    assert again.division["kind"] == "fast, 2 cores"

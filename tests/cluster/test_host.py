@@ -8,15 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from attnbench.cluster import host as hosts
-from attnbench.cluster.host import Answer, Host, HowFar, Known, Receiver, bench_slot, own_name
+from attnbench.cluster.host import Answer, bench_slot, measure, own_name
 from attnbench.cluster.shares import Share, placed, split
-from attnbench.devices import processor
 from attnbench.plugins import name_of
 from attnbench.processes.planning import build_plan
 from attnbench.storage.journal import JOURNAL
@@ -41,40 +39,26 @@ def share_of(*specs: str) -> Share:
     return share
 
 
+def answer_to(share: Share, label: str = "one") -> Answer:
+    return msgspec.json.decode(measure(msgspec.json.encode(share), label), type=Answer)
+
+
 def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
-    here, share = Host("run", "one"), share_of("fused")
-    asked = msgspec.json.encode(share)
-    answer = msgspec.json.decode(here.measure(asked), type=Answer)
-    assert not answer.error
+    share = share_of("fused")
+    answer = answer_to(share)
+    assert (answer.host, answer.error, answer.is_refused) == ("one", "", False)
     path = tmp_path / "state" / "attnbench" / "cluster" / "run" / "one" / share.name / JOURNAL
     assert answer.journal == path.read_bytes()
     written_s = path.stat().st_mtime_ns
-    assert msgspec.json.decode(here.measure(asked), type=Answer) == answer
+    assert answer_to(share) == answer
     assert path.stat().st_mtime_ns == written_s
-    known = msgspec.json.decode(Host("run", "one").known(), type=Known)
-    assert known.held == {share.name: True}
-    assert known.kind.startswith(processor())
-    assert msgspec.json.decode(Host("run", "two").known(), type=Known).held == {}
 
 
-def test_a_host_says_how_far_it_is_and_waits_for_nobody(monkeypatch):
-    reported, receiver = [], Receiver()
-
-    def receive(host: str, said: bytes) -> None:
-        reported.append(said)
-        receiver.receive(host, said)
-
-    handle = SimpleNamespace(receive=SimpleNamespace(remote=receive))
-    asked = msgspec.json.encode(share_of("fused"))
-    Host("run", "one").measure(asked, handle)
-    assert len(reported) == 1  # it took less than the time between two
-    (said,) = (msgspec.json.decode(each, type=HowFar) for each in receiver.news())
-    assert said.host == "one"
-    assert said.share == msgspec.json.decode(asked, type=Share).name
-    assert receiver.news() == []
-    monkeypatch.setattr(hosts, "REPORT_EVERY_S", 0.0)
-    Host("again", "one").measure(asked, handle)
-    assert {msgspec.json.decode(each, type=HowFar).stage for each in reported} == {"check", "observe"}
+def test_a_host_with_another_version_takes_no_part():
+    answer = answer_to(msgspec.structs.replace(share_of("fused"), attnbench="0.0.1"))
+    assert answer.is_refused
+    assert "and the driver 0.0.1" in answer.error
+    assert not answer.journal
 
 
 def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):
@@ -87,7 +71,7 @@ def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path
         assert str(tmp_path / "there") in moved.implementations[0]
         assert moved.digests[moved.implementations[0]] == share.plan.digests[spec]
     file.unlink()
-    answer = msgspec.json.decode(Host("run", "one").measure(msgspec.json.encode(share_of_files(share))), type=Answer)
+    answer = answer_to(share_of_files(share))
     assert "not the file of the plan" in answer.error
 
 
@@ -161,8 +145,7 @@ def test_a_host_has_a_name_that_tells_nobody_whose_it_is():
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 65])
 def test_a_name_that_leads_elsewhere_is_refused(name):
-    with pytest.raises(ValueError, match="not allowed"):
-        Host(name, "one")
-    share = msgspec.structs.replace(share_of("fused"), name=name)
-    answer = msgspec.json.decode(Host("run", "one").measure(msgspec.json.encode(share)), type=Answer)
-    assert "no name of a share" in answer.error
+    for field in ("name", "run"):
+        answer = answer_to(msgspec.structs.replace(share_of("fused"), **{field: name}))
+        assert "is no name" in answer.error
+    assert answer_to(share_of("fused"), name).host == own_name()

@@ -9,13 +9,13 @@ from attnbench.devices import waiting
 from attnbench.processes.messages import (
     Account,
     Check,
+    Done,
     Envelope,
     Failed,
     Heartbeat,
     Observe,
     Prepare,
     SampleBlocks,
-    Traced,
 )
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
@@ -244,7 +244,7 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
     with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
         worker.start()
-        other = Envelope(reply=Traced())
+        other = Envelope(reply=Done())
         monkeypatch.setattr(worker.runner, "_read_line", lambda _: msgspec.json.encode(other))
         prepare = Prepare(workload=SMALL, arm=FUSED, spec="fused", call_limit_s=1.0, memory_limit_bytes=0)
         reply = worker.ask(prepare)

@@ -18,7 +18,7 @@ from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
-from attnbench.processes.stages import TimingStage
+from attnbench.processes.stages import Visits
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S, WARM_S
@@ -110,13 +110,13 @@ class Scripted:
             case messages.HandIn():
                 assert 0 <= request.number < self.num_calls
                 return messages.HandedIn(exchange="", tensors={})
-        return messages.Witnessed()
+        return messages.Done()
 
     def judged(self, request):
         self.asked.append(request)
         if self.wrong:
             return messages.Failed(arm=request.arm, status=Status.disagrees, message=self.wrong)
-        return messages.Witnessed()
+        return messages.Done()
 
 
 @pytest.fixture
@@ -505,7 +505,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
     state = SimpleNamespace(samples={workload.id: taken})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
-    assert TimingStage._num_blocks(stage, workload) == num_blocks
+    assert Visits._num_blocks(stage, workload) == num_blocks
 
 
 def test_a_baseline_may_be_foreign_too():

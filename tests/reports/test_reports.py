@@ -24,7 +24,7 @@ from tools import vega
 
 SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.DOTALL)
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
-NOT_HERE = {"sides", "hosts"}
+NOT_HERE = {"sides"}
 """One state of the code, on one host."""
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 
@@ -93,7 +93,7 @@ class Page(HTMLParser):
 
 
 def test_every_promised_report_is_there() -> None:
-    usual = {"csv", "html", "markdown", "picture", "sides", "hosts"}
+    usual = {"csv", "html", "markdown", "picture", "sides"}
     plots = {"latency_plot", "ratio_plot", "memory_plot"}
     assert {name for name, report in REPORTS.items() if report.is_usual} >= usual
     assert {name for name, report in REPORTS.items() if not report.is_usual} >= plots

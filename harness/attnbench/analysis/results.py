@@ -6,7 +6,6 @@ The journal holds raw samples alone (storage/journal.py), so that old runs are j
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Event, Plan
-from attnbench.storage.journal import FIRST_WITH_DIGESTS, host_folders, journal_of
+from attnbench.storage.journal import FIRST_WITH_DIGESTS, journal_of
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import (
     BASE,
@@ -162,18 +161,6 @@ def read(path: Path) -> Results:
         num_restored=sum(isinstance(event, events.JournalRestored) for event in history),
         num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),
     )
-
-
-@lru_cache(maxsize=1)
-def replicas(results: Results) -> dict[str, Results]:
-    """What each host of a run has measured, by its name, where several have measured one cell; else nothing.
-
-    The run itself has the records of one of them for each cell.
-
-    Raises:
-        ValueError: the journal of a host cannot be read.
-    """
-    return {host: read(folder) for host, folder in host_folders(results.folder).items()}
 
 
 class Timed:

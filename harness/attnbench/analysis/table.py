@@ -9,7 +9,7 @@ nor comparing needs it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import Results, read, replicas
+from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import DeviceSummary, warnings_of
 from attnbench.devices import nvml
 from attnbench.statistics.intervals import Estimate, median, median_estimate
@@ -117,16 +117,14 @@ class MetricColumn:
 def load(*paths: Path | str) -> "pd.DataFrame":
     """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
 
-    A path is a run's folder, its journal, or a results folder that holds runs/. A cell that several hosts of a cluster
-    have measured has a row for each of them. Times are in seconds per call, sizes in
+    A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
     bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1. Rates are of
     useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
 
     Raises:
         ValueError: nothing can be read there; the message says what is wrong.
     """
-    parts = (part for results in _results(paths) for part in _parts(results))
-    return _frame([row for part in parts for row in _cells(part)], CELL_COLUMNS)
+    return _frame([row for results in _results(paths) for row in _cells(results)], CELL_COLUMNS)
 
 
 def samples(*paths: Path | str) -> "pd.DataFrame":
@@ -135,8 +133,7 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
     Raises:
         ValueError: nothing can be read there; the message says what is wrong.
     """
-    parts = (part for results in _results(paths) for part in _parts(results))
-    return _frame([row for part in parts for row in _samples(part)], SAMPLE_COLUMNS)
+    return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 
 
 @lru_cache(maxsize=1)
@@ -146,30 +143,6 @@ def table(results: Results) -> "pd.DataFrame":
     twice = found[found.duplicated(list(CELL))]
     assert twice.empty, f"two rows of one cell: {twice[['workload', 'implementation', 'side']].to_dict('records')}"
     return found
-
-
-def of_all_hosts(results: Results) -> "pd.DataFrame":
-    """The table of one run with the cells of all hosts, in the order of the plan, where several have measured one."""
-    parts = list(_parts(results))
-    if parts == [results]:
-        return table(results)
-    order = {workload.id: place for place, workload in enumerate(results.plan.workloads)}
-    arms = {arm: place for place, arm in enumerate(results.plan.specs)}
-    found = [row for part in parts for row in _cells(part)]
-    made = _frame(sorted(found, key=lambda row: (order[row["workload"]], arms.get(arm_of(row), -1))), CELL_COLUMNS)
-    assert not made.duplicated([*CELL, "host"]).any(), "two rows of one cell of one host"
-    return made
-
-
-def _parts(results: Results) -> Iterator[Results]:
-    """The run itself or, where several hosts have measured a cell, each host's part, and the cells that none has."""
-    parts = replicas(results)
-    if not parts:
-        yield results
-        return
-    yield from parts.values()
-    measured = {record.key for part in parts.values() for record in part.records}
-    yield replace(results, records=tuple(record for record in results.records if record.key not in measured))
 
 
 def rows(cells: "pd.DataFrame") -> list[Row]:

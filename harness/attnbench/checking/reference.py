@@ -6,9 +6,9 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -48,6 +48,9 @@ SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
 PER_ROOT_IN_HALF = 1 / 3
 """Roundings of the value's gradient for each root of T: of the sums of T terms that autograd makes of a loop."""
+OF_SCORES = ("gradient of query", "gradient of key")
+"""At large scores these are 0 but for roundings of terms that are thousands of times as large: half precision says
+nothing of them, and only that they are finite is compared."""
 SUMMED = "gradient of value"
 """Whose terms are known without another backward pass: see `group_sum`."""
 
@@ -74,6 +77,7 @@ class Reference:
         rows: Tensor | None = None,
         grad_value: float | None = None,
         has_gradients: bool = True,
+        left_out: Collection[str] = (),
         is_screened: bool = False,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
@@ -83,7 +87,8 @@ class Reference:
 
         `leniency` says how many times more is allowed where a few draws say little about an honest error. `rows` are
         the query rows to compare, chosen by draws where none are given; gradients are compared where the direction has
-        them and the reference `has_gradients`; the output's gradient is `grad_value` at those rows, or else drawn.
+        them and the reference `has_gradients`, but for those `left_out`; the output's gradient is `grad_value` at those
+        rows, or else drawn.
         `is_screened` asks for `screen`, too. `on_step` is called before each part of an answer.
 
         Raises:
@@ -94,7 +99,17 @@ class Reference:
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
         draws = generator(workload.seed, 4, seed)
         *batch, _, width = output_shape(workload)
-        self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
+        self.workload, self.seed, self.has_gradients = workload, seed, has_gradients
+        self._at = partial(
+            Reference,
+            workload,
+            drawn,
+            seed,
+            leniency=leniency,
+            has_gradients=has_gradients,
+            left_out=left_out,
+            on_step=on_step,
+        )
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
@@ -128,7 +143,7 @@ class Reference:
         scales = scales_of(expected)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(workload, self.grad_rows))
-        expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
+        expected = {name: each for name, each in expected.items() if scales[name] > 0 and name not in left_out}
 
         def moved(tensor: Tensor) -> Tensor:
             share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
@@ -240,16 +255,7 @@ class Reference:
 
     def with_rows(self, more: Tensor) -> "Reference":
         """The reference at these rows as well."""
-        rows = torch.cat([self.rows, more]).unique()
-        return Reference(
-            self.workload,
-            self.drawn,
-            self.seed,
-            leniency=self.leniency,
-            has_gradients=self.has_gradients,
-            rows=rows,
-            on_step=self.on_step,
-        )
+        return self._at(rows=torch.cat([self.rows, more]).unique())
 
 
 def untouched(shape: tuple[int, ...]) -> Tensor:
@@ -281,6 +287,7 @@ def reference_for_probe(
         seed,
         leniency=leniency,
         has_gradients=probe != "huge",
+        left_out=OF_SCORES if probe == "large" and is_half(workload) else (),
         is_screened=probe == SCREENED,
         on_step=on_step,
     )
@@ -311,6 +318,11 @@ def row_axis(name: str) -> int:
     return -2 if name == "output" or name.removeprefix("gradient of ") in TOKENS else 0
 
 
+def is_half(workload: Workload) -> bool:
+    """Whether the workload's numbers have fewer bits than those of float32."""
+    return torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32  # noqa: PLR2004 - float32's
+
+
 def roundings(workload: Workload, name: str, score_bound: float) -> float:
     """The number of roundings in the workload's dtype by which an honest answer may be off in one tensor.
 
@@ -320,7 +332,7 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     its scores' roundings show in the yardsticks: it gets one, and more where queries are summed, which kernels do a
     block at a time (docs/adr/0044).
     """
-    if torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32:  # noqa: PLR2004 - float32's
+    if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
         return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
     return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound

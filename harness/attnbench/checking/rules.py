@@ -194,17 +194,16 @@ class Candidate:
         """The output and the gradients on the normal inputs."""
         return self.ask()
 
-    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """The output with one key's row of the tensor `name` changed, split as by `split`."""
+    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """The rows that do not see a key, of the output with that key's row of the tensor `name` changed."""
         tensor = self.normal.inputs.tensors[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
-        return self.split(self.call({name: tensor}), key)
+        return self.without(self.call({name: tensor}), key)
 
-    def split(self, output: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """The rows of an output whose query does not see that key, and those whose query does; each (n, ...)."""
+    def without(self, output: Tensor, key: int) -> Tensor:
+        """The rows of an output whose query does not see that key (n, ...)."""
         rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
-        sees = self.seen[:, :, key].to(output.device)
-        return rows[~sees], rows[sees]
+        return rows[~self.seen[:, :, key].to(output.device)]
 
     def apart(self, actual: Answer, expected: Answer) -> str:
         """The first tensor of two answers that is further apart than honest ones may be, and by how much; or ""."""
@@ -564,23 +563,10 @@ def hidden_keys(candidate: Candidate) -> str:
     if (key := candidate.hidden_key) is None:
         return ""
     for name in candidate.sources:
-        hidden, _ = candidate.with_key(name, key, lambda row: poison * row)
-        apart = _apart(hidden, candidate.split(candidate.output, key)[0])
+        hidden = candidate.with_key(name, key, lambda row: poison * row)
+        apart = _apart(hidden, candidate.without(candidate.output, key))
         if not apart <= candidate.tolerance:
             return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
-    return ""
-
-
-def visible_nan(candidate: Candidate) -> str:
-    """NaN in a key or value reaches every query that sees it: it must not be lost.
-
-    A key that is alone has weight 1 whatever its score.
-    """
-    for name in candidate.sources if candidate.normal.workload.kv_len > 1 else ():
-        key = candidate.normal.workload.kv_len // 2
-        _, seeing = candidate.with_key(name, key, lambda row: row * math.nan)
-        if seeing.numel() and seeing.flatten(1).isfinite().all(dim=1).any():
-            return f"NaN in the {name} of a visible key is lost"
     return ""
 
 
@@ -592,11 +578,11 @@ def hidden_nan(candidate: Candidate) -> str:
     huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
     for name in candidate.sources:
         for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
-            hidden, _ = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
+            hidden = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
             if not hidden.isfinite().all():
                 leaks.append(f"{word} in the {name}")
-        hidden, _ = candidate.with_key(name, key, lambda row: huge * row)
-        if not _apart(hidden, candidate.split(candidate.output, key)[0]) <= candidate.tolerance:
+        hidden = candidate.with_key(name, key, lambda row: huge * row)
+        if not _apart(hidden, candidate.without(candidate.output, key)) <= candidate.tolerance:
             leaks.append(f"a {name} {huge:.2g} times as large")
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
@@ -657,7 +643,6 @@ MAY_REFUSE = {
 }
 """An error about a layout, say, is no wrong answer: it is noted."""
 NOTED: dict[str, Tried] = {
-    "visible NaN": Tried(visible_nan, ("scope", "direction", "hides")),
     HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
     REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),
     conduct.DRAWS: Tried(draws_nothing, ("scope", "direction", "hides")),

@@ -1,37 +1,35 @@
 """Hand out the shares of a plan to the hosts of a Ray cluster, and merge what they measured.
 
-A host is a node with the resource `bench_slot`; its actor holds that, so that no other actor is there. Of each kind of
-host so many measure a share as were asked for, each into a journal of its own. While hosts measure, the driver sleeps:
-it wakes when a share ends or a host is lost, and looks for new hosts now and then. All that it knows is on disk, in the
-folder of the run or on the hosts, so that it may be killed at any moment.
+A host is a node with the resource `bench_slot`; a task there holds it, with all processors and GPUs of the node. Each
+share is measured by one host, into a journal of its own, and all hosts of a run are of one kind: the first that has
+finished a share. All that the driver knows is on disk, so that it may be killed at any moment.
 
-Source of the idea that an actor holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
+Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
 
 import fcntl
+import json
 import logging
-import math
 import os
 import re
 import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attnbench.cluster.host import NAME, REPORT_EVERY_S, Answer, Host, HowFar, Known, Receiver
+from attnbench.cluster.host import NAME, Answer, examine, is_finished, measure
 from attnbench.cluster.merge import finished, journal_path, merge
 from attnbench.cluster.shares import Share, split
 from attnbench.processes.sides import current_commit
 from attnbench.processes.stages import now
 from attnbench.storage import events
-from attnbench.storage.events import SCHEMA, DamagedError, Plan
+from attnbench.storage.events import SCHEMA, Plan
 from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL
 from attnbench.storage.journal import events as read_events
@@ -44,91 +42,64 @@ NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
-BUSY_S = 30.0
-"""A host whose actor has not started for so long is busy with other work of the cluster, which is said."""
-NODES_EVERY_S = 10.0
-"""So often the driver asks the head, and no host, which nodes there are."""
+NODES_EVERY_S = 5.0
+"""Between two looks at which nodes there are: the head is asked, and no host."""
 WAIT_S = 60.0
-"""Where no host is left, so long one may join before what is open is lost."""
+"""Without any host, one may join for this long before what is open is lost."""
 MOST_TRIES = 3
-"""A share with which so many hosts or their actors were lost may be the reason, and is given to no other."""
-MOST_DEATHS = 5
-"""Of the actors of one node, which then takes no part any more."""
-MERGE_EVERY_S = 60.0
-MOST_NAMED = 8
-"""Of more hosts at work, so many are named."""
+"""A share with which this many hosts were lost may be the reason, and is given to no other."""
+EXAMINED_S = 300.0
+"""A host that has not examined itself by then is measuring something, or gone."""
 DIVISION = "shares.json"
 ACCELERATOR = "accelerator_type:"
-"""How Ray's name of a resource begins that says which accelerator a node has."""
+"""Beginning of the name of Ray's resource that says which accelerator a node has."""
 NICENESS = ("RAY_worker_niceness", "0")
-"""Ray gives its workers a niceness of 15, with which whatever else runs on a host goes before what is measured."""
+"""Ray gives its workers a niceness of 15, with which anything else on a host goes before what is measured."""
 LOCAL = re.compile(r"local:([1-9]\d?)")
 REMOTE = re.compile(r"(?:ray://)?([\w.-]+):(\d{1,5})")
 CONNECT_S = 10.0
 LOCAL_MEMORY_BYTES = 80_000_000
-"""Of each node's object store, the least that Ray allows: messages are small."""
+"""The least object store of a node that Ray allows: messages are small."""
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT, ray://HOST:PORT, or local:N"
-
-
-class Division(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run was divided when it began, which stays, however many hosts there are later."""
-
-    at_once: float  # so many shares are measured at once, as in shares.split
-    hosts_per_cell: int
-    kinds: dict[str, str]  # of each host that has taken part, by name; kept up to date
-
-
-@dataclass
-class Node:
-    """A node that measures, and what it is doing."""
-
-    actor: Any
-    accelerators: tuple[str, ...] = ()
-    name: str = ""  # of its host; empty until it has said
-    share: Share | None = None
-    held: dict[str, bool] = field(default_factory=dict)
-    asked_s: float = field(default_factory=time.monotonic)
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Within: the module ray, connected to a cluster; one with local:N is started, and ended afterwards.
+    """The module ray, connected to a cluster; one with local:N is started, and ended afterwards.
 
     Raises:
-        ValueError: ray is not installed, or nobody answers at the address.
+        ValueError: ray is not installed, or nothing answers at the address.
     """
     try:
         import ray
     except ImportError:
         raise ValueError('a cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
     logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if (local := LOCAL.fullmatch(address)) is not None:
-        with _local(int(local[1])) as own:
-            ray.init(address=own, **quiet)
-            try:
-                yield ray
-            finally:
-                ray.shutdown()
-        return
-    if address != "auto":
-        _require_listener(address)
+    local = LOCAL.fullmatch(address)
+    cluster = _local(int(local[1])) if local else None
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"no Ray cluster answers at {address} ({reason}): give {ALLOWED}") from None
-    try:
-        yield ray
+        if cluster is None and address != "auto":
+            _require_listener(address)
+        try:
+            where = address if cluster is None else cluster.address
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"no Ray cluster answers at {address} ({reason}): give {ALLOWED}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
     finally:
-        ray.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
 
 
 def _require_listener(address: str) -> None:
     """Check in seconds what Ray tries for minutes.
 
     Raises:
-        ValueError: it is no address, or nobody listens there.
+        ValueError: it is no address, or nothing listens there.
     """
     found = REMOTE.fullmatch(address)
     if found is None or address.startswith("local:"):
@@ -139,430 +110,213 @@ def _require_listener(address: str) -> None:
         raise ValueError(f"no Ray cluster answers at {address} ({error}): give {ALLOWED}") from None
 
 
-@contextmanager
-def _local(number: int) -> Iterator[str]:
-    """A cluster of so many hosts on this machine, which take turns; its address."""
+def _local(number: int) -> Any:  # noqa: ANN401 - ray has no types of its own
+    """A cluster of that many hosts on this machine, which take turns.
+
+    Raises:
+        ValueError: it cannot start.
+    """
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault(*NICENESS)
-    node: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
     cluster: Any = Cluster()
     try:
-        try:
-            for place in range(1, number + 1):
-                cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
-        except Exception as error:  # Ray raises no other
-            reason = str(error).strip().partition(". ")[0]
-            raise ValueError(f"no cluster of {number} nodes could start here: {reason}; stop other work") from error
-        yield cluster.address
-    finally:
+        for place in range(1, number + 1):
+            cluster.add_node(
+                resources={SLOT: 1},
+                labels={LABEL: f"local-{place}"},
+                num_cpus=1,
+                include_dashboard=False,
+                object_store_memory=LOCAL_MEMORY_BYTES,
+            )
+    except Exception as error:  # Ray raises no other
         cluster.shutdown()
+        reason = str(error).strip().partition(". ")[0]
+        raise ValueError(f"no cluster of {number} nodes could start here: {reason}; stop other work") from error
+    return cluster
 
 
-def start_actor(ray: Any, node: Mapping[str, Any], run: str) -> Any:  # noqa: ANN401 - ray has no types of its own
-    """The actor of a node, which holds its bench_slot and all its processors and GPUs, as far as Ray counts them."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    has = node["Resources"]
-    label = node.get("Labels", {}).get(LABEL, "")
-    return (
-        ray.remote(Host)
-        .options(
-            num_cpus=has.get("CPU", 0),
-            num_gpus=has.get("GPU", 0),
-            resources={SLOT: 1},
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        )
-        .remote(run, label if NAME.fullmatch(label) else "")
-    )
-
-
-def start_receiver(ray: Any) -> Any:  # noqa: ANN401 - likewise
-    """The actor to which hosts report how far they are: on a node that measures nothing, or else on the own one."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    quiet = (node["NodeID"] for node in ray.nodes() if node["Alive"] and not node["Resources"].get(SLOT))
-    place = next(quiet, None) or ray.get_runtime_context().get_node_id()
-    where = NodeAffinitySchedulingStrategy(place, soft=True)
-    return ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where).remote()
-
-
-def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
+def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has no types of its own
     """The nodes that are alive and have a bench_slot, by id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
-def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None], hosts_per_cell: int = 1) -> None:
-    """Start a run on a cluster in `folder`, or go on with the one that is there, to its end.
+def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - likewise
+    """A task on a node, which holds its bench_slot and all its processors and GPUs, as far as Ray counts them."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    Of each kind of host, `hosts_per_cell` measure each cell, or as many as there are; a run that is gone on with keeps
-    its number. `note` is given in words who joined, what was finished and who was lost.
+    has = node["Resources"]
+    options = {"num_cpus": has.get("CPU", 0), "num_gpus": has.get("GPU", 0), "resources": {SLOT: 1}, "max_retries": 0}
+    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return ray.remote(work).options(**options, scheduling_strategy=where).remote(*given)
+
+
+def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
+    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by its address and id.
+
+    Raises:
+        ValueError: no ray, no cluster, or no host in it.
+    """
+    found: dict[str, list[dict[str, str]] | str] = {}
+    with connected(address) as ray:
+        if not (nodes := hosts_of(ray)):
+            raise ValueError(NO_HOST)
+        tasks = {f"{node['NodeManagerAddress']} ({key[:6]})": start(ray, node, examine) for key, node in nodes.items()}
+        for name, task in tasks.items():
+            try:
+                found[name] = json.loads(ray.get(task, timeout=EXAMINED_S))
+            except (ray.exceptions.RayError, ValueError) as error:
+                found[name] = _first_line(error)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
+    """Start a run on a cluster in `folder`, or continue the one that is there, to its end.
+
+    `note` receives in words which share was finished, and which host was lost.
 
     Raises:
         ValueError: no ray, no cluster, no host, or another process drives this run; the message says what to do.
         OSError: the folder cannot be written.
     """
     with connected(address) as ray:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _only_driver(folder):
-            Driver(ray, plan, folder, note, hosts_per_cell).run()
+        (folder / HOSTS).mkdir(parents=True, exist_ok=True)
+        with (folder / HOSTS / "driver.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{folder} is being driven by another process: wait for its end, or stop it") from None
+            Driver(ray, plan, folder, note).run()
 
 
-@contextmanager
-def _only_driver(folder: Path) -> Iterator[None]:
-    (folder / HOSTS).mkdir(exist_ok=True)
-    with (folder / HOSTS / "driver.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is being driven by another process: wait for its end, or stop it") from None
-        yield
-
-
+@dataclass
 class Driver:
     """One sweep over a cluster."""
 
-    def __init__(
-        self,
-        ray: Any,  # noqa: ANN401 - ray has no types of its own
-        plan: Plan,
-        folder: Path,
-        note: Callable[[str], None],
-        hosts_per_cell: int = 1,
-    ) -> None:
-        """Take what a run is; `run` reads what is finished already."""
-        self.ray, self.plan, self.folder, self.note = ray, plan, folder, note
-        self.hosts_per_cell = hosts_per_cell
-        self.nodes: dict[str, Node] = {}
-        self.refused: set[str] = set()  # nodes that cannot take part
-        self.deaths = Counter[str]()  # of the actors of a node
-        self.waits: dict[Any, str] = {}  # what is waited for, and the node that it comes from
-        self.kinds: dict[str, str] = {}  # of each host that has ever taken part
-        self.shares: list[Share] = []
-        self.done: defaultdict[str, set[str]] = defaultdict(set)  # the hosts that have finished a share
-        self.begun: defaultdict[str, set[str]] = defaultdict(set)  # the hosts that were lost with a share
-        self.failed: set[tuple[str, str]] = set()  # a share, and a host on which it ended with an error
-        self.tries = Counter[tuple[str, str]]()  # of a share on hosts of a kind
-        self.why: dict[str, str] = {}  # what happened last to a share
-        self.given_up: dict[tuple[str, str], str] = {}  # a share on a kind of host, and why
-        self.few: dict[str, int] = {}  # the kinds of which there are fewer hosts than were asked for, as it was said
-        self.receiver: Any = None
-        self._merged_s = self._said_s = time.monotonic()
-        self.started = self._started(plan)
-
-    def _started(self, plan: Plan) -> events.RunStarted:
-        path = self.folder / JOURNAL
-        if path.exists():
-            first = next(iter(read_events(path)))
-            assert isinstance(first, events.RunStarted)
-            return first
-        return events.RunStarted(schema=SCHEMA, run=self.folder.name, time=now(), commit=current_commit(), plan=plan)
+    ray: Any
+    plan: Plan
+    folder: Path
+    note: Callable[[str], None]
+    refused: set[str] = field(default_factory=set)  # nodes that cannot take part
+    tries: Counter[str] = field(default_factory=Counter)  # of a share that ended with an error, or with its host
+    why: dict[str, str] = field(default_factory=dict)  # the last of these
+    begun: dict[str, str] = field(default_factory=dict)  # the node on which a share was begun and lost
+    shares: list[Share] = field(default_factory=list)
+    left: dict[str, Share] = field(default_factory=dict)  # those that no host has finished, by name
+    division: dict[str, Any] = field(default_factory=dict)  # the number of hosts at the start, and their kind
 
     def run(self) -> None:
-        """Hand out shares until each is finished as often as it can be, or lost."""
+        """Hand out shares until each is finished or lost."""
+        self._divide()
+        self.shares = split(self.plan, self.folder.name, self.division["at_once"])
+        self.left = {share.name: share for share in self.shares if not finished(self.folder, share)}
+        path = self.folder / JOURNAL
+        first = next(iter(read_events(path))) if path.exists() else None
+        if first is None:
+            first = events.RunStarted(
+                schema=SCHEMA, run=self.folder.name, time=now(), commit=current_commit(), plan=self.plan
+            )
+        assert isinstance(first, events.RunStarted)
+        merge(self.folder, first, self.shares, {}, is_over=False)  # so that it can be continued from here
         try:
-            self._divide()
             self._measure()
         except BaseException:
-            if self.shares:
-                self._merge(is_over=False)
+            merge(self.folder, first, self.shares, {}, is_over=False)
             raise
-        finally:
-            for actor in (self.receiver, *(node.actor for node in self.nodes.values())):
-                with suppress(Exception):  # its host may be gone
-                    self.ray.kill(actor)
-        self._merge(is_over=True)
+        none = f"no host was left for it, and none joined within {WAIT_S:g} s"
+        lost = {}
+        for name in self.left:
+            reasons = [self.why.get(name, ""), none if self.tries[name] < MOST_TRIES else ""]
+            lost[name] = "; ".join(filter(None, reasons))
+            self.note(f"share {name} is lost: {lost[name]}")
+        merge(self.folder, first, self.shares, lost, is_over=True)
 
     def _divide(self) -> None:
-        """Make the shares, which stay those that the run began with: hosts have journals of them."""
+        """Read the division that the run began with, since hosts have journals of its shares, or make it."""
         path = self.folder / HOSTS / DIVISION
-        if (found := self._division()) is not None:
-            at_once, self.hosts_per_cell, self.kinds = found.at_once, found.hosts_per_cell, dict(found.kinds)
-            self._wait_for_first_hosts()
-        elif not hosts_of(self.ray):
-            raise ValueError(NO_HOST)
+        if path.exists():
+            try:
+                found = json.loads(path.read_bytes())
+                self.division = {"at_once": float(found["at_once"]), "kind": str(found.get("kind", ""))}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path} is damaged, or of another version ({error}): start a new run") from None
+        elif number := len(hosts_of(self.ray)):
+            self.division = {"at_once": number, "kind": ""}
+            put(path, json.dumps(self.division))
         else:
-            self._wait_for_first_hosts()
-            most = Counter(self.kinds[node.name] for node in self.nodes.values() if node.name)
-            numbers = most.values() or [max(1, len(self.nodes))]  # all are busy, and of no kind yet
-            at_once = min(number / min(number, self.hosts_per_cell) for number in numbers)
-        self.shares = split(self.plan, self.folder.name, at_once)
-        put(path, msgspec.json.encode(Division(at_once=at_once, hosts_per_cell=self.hosts_per_cell, kinds=self.kinds)))
-        for share in self.shares:
-            self.done[share.name] |= set(finished(self.folder, share))
-        self._merge(is_over=False)  # so that it can be gone on with from here
+            raise ValueError(NO_HOST)
 
-    def _division(self) -> Division | None:
-        """What the run was divided into; None where it begins.
-
-        Raises:
-            ValueError: that cannot be read.
-        """
-        path = self.folder / HOSTS / DIVISION
-        if not path.exists():
-            return None
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Division)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{path} is damaged, or of another version ({error}): start a new run") from None
-
-    def _wait_for_first_hosts(self) -> None:
-        """Until each host that is there has said what it is, or is busy with other work.
-
-        Raises:
-            ValueError: there are some, and none takes part.
-        """
-        self._look_for_hosts()
-        while any(self._is_expected(node) for node in self.nodes.values()):
-            self._wait()
-            self._look_for_hosts()
-        if not self.nodes and hosts_of(self.ray):
-            raise ValueError("no host of the cluster takes part: see the reasons above")
-
-    def _is_expected(self, node: Node) -> bool:
-        """Whether a node is likely to say soon what it is; one that is busy may do so at any time, or never."""
-        return not node.name and math.isfinite(node.asked_s)
+    def _obstacle(self, answer: Answer, accelerators: Sequence[str]) -> str:
+        """Why a host takes no part, or ""; the first that has finished a share decides the kind of all."""
+        if answer.is_refused or not NAME.fullmatch(answer.host):
+            return answer.error or "its name is none"
+        kind = ", ".join([answer.kind, *(name.removeprefix(ACCELERATOR) for name in accelerators)])
+        if not self.division["kind"] and answer.journal:
+            self.division["kind"] = kind
+            put(self.folder / HOSTS / DIVISION, json.dumps(self.division))
+        if self.division["kind"] in {"", kind}:
+            return ""
+        return f"it is another kind of host ({kind}) than the first ({self.division['kind']}): give it a run of its own"
 
     def _measure(self) -> None:
-        alone_s, looked_s = time.monotonic(), -math.inf
-        while self._is_open():
-            if time.monotonic() - looked_s >= NODES_EVERY_S or not self.waits:
-                self._look_for_hosts()
-                looked_s = time.monotonic()
-            self._say_where_few()
-            self._hand_out()
-            if self._is_at_work() or (self.waits and any(not self.done[share.name] for share in self.shares)):
+        waits: dict[Any, tuple[str, Share]] = {}  # by task, its node
+        alone_s = time.monotonic()
+        while any(self.tries[name] < MOST_TRIES for name in self.left):
+            nodes = {key: node for key, node in hosts_of(self.ray).items() if key not in self.refused}
+            for key in nodes.keys() - {node for node, _ in waits.values()}:
+                at_work = {share.name for _, share in waits.values()}
+                free = [name for name in self.left if name not in at_work and self.tries[name] < MOST_TRIES]
+                begun_elsewhere = {name for name, where in self.begun.items() if where != key}  # comes last
+                name = min(free, key=begun_elsewhere.__contains__, default=None)
+                if name is not None:
+                    asked, label = msgspec.json.encode(self.left[name]), nodes[key].get("Labels", {}).get(LABEL, "")
+                    waits[start(self.ray, nodes[key], measure, asked, label)] = key, self.left[name]
+            if nodes or waits:
                 alone_s = time.monotonic()
             elif time.monotonic() - alone_s > WAIT_S:
                 return
-            self._wait()
-            self._say_how_far()
-            if time.monotonic() - self._merged_s > MERGE_EVERY_S:
-                self._merge(is_over=False)
+            if not waits:
+                time.sleep(min(1.0, WAIT_S))
+                continue
+            for task in self.ray.wait(list(waits), num_returns=1, timeout=NODES_EVERY_S)[0]:
+                self._take(task, *waits.pop(task))
 
-    def _wait(self) -> None:
-        """Until something ends; not for ever."""
-        if not self.waits:
-            time.sleep(min(1.0, WAIT_S))
-            return
-        ended, _ = self.ray.wait(list(self.waits), num_returns=1, timeout=NODES_EVERY_S)
-        for each in ended:
-            self._take(each)
-
-    def _is_at_work(self) -> bool:
-        """Whether somebody measures, or is about to say whether it can."""
-        return any(node.share is not None or self._is_expected(node) for node in self.nodes.values())
-
-    def _is_open(self) -> bool:
-        """Whether anything is to be measured that some host has, may have, or may come back to."""
-        if self._is_at_work():
-            return True
-        live = {node.name for node in self.nodes.values()}
-        for share in self.shares:
-            if not self.done[share.name] and not any(name == share.name for name, _ in self.given_up):
-                return True
-            for host in (live | self.begun[share.name]) - {""}:
-                if (share.name, host) not in self.failed and self._needs(share, host):
-                    return True
-        return False
-
-    def _needs(self, share: Share, host: str, others: frozenset[str] = frozenset()) -> bool:
-        """Whether a share is to be measured by a host that has not done so, if `others` are about to."""
-        kind = self.kinds[host]
-        has = self.done[share.name] | others
-        alike = sum(self.kinds.get(each) == kind for each in has - {host})
-        return (
-            host not in self.done[share.name]
-            and alike < self.hosts_per_cell
-            and (share.name, kind) not in self.given_up
-        )
-
-    def _merge(self, *, is_over: bool) -> None:
-        none = f"no host was left for it, and none joined within {WAIT_S:g} s"
-        lost = {}
-        for share in self.shares if is_over else ():
-            gone = [why for (name, _), why in self.given_up.items() if name == share.name]
-            reasons = gone or [*filter(None, [self.why.get(share.name)]), none]
-            if not self.done[share.name]:
-                lost[share.name] = "; ".join(dict.fromkeys(reasons))
-                self.note(f"share {share.name} is lost: {lost[share.name]}")
-            elif missing := self._missing(share):
-                self.note(f"share {share.name} was measured on fewer hosts than it was to be: {missing}")
-        merge(self.folder, self.started, self.shares, lost, is_over=is_over)
-        self._merged_s = time.monotonic()
-
-    def _missing(self, share: Share) -> str:
-        """Of which kinds fewer hosts have finished a share than there are, in words."""
-        parts = []
-        for kind, hosts in self._by_kind().items():
-            number = len(hosts & self.done[share.name])
-            if number < min(self.hosts_per_cell, len(hosts)):
-                why = self.given_up.get((share.name, kind), self.why.get(share.name, ""))
-                parts.append(f"{number} of {kind}{': ' * bool(why)}{why}")
-        return "; ".join(parts)
-
-    def _by_kind(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for host, kind in self.kinds.items():
-            found.setdefault(kind, set()).add(host)
-        return found
-
-    def _look_for_hosts(self) -> None:
-        for key, found in hosts_of(self.ray).items():
-            if key not in self.nodes and key not in self.refused:
-                has = tuple(sorted(name for name in found["Resources"] if name.startswith(ACCELERATOR)))
-                node = Node(actor=start_actor(self.ray, found, self.folder.name), accelerators=has)
-                self.nodes[key] = node
-                self.waits[node.actor.known.remote()] = key
-
-        for key, node in self.nodes.items():
-            if not node.name and time.monotonic() - node.asked_s > BUSY_S:
-                node.asked_s = math.inf
-                self.note(f"node {key[:8]} does not begin yet: other work of the cluster has its {SLOT} or processors")
-
-    def _say_where_few(self) -> None:
-        """Once for each kind that has fewer hosts than were asked for; hosts may join later."""
-        for kind, hosts in self._by_kind().items():
-            number = len(hosts)
-            if number < self.hosts_per_cell and self.few.get(kind) != number:
-                self.few[kind] = number
-                few = f"{number} host{'s' * (number > 1)} of {kind}"
-                self.note(f"there {'are' if number > 1 else 'is'} {few}: each cell is measured on {number} of "
-                          f"these, and not on {self.hosts_per_cell}")  # fmt: skip
-
-    def _say_how_far(self) -> None:
-        """Now and then, what those that measure have reported."""
-        if self.receiver is None or time.monotonic() - self._said_s < REPORT_EVERY_S:
-            return
-        self._said_s = time.monotonic()
-        with suppress(self.ray.exceptions.RayError):  # without it a sweep goes on in silence
-            news = self.ray.get(self.receiver.news.remote(), timeout=NODES_EVERY_S)
-            found = sorted((msgspec.json.decode(each, type=HowFar) for each in news), key=lambda each: each.host)
-            said = [
-                f"{each.host} share {each.share}, {each.stage} {100 * min(1.0, each.done / (each.total or 1.0)):.0f} %"
-                for each in found[:MOST_NAMED]
-            ]
-            if said:
-                more = f"; and {len(found) - len(said)} more" if len(found) > len(said) else ""
-                self.note(f"at work: {'; '.join(said)}{more}")
-
-    def _hand_out(self) -> None:
-        """One share to each host that waits for one."""
-        for key, node in self.nodes.items():
-            if node.name and node.share is None and (share := self._next(node)) is not None:
-                node.share = share
-                self.receiver = self.receiver or start_receiver(self.ray)
-                self.waits[node.actor.measure.remote(msgspec.json.encode(share), self.receiver)] = key
-
-    def _next(self, node: Node) -> Share | None:
-        """What a host is given: what it has begun, then what fewest have, then what a lost host had begun.
-
-        It never is what the host has measured, nor what as many of its kind have, or have begun, as were asked for.
-        """
-        here = {each.name for each in self.nodes.values()}
-
-        def is_own(share: Share) -> bool:
-            return share.name in node.held or node.name in self.begun[share.name]
-
-        def is_free(share: Share) -> bool:
-            name = share.name
-            busy = {each.name for each in self.nodes.values() if each.share is share}
-            if not is_own(share):  # else two that have begun it would wait for one another
-                holders = {each.name for each in self.nodes.values() if name in each.held} | self.begun[name]
-                busy |= {each for each in holders & here if (name, each) not in self.failed}
-            is_allowed = node.name not in busy and (name, node.name) not in self.failed
-            return is_allowed and self._needs(share, node.name, frozenset(busy - {""}))
-
-        def rank(share: Share) -> tuple[int, int]:
-            return 0 if is_own(share) else 2 if self.begun[share.name] else 1, len(self.done[share.name])
-
-        return min(filter(is_free, self.shares), key=rank, default=None)
-
-    def _take(self, ended: Any) -> None:  # noqa: ANN401 - an ObjectRef
-        """What has come from a host, or that it was lost."""
-        key = self.waits.pop(ended)
-        node = self.nodes[key]
+    def _take(self, task: Any, node: str, share: Share) -> None:  # noqa: ANN401 - an ObjectRef
+        """Keep the journal of a share, or note why there is none."""
         try:
-            text = self.ray.get(ended)
+            answer = msgspec.json.decode(self.ray.get(task), type=Answer)
         except self.ray.exceptions.RayError as error:
-            del self.nodes[key]
-            with suppress(Exception):  # it may be there, and only out of reach: the next one needs its slot
-                self.ray.kill(node.actor)
-            self.deaths[key] += 1
-            if self.deaths[key] > MOST_DEATHS:
-                self.refused.add(key)
-            self._lose(node, str(error).strip().splitlines()[0])
+            self.begun[share.name] = node
+            self._again(share, f"node {node[:8]} was lost while it measured this: {_first_line(error)}")
             return
-        if not node.name:
-            self._join(key, node, msgspec.json.decode(text, type=Known))
+        resources = hosts_of(self.ray).get(node, {}).get("Resources", {})
+        has = sorted(name for name in resources if name.startswith(ACCELERATOR))
+        if why := self._obstacle(answer, has):
+            self.refused.add(node)
+            self.note(f"{plain(answer.host)} takes no part: {why}")
             return
-        answer, share = msgspec.json.decode(text, type=Answer), node.share
-        assert share is not None
-        node.share = None
-        if answer.error:
-            self.failed.add((share.name, node.name))
-            self._again(share, node.name, f"on {node.name}: {answer.error}")
-            return
-        path = journal_path(self.folder, node.name, share.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put(path, answer.journal)
-        if not self._is_finished(share, node.name):
+        if not answer.error:
+            path = journal_path(self.folder, answer.host, share.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put(path, answer.journal)
+            if is_finished(path):
+                self.left.pop(share.name, None)
+                done = len(self.shares) - len(self.left)
+                self.note(f"{answer.host} has finished share {share.name}: {done} of {len(self.shares)}")
+                if answer.niceness > os.nice(0):
+                    advice = f"start Ray there with {'='.join(NICENESS)} in its environment"
+                    self.note(f"warning: {answer.host} measures with niceness {answer.niceness}: {advice}")
+                return
             path.unlink()
-            self.failed.add((share.name, node.name))
-            self._again(share, node.name, f"on {node.name}: its journal came damaged or unfinished")
-            return
-        self.done[share.name].add(node.name)
-        self.note(f"{node.name} has finished share {share.name}: {self._progress()}")
+        self._again(share, f"on {answer.host}: {answer.error or 'its journal came damaged or unfinished'}")
 
-    def _is_finished(self, share: Share, host: str) -> bool:
-        """Whether a host's journal of a share is whole."""
-        try:
-            return host in finished(self.folder, share)
-        except DamagedError:
-            return False
-
-    def _progress(self) -> str:
-        """How much is finished, of what the hosts that have taken part can do: "3 of 8"."""
-        done = sum(map(len, self.done.values()))
-        asked = sum(min(self.hosts_per_cell, len(hosts)) for hosts in self._by_kind().values())
-        text = f"{done} of {len(self.shares) * asked}"
-        return text if asked == 1 else f"{text} ({len(self.shares)} shares, each on {asked} hosts)"
-
-    def _join(self, key: str, node: Node, known: Known) -> None:
-        here = version("attnbench")
-        if known.attnbench != here or not NAME.fullmatch(known.host):
-            self.refused.add(key)
-            del self.nodes[key]
-            self.ray.kill(node.actor)
-            why = f"it has attnbench {known.attnbench}, and here it is {here}"
-            if known.attnbench == here:
-                why = "its name is none: letters, digits, dots, dashes and underscores"
-            self.note(f"{plain(known.host)} takes no part: {why}")
-            return
-        node.name, node.held = known.host, known.held
-        self.kinds[node.name] = ", ".join([known.kind, *(name.removeprefix(ACCELERATOR) for name in node.accelerators)])
-        if (found := self._division()) is not None:
-            path = self.folder / HOSTS / DIVISION
-            put(path, msgspec.json.encode(msgspec.structs.replace(found, kinds=self.kinds)))
-        self.note(f"{node.name} has joined")
-        if known.niceness > os.nice(0):
-            advice = f"start Ray there with {'='.join(NICENESS)} in its environment"
-            self.note(f"warning: {node.name} measures with niceness {known.niceness}: {advice}")
-
-    def _lose(self, node: Node, why: str) -> None:
-        if node.share is None:
-            self.note(f"{node.name or 'a host'} was lost: {why}")
-        else:
-            self.begun[node.share.name].add(node.name)
-            self._again(node.share, node.name, f"{node.name} was lost while it measured this: {why}")
-
-    def _again(self, share: Share, host: str, why: str) -> None:
-        """A share goes back to the others of the host's kind, but for one that was tried too often."""
-        self.note(f"share {share.name} is tried again: {why}")
+    def _again(self, share: Share, why: str) -> None:
+        """Count a failure; a share that has failed too often is given to no host any more."""
+        self.tries[share.name] += 1
         self.why[share.name] = why
-        place = share.name, self.kinds[host]
-        self.tries[place] += 1
-        if self.tries[place] >= MOST_TRIES:
-            self.given_up[place] = why
-            self.note(f"share {share.name} is given up on {self.kinds[host]}: {why}")
+        end = "is given up" if self.tries[share.name] >= MOST_TRIES else "is tried again"
+        self.note(f"share {share.name} {end}: {why}")

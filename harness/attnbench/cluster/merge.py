@@ -1,11 +1,10 @@
 """One journal from those of hosts: every event of each share that was finished, in the order of the shares.
 
-The journal that is made is an ordinary one, in which `worker_started` names the host of what follows it. Of a share
-that several hosts have finished it has one host's; what each host has measured then becomes a journal of its own, too.
-Samples of two hosts are never in one cell. What a host had begun and not finished stays in its own journal, there.
+The merged journal is an ordinary one, in which `worker_started` names the host of what follows it. A cell holds samples
+of one host alone. What a host has begun and not finished stays in its own journal, there.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from attnbench.storage.journal import HOSTS, JOURNAL, write
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Status
 
-Measured = tuple[Share, str, list[Event]]
-"""A share, a host that has finished it, and the events of its journal."""
+Measured = tuple[str, list[Event]]
+"""A host, and the events of the journal of a share that it has finished."""
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
@@ -44,66 +43,44 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
 def merge(
     folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
 ) -> None:
-    """Write the journal of a run again, and those of its hosts where several have measured one share.
+    """Write the journal of a run again; of a share that several hosts have finished, it has one host's events.
 
     `lost` says of shares that no host could measure why; `is_over` that nothing is going on with the others.
 
     Raises:
         DamagedError: a host's journal is damaged.
-        OSError: a journal cannot be written.
+        OSError: the journal cannot be written.
     """
     found = {share.name: finished(folder, share) for share in shares}
     most = Counter(host for hosts in found.values() for host in hosts)
     order = sorted(most, key=lambda host: (-most[host], host))  # so that few hosts stand for the whole run
-    measured = {
-        host: [(share, host, found[share.name][host]) for share in shares if host in found[share.name]]
-        for host in order
-    }
-    first: list[Measured] = []
-    for share in shares:
-        host = next((host for host in order if host in found[share.name]), None)
-        if host is not None:
-            first.append((share, host, found[share.name][host]))
-    spent_s = max((sum(_end(history).elapsed_s for *_, history in own) for own in measured.values()), default=0.0)
-    gone = [(share, lost[share.name]) for share in shares if share.name in lost and not found[share.name]]
-    write(folder / JOURNAL, merged(started, first, gone, spent_s if is_over else None))
-    if all(len(hosts) < 2 for hosts in found.values()):  # noqa: PLR2004 - several
-        return
-    for host, own in measured.items():
-        ids = {workload.id for share, *_ in own for workload in share.plan.workloads}
-        plan = msgspec.structs.replace(
-            started.plan,
-            workloads=tuple(each for each in started.plan.workloads if each.id in ids),
-            left_out={name: tuple(each for each in out if each in ids) for name, out in started.plan.left_out.items()},
-            mixes=(),
-            traced={},
-        )
-        spent_s = sum(_end(history).elapsed_s for *_, history in own)
-        part = merged(msgspec.structs.replace(started, plan=plan), own, (), spent_s if is_over else None)
-        write(folder / HOSTS / host / JOURNAL, part)
-
-
-def _end(history: Sequence[Event]) -> events.RunFinished:
-    ended = history[-1]
-    assert isinstance(ended, events.RunFinished)
-    return ended
+    first = {name: next(host for host in order if host in hosts) for name, hosts in found.items() if hosts}
+    measured = [(host, found[name][host]) for name, host in first.items()]
+    gone = [(share.plan, lost[share.name]) for share in shares if share.name in lost and share.name not in first]
+    write(folder / JOURNAL, merged(started, measured, gone, is_over=is_over))
 
 
 def merged(
-    started: events.RunStarted,
-    measured: Sequence[Measured],
-    lost: Sequence[tuple[Share, str]],
-    elapsed_s: float | None,
+    started: events.RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
-    """The events of a run: its start, those of each share, cells that were lost, and its end where it has one."""
+    """The events of a run: its start, cells that were lost, those of each share, and its end where it has one."""
     yield started
-    for share, why in lost:
-        yield from _lost(share.plan, why)
-    num_workers, places = 0, set[tuple[str, object]]()
-    for number, (_, host, history) in enumerate(measured):
-        begun = num_workers
-        if number:
-            yield _end(measured[number - 1][2])  # a run whose last line says so has come to its end
+    for plan, why in lost:
+        for workload in plan.workloads:
+            for arm in plan.cells(workload):
+                yield events.CellChecked(
+                    workload=workload.id,
+                    implementation=arm.implementation,
+                    side=arm.side,
+                    status=Status.lost,
+                    message=why,
+                )
+    num_workers, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
+    spent_s = defaultdict[str, float](float)  # by host
+    for host, history in measured:
+        begun, last = num_workers, history[-1]
+        assert isinstance(last, events.RunFinished)
+        yield from ends[-1:]  # a run whose last line says so has come to its end
         for event in history:
             match event:
                 case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
@@ -114,19 +91,19 @@ def merged(
                 case events.CeilingsMeasured():
                     if (host, event.ceilings.key) not in places:
                         places.add((host, event.ceilings.key))
-                        yield msgspec.structs.replace(
-                            event, ceilings=msgspec.structs.replace(event.ceilings, host=host)
-                        )
+                        ceilings = msgspec.structs.replace(event.ceilings, host=host)
+                        yield msgspec.structs.replace(event, ceilings=ceilings)
                 case events.VisitFinished():
                     yield _shifted(event, begun)
                 case _:
                     yield event
-    if elapsed_s is not None:
-        ends = [_end(history) for *_, history in measured]
+        ends.append(last)
+        spent_s[host] += last.elapsed_s
+    if is_over:
         yield from ends[-1:]
         yield events.RunFinished(
             time=ends[-1].time if ends else started.time,
-            elapsed_s=elapsed_s,
+            elapsed_s=max(spent_s.values(), default=0.0),
             reason="; ".join(filter(None, dict.fromkeys(end.reason for end in ends))),
         )
 
@@ -141,11 +118,3 @@ def _shifted(visit: events.VisitFinished, epochs: int) -> events.VisitFinished:
         for taken in visit.arms
     )
     return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=arms)
-
-
-def _lost(plan: Plan, why: str) -> Iterator[Event]:
-    for workload in plan.workloads:
-        for arm in plan.cells(workload):
-            yield events.CellChecked(
-                workload=workload.id, implementation=arm.implementation, side=arm.side, status=Status.lost, message=why
-            )

@@ -1,6 +1,7 @@
 """The shares of a plan: a few workloads each, with all their implementations, which one host measures by itself."""
 
 import hashlib
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -13,47 +14,42 @@ SHARES_A_HOST = 4
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host is asked to measure: a plan of its own, and the files that the plan names, by spec."""
+    """A plan for one host, and the files that it names, by spec."""
 
     run: str
     name: str
+    attnbench: str  # the version of the driver
     plan: Plan
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
-def split(plan: Plan, run: str, at_once: float) -> list[Share]:
-    """The shares of a plan. Each takes every n-th workload, so that all take about as long.
-
-    `at_once` is how many of them are measured at a time: the number of hosts, where one host measures each.
-
-    A comparison that is decided by the rule of its share is decided by that of the whole plan, too: of m comparisons
-    the rule asks for an e-value of m / (share of false verdicts x number of verdicts), and a share of m' has as much
-    less of the share of false verdicts as it has fewer workloads.
+def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
+    """The shares of a plan. Each takes every n-th workload, so that all take about as long; the budget is each host's.
 
     Raises:
         ValueError: a file that the plan names has changed.
         OSError: it cannot be read.
     """
-    number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * at_once)))
+    number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * num_hosts)))
     files = {spec: path.read_bytes() for spec in plan.implementations if (path := _path(spec)) is not None}
     for spec, content in files.items():
         if _digest(content) != plan.digests.get(spec):
             raise ValueError(f"{spec} has changed since the run began: start a new run")
-    made = []
+    shares = []
     for place in range(number):
         workloads = plan.workloads[place::number]
         part = len(workloads) / len(plan.workloads)
-        own = msgspec.structs.replace(
+        smaller = msgspec.structs.replace(
             plan,
             workloads=workloads,
-            budget_s=plan.budget_s * part * at_once,
+            budget_s=plan.budget_s * part * num_hosts,
             false_share=plan.false_share * part,
             mixes=(),
             traced={},
         )
-        digest = hashlib.sha256(msgspec.json.encode(own)).hexdigest()[:8]
-        made.append(Share(run=run, name=f"{place:0{len(str(number))}}-{digest}", plan=own, files=files))
-    return made
+        name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
+        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
+    return shares
 
 
 def placed(share: Share, folder: Path) -> Plan:
@@ -83,8 +79,8 @@ def placed(share: Share, folder: Path) -> Plan:
 def renamed(spec: str, path: Path) -> str:
     """A spec of a file with another path, under the same name as before."""
     bare, option = plugins.variant(spec)
-    made = f"{path}:{plugins.split(bare)[1]}" + (f"+{option}" if option else "")
-    return made if plugins.name_of(made) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={made}"
+    moved = f"{path}:{plugins.split(bare)[1]}" + (f"+{option}" if option else "")
+    return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
 
 
 def _digest(content: bytes) -> str:

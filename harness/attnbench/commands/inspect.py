@@ -41,8 +41,7 @@ def inspect(
         text.write(results, console)  # pictures take seconds: there is something to read meanwhile
     files = page.write(results, folder)
     if as_json:
-        summary = results.json(text.first_difference(results), [str(file) for file in files])
-        typer.echo(json.dumps(summary, indent=2))
+        typer.echo(json.dumps(results.json(text.first_difference(results), files), indent=2))
     else:
         console.print(f"\nPage and pictures: {folder}", markup=False, highlight=False, soft_wrap=True)
     if open_page:

@@ -12,9 +12,9 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection import walkthrough
-from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Json, Numbers, Walkthrough, listed, shape_of
+from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Numbers, Walkthrough, as_json, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
@@ -37,7 +37,7 @@ MOST_JOINED_WORDS = 48
 
 
 class _Trouble(str):
-    """What happened where there is no result, in words."""
+    """Why there is no result, in words."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Outcome(enum.StrEnum):
 
 
 class Comparison:
-    """What an implementation computed in one step, and what the oracle did."""
+    """The results of one step, of an implementation and of the oracle."""
 
     actual: Numbers | None = None
     largest = math.inf  # of the differences
@@ -108,21 +108,6 @@ class Comparison:
             return None
         return float(self.actual[self.place]), float(self.oracle[self.place])
 
-    def json(self, words: tuple[str, ...]) -> Json:
-        """The comparison as JSON can hold it."""
-        return {
-            "name": self.name,
-            "step": self.step,
-            "outcome": str(self.outcome).lower(),
-            "trouble": self.trouble,
-            "largest_difference": listed(np.asarray(self.largest)),
-            "allowed": self.tolerance,
-            "place": self.place,
-            "where": self.where(words),
-            "values": None if self.actual is None else listed(self.actual),
-            "oracle": listed(self.oracle),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class OracleDiff:
@@ -163,26 +148,15 @@ class Inspection:
         """Whether anything of it was compared."""
         return any(diff.comparisons for diff in self.diffs)
 
-    def json(self, first_difference: list[str], files: list[str]) -> Json:
-        """Everything as JSON can hold it: a number that is not finite is the text "-inf", "inf" or "nan"."""
-        with_scale, without = self.growth
+    def json(self, first_difference: list[str], files: Sequence[Path]) -> dict[str, object]:
+        """The results as JSON can hold them: see walkthrough.as_json."""
         return {
             "implementation": self.implementation,
             "differs": self.differs,
             "first_difference": first_difference,
-            "sentences": [
-                diff.walk.json()
-                | {"unseen": diff.unseen, "compared": [each.json(diff.walk.words) for each in diff.comparisons]}
-                for diff in self.diffs
-            ],
-            "examples": [{"scores": scores, "weights": weights} for scores, weights in walkthrough.examples().values()],
-            "growth": {
-                "head_dim": walkthrough.WIDTHS,
-                "num_keys": walkthrough.NUM_KEYS,
-                "largest_weight_with_scale": listed(with_scale[:, 1]),
-                "largest_weight_without": listed(without[:, 1]),
-            },
-            "files": files,
+            "diffs": as_json(self.diffs),
+            "growth": as_json(self.growth),
+            "files": [str(file) for file in files],
         }
 
 
@@ -308,9 +282,9 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """What `call` gives, or what it raises, in words; `passing` are raised as they are.
+    """The value of `call`, or its error in words; `passing` are raised as they are.
 
-    No graph is recorded, and what is printed goes to stderr.
+    No graph is recorded, and prints go to stderr.
     """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):

@@ -26,7 +26,6 @@ from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
 Seen = npt.NDArray[np.bool_]
-Json = dict[str, object]
 LETTERS = {
     "x": "BTD",
     "query": "BHTK",
@@ -43,7 +42,7 @@ WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
-"""What can be set; the other axes follow from the sentence, or are as they are to keep things small and exact."""
+"""Axes that can be set; the others follow from the sentence, or keep things small and exact."""
 MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 EXAMPLE_SCORES = (0.1, -0.2, 0.3, -0.2, 0.5)
 FACTOR = 100
@@ -57,16 +56,25 @@ def shape_of(letters: str, shape: tuple[int, ...]) -> str:
     return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
 
 
-def listed(values: Numbers) -> object:
-    """An array as JSON can hold it: nested lists, where what is not finite is the text "-inf", "inf" or "nan"."""
-    if values.ndim:
-        return [listed(part) for part in values]
-    return float(values) if np.isfinite(values) else str(float(values))
+def as_json(value: object) -> object:
+    """A value as JSON can hold it: an array as nested lists, a non-finite number as the text "-inf", "inf" or "nan"."""
+    if isinstance(value, np.ndarray):
+        return as_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, Workload):
+        return value.axes()
+    if value is None or isinstance(value, str | int):
+        return value
+    fields = value if isinstance(value, dict) else vars(value)
+    return {name: as_json(each) for name, each in fields.items() if name != "inputs"}  # they are the first step
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskEffect:
-    """What a mask changes: the weights (H, T, S) without a mask and under it."""
+    """The effect of a mask: the weights (H, T, S) without it and under it."""
 
     mask: str
     summary: str
@@ -104,24 +112,6 @@ class Walkthrough:
     def shape(self, name: str) -> str:
         """The shape of a step's result with its letters."""
         return shape_of(LETTERS[name], self.steps[name].shape)
-
-    def json(self) -> Json:
-        """The walkthrough as JSON can hold it."""
-        return {
-            "words": self.words,
-            "workload": self.workload.axes(),
-            "steps": [
-                {"name": name, "shape": self.shape(name), "values": listed(values)}
-                for name, values in self.steps.items()
-            ],
-            "mask": self.mask.mask,
-            "weights_without_mask": listed(self.mask.without),
-            "weights_under_mask": listed(self.mask.under),
-            "softness": [
-                {"softmax_of": name, "largest": largest, "entropy_bits": entropy}
-                for name, (largest, entropy) in self.scaling.items()
-            ],
-        }
 
 
 def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -202,7 +192,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
 
 
 def descriptions(point: Workload) -> dict[str, str]:
-    """What each step does, in a sentence."""
+    """Each step in a sentence."""
     rule = point.mask_rule
     groups = point.num_kv_heads
     shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
@@ -221,7 +211,7 @@ def descriptions(point: Workload) -> dict[str, str]:
 
 
 def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskEffect:
-    """What the workload's mask changes; for a workload without one, what the causal mask would."""
+    """The effect of the workload's mask; for a workload without one, of the causal mask."""
     rule = point.mask_rule
     is_chosen = type(rule) is not Mask
     shown = rule if is_chosen else Causal()

@@ -1,13 +1,14 @@
 """To find the fastest: a shortlist by prediction, and a search for where two change places along an axis.
 
-What is predicted to be clearly too slow, or slower than enough others, is not tried. Those on the shortlist are checked
+Cells predicted to be clearly too slow, or slower than enough others, are not tried. Those on the shortlist are checked
 like any others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from attnbench.processes import messages
-from attnbench.processes.stages import Session, check_cell
+from attnbench.processes.stages import Session, Stage, check_cell, named
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
@@ -23,7 +24,7 @@ from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
 
 TOO_SLOW = 2.5
-"""Predictions are this uncertain: who is predicted to take more than so many times the fastest's time is not tried."""
+"""Predictions are this uncertain: beyond this multiple of the fastest's time an implementation is not tried."""
 MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
 """At one value of a search: no more processes, and no more seconds once there are enough to decide anything."""
 CALLS_AT_A_VALUE = 60
@@ -34,52 +35,50 @@ SEARCHED = "every search came to its end"
 Steps = Iterator[Step]
 
 
-def shortlist(session: Session) -> None:
+class ShortlistStage(Stage):
     """Leave out, of each workload, whoever is predicted to be too slow, and all beyond the plan's number.
 
     The baseline stays. A workload that has a status already has its shortlist.
     """
-    plan = session.plan
-    for number, workload in enumerate(plan.asked):
-        cells = plan.cells(workload)
-        if any((workload.id, arm) in session.state.status for arm in cells):
-            continue
-        session.show_progress("predict", workload.id, number, len(plan.asked))
-        seconds, failed = _predictions(session, workload, plan.call_limit_s)
-        again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
-        seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
-        out = _too_slow(session, seconds)
-        for arm, reply in failed.items():
-            _leave_out(session, workload, arm, reply.status, reply.message, is_outpaced=False)
-        for arm, why in out.items():
-            _leave_out(session, workload, arm, Status.timeout, why, is_outpaced=True)
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        plan = session.plan
+        for number, workload in enumerate(plan.asked):
+            cells = plan.cells(workload)
+            if any((workload.id, arm) in session.state.status for arm in cells):
+                continue
+            session.show_progress("predict", workload.id, number, len(plan.asked))
+            seconds, failed = _predictions(session, workload, plan.call_limit_s)
+            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
+            seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
+            out = _too_slow(session, seconds)
+            for arm, reply in failed.items():
+                _leave_out(session, workload, arm, status=reply.status, message=reply.message)
+            for arm, why in out.items():
+                _leave_out(session, workload, arm, status=Status.timeout, message=why, is_outpaced=True)
+        return ""
 
 
 def _predictions(
     session: Session, workload: Workload, call_limit_s: float, arms: Iterable[Arm] | None = None
 ) -> tuple[dict[Arm, float], dict[Arm, messages.Failed]]:
-    """The predicted seconds of a call of each arm, 0 where it is so short that nobody asks; and who fails."""
+    """The predicted seconds of a call of each arm, 0 where it is too short to predict; and the arms that fail."""
     seconds: dict[Arm, float] = {}
     failed: dict[Arm, messages.Failed] = {}
     for arm in session.plan.cells(workload) if arms is None else arms:
-        request = messages.Prepare(
-            **session.request_of(workload, arm),
-            call_limit_s=call_limit_s,
-            memory_limit_bytes=session.plan.memory_limit_bytes,
-        )
-        reply = session.ask(request)
+        reply = session.prepare(workload, arm, call_limit_s=call_limit_s, is_rough=False)
         if isinstance(reply, messages.Prepared):
             seconds[arm] = reply.call_s or 0.0
         else:
-            assert isinstance(reply, messages.Failed)
             failed[arm] = reply
     return seconds, failed
 
 
 def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """Who is not tried, and why, of those with a predicted time of a call.
+    """The arms that are not tried, and why, among those with a predicted time of a call.
 
-    Whose call is so short that no time is predicted is tried: nothing says that it is slower.
+    Calls too short to predict are tried: nothing says that they are slower.
     """
     if not session.plan.shortlist:
         return {}
@@ -95,20 +94,8 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
     return out
 
 
-def _leave_out(  # noqa: PLR0913 - what is recorded of it
-    session: Session, workload: Workload, arm: Arm, status: Status, why: str, *, is_outpaced: bool
-) -> None:
-    session.record(
-        events.CellChecked(
-            workload=workload.id,
-            implementation=arm.implementation,
-            side=arm.side,
-            status=status,
-            message=why,
-            is_predicted=True,
-            is_outpaced=is_outpaced,
-        )
-    )
+def _leave_out(session: Session, workload: Workload, arm: Arm, **conclusion: Any) -> None:  # noqa: ANN401 - of CellChecked
+    session.record(events.CellChecked(**named(workload, arm), **conclusion, is_predicted=True))
 
 
 class Search:
@@ -189,13 +176,13 @@ class Search:
                 check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
-        """What is known of two at a workload; None where no block has both."""
+        """The ratio of two arms at a workload; None where no block has both."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         found = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
         return point([*found.values()], self.plan.num_searches) if found else None
 
     def _points(self, state: State, ladder: Ladder, pair: Sequence[Arm], values: Sequence[int]) -> dict[int, Point]:
-        """What is known at those values where both were sampled in common blocks."""
+        """The ratios at the values where both were sampled in common blocks."""
         found = {value: self._point(state, ladder.by_value[value], pair) for value in values}
         return {value: known for value, known in found.items() if known is not None}
 
@@ -222,7 +209,7 @@ class Search:
                     yield from self._halve(state, ladder, (stands.leader, there.leader), sorted(way[place:]))
 
     def _standing(self, state: State, workload: str) -> Standing | None:
-        """What is known of the fastest of a workload."""
+        """The standing of a workload's arms."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         live = state.live(workload, self.plan.specs)
         return standing(self.plan, state.samples.get(workload, {}), live, discarded)

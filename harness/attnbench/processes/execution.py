@@ -17,21 +17,22 @@ from typing import NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import Search, shortlist
+from attnbench.processes.choosing import Search, ShortlistStage
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
+    CeilingsStage,
+    CheckStage,
+    KeptMemoryStage,
+    ObserveStage,
     Progress,
     Session,
+    Stage,
     TimingStage,
+    TraceStage,
     Watch,
-    check_cells,
-    measure_ceilings,
     now,
-    observe_cells,
-    observe_kept_memory,
     spread,
-    trace_cells,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
@@ -41,7 +42,7 @@ from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
-from attnbench.timing.schedule import Choice, Race, Strategy
+from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -51,12 +52,12 @@ STAGES = ("check", "operators", "metrics", "ceilings", "time")
 A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes.
 """
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
-a call, and then sleep, so that they take none of the other's cores."""
+"""Set where two workers take turns: threads that wait for work spin for a millisecond at most, as between the
+operators of a call, and then sleep, so that they take none of the other's cores."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Implementations of ours whose package takes seconds to import: fresh processes find it imported."""
 PREDICTING_S = 60.0
-"""What a dry run may take."""
+"""Seconds that a dry run may take."""
 
 
 class Predicted(NamedTuple):
@@ -111,30 +112,35 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             )
         session.start_worker()
         stages = plan.stages or stages
-        if "shortlist" in stages:
-            shortlist(session)
-        left_out = check_cells(session, stops_when_wrong=stops_when_wrong) if "check" in stages else ""
-        if "check" in stages and "trace" not in stages:
-            observe_kept_memory(session)
-        if "operators" in stages or "metrics" in stages:
-            read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]
-            observe_cells(session, read, with_operators="operators" in stages)
-        if "ceilings" in stages and LATENCY in plan.metrics:
-            measure_ceilings(session)
-        if "trace" in stages:
-            trace_cells(session, folder)
-        strategies: dict[str, Strategy] = {
-            "time": Race(plan=plan),
-            "choose": Choice(plan=plan),
-            "search": Search(session),
-        }
-        ended = ""
-        for stage, strategy in strategies.items():
-            if stage in stages and LATENCY in plan.metrics:
-                ended = TimingStage(session).run(strategy, stage)
-        reason = "; ".join(filter(None, [ended, left_out]))
+        planned = _stages(plan, stages, folder, stops_when_wrong=stops_when_wrong)
+        reasons = {type(stage): stage.run(session) for stage in planned}  # of stages that time, the last one's
+        reason = "; ".join(filter(None, reversed(reasons.values())))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
+
+
+def _stages(plan: Plan, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> Iterator[Stage]:
+    """The stages of a run, in their order."""
+    is_timed = LATENCY in plan.metrics
+    if "shortlist" in names:
+        yield ShortlistStage()
+    if "check" in names:
+        yield CheckStage(stops_when_wrong)
+    if "check" in names and "trace" not in names:
+        yield KeptMemoryStage()
+    if "operators" in names or "metrics" in names:
+        read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
+        yield ObserveStage(read, with_operators="operators" in names)
+    if "ceilings" in names and is_timed:
+        yield CeilingsStage()
+    if "trace" in names:
+        yield TraceStage(folder)
+    if "time" in names and is_timed:
+        yield TimingStage("time", lambda session: Race(plan=session.plan))
+    if "choose" in names and is_timed:
+        yield TimingStage("choose", lambda session: Choice(plan=session.plan))
+    if "search" in names and is_timed:
+        yield TimingStage("search", Search)
 
 
 def refuse_interpreted(plan: Plan) -> None:

@@ -1,6 +1,7 @@
-"""What the coordinator and a worker say to one another: requests and replies as JSON lines, and the heartbeat.
+"""The protocol between the coordinator and a worker: requests and replies as JSON lines, and the heartbeat.
 
-Each request gets one reply. The heartbeat is written by the worker without being asked, and outlives its crash.
+Each request gets one reply, whose type ANSWERS lists, or Failed. The worker writes the heartbeat before each step; it
+outlives a crash.
 """
 
 import mmap
@@ -30,7 +31,7 @@ NUMBER = struct.Struct("<i")
 PRELOADED = "ATTNBENCH_PRELOADED"
 """The variable in a template's environment that names modules, joined by commas, which it imports if it can."""
 FORK = 0
-"""What the template (processes/worker/__main__.py) is sent: this number, for a worker, or the process id of one."""
+"""Sent to the template (processes/worker/__main__.py) for a new worker; the process id of a worker ends it."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -40,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
-    """Load an implementation. Answered by Declared, or Failed."""
+    """Load an implementation."""
 
     spec: str
 
@@ -61,7 +62,7 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, Any]:
-        """What names the cell in an event."""
+        """The fields of an event that name the cell."""
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
@@ -77,11 +78,11 @@ class LimitedRequest(CellRequest, frozen=True, kw_only=True):
 
 
 class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
-    """See whether a cell is supported and within the limits. Answered by Prepared, or Failed."""
+    """See whether a cell is supported and within the limits."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """What a check needs to know of an implementation at a workload (contract.Implementation)."""
+    """Facts about an implementation at a workload that a check needs (contract.Implementation)."""
 
     has_dropout: bool
     executed_flops: int | None
@@ -100,7 +101,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
-    """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
+    """Check whether the implementation is right, and within the limits.
 
     A client prepares the cell first, and asks its judge with what that has shown. With `is_brief` one kind of input
     alone is compared, and no rules are tried: enough where the implementation has passed in full at a workload of the
@@ -121,7 +122,7 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bytes of a tensor's storage are in a file, and how the tensor lies in them, as torch has it.
+    """The place of a tensor's storage in a file, and the tensor's layout in it, as torch has them.
 
     `memory` is where the sender has the storage: what is sent twice from one place is one tensor.
     """
@@ -136,7 +137,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateRequest(CellRequest, frozen=True, kw_only=True):
-    """What the judge asks of the process that holds a candidate (processes/remote.py), through the coordinator.
+    """A request of the judge to the process that holds a candidate (processes/remote.py), through the coordinator.
 
     `exchange` is the path of the file that tensors pass through, and `forget` has the modules that are no longer used.
     `random` is the state of each of the judge's generators, from which the candidate draws.
@@ -149,13 +150,13 @@ class CandidateRequest(CellRequest, frozen=True, kw_only=True):
 
 
 class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
-    """Build a module with these weights. Answered by Built, or Failed."""
+    """Build a module with these weights."""
 
     module: int
 
 
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
-    """Call a module forward; `needs` names what is to have gradients. Answered by Tensors: the output; or Failed.
+    """Call a module forward; `needs` names the tensors that get gradients.
 
     With `weights` the module is built first: a cell's first module alone is built by Build, which says what it offers.
     """
@@ -175,17 +176,17 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
 
 
 class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
-    """The gradients of a call, from that of its output. Answered by Tensors, or Failed."""
+    """The gradients of a call, from that of its output."""
 
     call: int
 
 
 class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
-    """Say what was changed of the process since it was looked at last. Answered by Witnessed, or Failed."""
+    """Look for changes of the process since the last look; a change is a failure."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """What the candidate's module offers, and the state of each generator after it was built."""
+    """The optional methods of the candidate's module, and the state of each generator after it was built."""
 
     has_attend: bool
     has_pack: bool
@@ -193,7 +194,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
-    """What a call returned, and what it changed in place: tensors that it was given, and outputs of earlier calls.
+    """The results of a call, and the tensors that it changed in place: its inputs, and outputs of earlier calls.
 
     `faults` says what else it changed, and `notes` what else it did, by rule (checking/conduct.py). `random` is the
     state of each generator after it.
@@ -208,20 +209,20 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
 
 
 class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
-    """Read a metric that has a pass of its own. Answered by CellMeasured, or Failed."""
+    """Read a metric that has a pass of its own."""
 
     metric: str
 
 
 class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
-    """See which operators run. Answered by CellProfiled, or Failed."""
+    """See which operators run."""
 
 
 class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
-    """Make ready so many calls on inputs of their own, which follow from `seed` (checking/witness.py).
+    """Prepare `num_calls` calls, each on inputs of its own, which follow from `seed` (checking/witness.py).
 
-    Before, the implementation is called `num_before` times, or for `before_s` seconds: who works honestly for a while
-    alone is to be seen afterwards. Answered by Witnessed, or Failed.
+    First the implementation is called `num_before` times, or for `before_s` seconds: code that works honestly only for
+    a while is seen afterwards.
     """
 
     num_before: int
@@ -231,31 +232,28 @@ class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witnes
 
 
 class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
-    """Make those of the calls that are ready from `first` to before `last`, and keep what they return.
-
-    Answered by Witnessed, or Failed.
-    """
+    """Make the prepared calls from `first` to before `last`, and keep what they return."""
 
     first: int
     last: int
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Hand in what the call with this number returned; after the last, forget all. Answered by HandedIn, or Failed."""
+    """Send what the call with this number returned; after the last, forget all."""
 
     number: int
     is_last: bool
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
-    """Where output and gradients are, by name; none where dropout makes them random."""
+    """The places of output and gradients, by name; none where dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
 
 
 class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
-    """Whether an output that was handed in is right; `row_seed` draws the rows. Answered by Witnessed, or Failed."""
+    """Whether an output that was handed in is right; `row_seed` draws the rows."""
 
     handed: HandedIn
     seed: int
@@ -264,13 +262,13 @@ class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
 
 
 class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
-    """Trace some steps into `file`. Answered by Traced, or Failed."""
+    """Trace some steps into `file`."""
 
     file: str
 
 
 class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
-    """Make a call that may not fit, and see what it takes. Answered by Attempted, or Failed.
+    """Make a call that may not fit, and see what it takes.
 
     `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is.
     """
@@ -279,7 +277,7 @@ class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
 
 
 class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
-    """Try every law of invariance, then time prefill and decoding. Answered by Certificate, or Failed."""
+    """Try every law of invariance, then time prefill and decoding."""
 
     seed: int
     baseline: str  # a spec
@@ -287,36 +285,33 @@ class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
 
 
 class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
-    """Build a model of the package transformers. Answered by ModelBuilt, or Failed."""
+    """Build a model of the package transformers."""
 
     spec: ModelSpec
 
 
 class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_attention"):
-    """Check one attention in the model that was built. Answered by Judged, or Failed."""
+    """Check one attention in the model that was built."""
 
     attention: str
 
 
 class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
-    """Time a step of the model with each attention, in about `budget_s`. Answered by StepsTimed, or Failed."""
+    """Time a step of the model with each attention, in about `budget_s`."""
 
     attentions: tuple[str, ...]
     budget_s: float
 
 
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
-    """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`.
-
-    Answered by CeilingsMeasured, or Failed.
-    """
+    """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`."""
 
     workload: Workload
     limit_s: float
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
-    """Sample the blocks of a visit. `arms` pairs arms with their specs. Answered by VisitFinished, or Failed."""
+    """Sample the blocks of a visit. `arms` pairs arms with their specs."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
@@ -342,9 +337,9 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 
 Consulted = Build | Call | Backward
-"""What the judge asks of a candidate's process."""
+"""Requests of the judge to a candidate's process."""
 Aside = Declare | BuildModel | JudgeAttention | TimeSteps
-"""What a worker is asked that is about no workload."""
+"""Requests about no workload."""
 Work = (
     Prepare
     | Check
@@ -362,7 +357,7 @@ Work = (
     | Certify
     | Consulted
 )
-"""What a worker that was started is asked."""
+"""Requests to a worker that was started."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -372,12 +367,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     base: Environment | None = None
 
 
-class Witnessed(msgspec.Struct, frozen=True, kw_only=True, tag="witnessed"):
-    """What was asked for is done, or so: the calls of a witness sample are ready, or were made; an output is right."""
-
-
-class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
-    """The trace is written."""
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The request was carried out; the output that was judged is right."""
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
@@ -413,9 +404,8 @@ Reply = (
     | CellMeasured
     | CeilingsMeasured
     | VisitFinished
-    | Witnessed
+    | Done
     | HandedIn
-    | Traced
     | Attempted
     | Certificate
     | Declared
@@ -425,7 +415,7 @@ Reply = (
     | Consulted
     | Answer
 )
-"""Where the work is an event of the run, the reply is that event, ready for the journal (storage/events.py)."""
+"""Replies; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
 
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
@@ -435,14 +425,14 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Build: (Built,),
     Call: (Tensors,),
     Backward: (Tensors,),
-    Account: (Witnessed,),
+    Account: (Done,),
     Observe: (CellMeasured,),
     Profile: (CellProfiled,),
-    PrepareWitness: (Witnessed,),
-    Witness: (Witnessed,),
+    PrepareWitness: (Done,),
+    Witness: (Done,),
     HandIn: (HandedIn,),
-    JudgeOutput: (Witnessed,),
-    Trace: (Traced,),
+    JudgeOutput: (Done,),
+    Trace: (Done,),
     Attempt: (Attempted,),
     Certify: (Certificate,),
     Declare: (Declared,),
@@ -453,7 +443,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
 }
-"""What may come back besides Failed; anything else is no answer. The judge asks on when it was given what it asked."""
+"""The replies to each request besides Failed; any other reply counts as a crash."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):

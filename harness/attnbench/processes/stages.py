@@ -1,7 +1,4 @@
-"""The stages of a run, each a function of its session: check, observe, ceilings, trace, time.
-
-Each writes its events to the journal before the next begins, and passes over what the journal already holds.
-"""
+"""A session, and the stages of a run, each with `run(session)`: check, observe, ceilings, trace, time."""
 
 import math
 import random
@@ -12,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -36,25 +33,24 @@ from attnbench.workloads.workload import Workload
 T = TypeVar("T")
 CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
-"""What the ceilings of one place may cost beyond their fewest rounds: this, or their part of that share of the budget
+"""Seconds for the ceilings of one place beyond their fewest rounds: this, or their part of that share of the budget
 where it is less."""
 VERIFY_EVERY = 4
 """The right answers cost as much as the times in a fresh process. So answers are verified in a workload's first visit,
 and then in one of four; code from elsewhere, in a process that others share, in every one."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
-"""To make a process ready takes about so many seconds, shared by its visits: a visit has more blocks where it would be
-shorter than that, up to this factor."""
+"""Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
-"""Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+"""With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
 MOST_AHEAD = 2**20
-"""Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
+"""With more scores than this the oracle is not asked ahead: it uses all processors and much memory."""
 PLACE = ("device", "float32_matmul_precision")
 """Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may leave out at a workload, and how many of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
-FEWEST_KEYS = 16
-"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
+FEWEST_TOKENS = 16
+"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
@@ -156,7 +152,7 @@ class Session:
         return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """The same, about the cell that was asked about; Failed where no journal could hold it."""
+        """Attribute the reply to the cell of the request; Failed where no journal could hold it."""
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
@@ -172,13 +168,18 @@ class Session:
         return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """What a request about one cell says of it."""
+        """The fields of a request that name its cell."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
+
+    def prepare(self, workload: Workload, arm: Arm, **limits: Any) -> messages.Prepared | messages.Failed:  # noqa: ANN401
+        """Predict the cost of a call; `limits` override those of the plan."""
+        reply = self.ask(messages.Prepare(**self.request_of(workload, arm), **(self.limits | limits)))
+        assert isinstance(reply, messages.Prepared | messages.Failed)
+        return reply
 
     def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
         """End a cell which had passed its check."""
-        names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
-        self.record(events.CellFailed(**names, status=failed.status, message=failed.message))
+        self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher. The time left is what the stage's pace says, or the rest of the budget if that is more."""
@@ -200,13 +201,25 @@ class Session:
         self.watch(replace(self._shown, cell=f"{checked.key[1]} on {checked.workload}", wrong=checked.message))
 
 
+class Stage(Protocol):
+    """A part of a run, which writes its events to the journal and skips finished work."""
+
+    def run(self, session: Session) -> str:
+        """Do the missing work; returns why something was left out, or why the stage ended, or ""."""
+
+
+def named(workload: Workload, arm: Arm) -> dict[str, Any]:
+    """The fields of an event that name its cell."""
+    return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+
+
 def now() -> str:
     """This moment in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def spread(items: Sequence[T]) -> list[T]:
-    """The same in an order in which any first few are spread evenly over all: that of their numbers read backwards.
+    """Van der Corput order: any prefix is evenly spread over all.
 
     Source: J. G. van der Corput, 1935.
     """
@@ -219,52 +232,60 @@ def check_limit_s(plan: Plan) -> float:
     return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.asked) > MANY else math.inf
 
 
-def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
-    """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
+@dataclass(frozen=True)
+class CheckStage(Stage):
+    """Bring every cell to a status, or as many as there is time for, spread evenly; say how many are left out.
 
     A run that times tries every probe and rule on the first workload of a kind that an implementation passes, and the
-    normal inputs on the others, which differ in sizes. What is predicted to be just out of reach is looked at once more
-    at the end: the machine may have been busy.
+    normal inputs on the others, which differ in sizes. Cells near a limit are retried last, in case the machine
+    was busy.
     """
-    plan = session.plan
-    times, passed = LATENCY in plan.metrics and not stops_when_wrong, set[tuple[Arm, frozenset[tuple[str, object]]]]()
-    limit_s = check_limit_s(plan)
-    asked = plan.asked
-    workloads = spread(asked) if len(asked) > MANY else asked
-    if stops_when_wrong:
-        workloads = _most_informative_first(workloads)
-    wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
-    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-    ahead = Ahead(session) if LATENCY not in plan.metrics else None
-    close = []
 
-    def is_open(cell: Cell) -> bool:
-        return (cell[0].id, cell[1]) not in session.state.status and not (stops_when_wrong and cell[1] in wrong)
+    stops_when_wrong: bool = False
 
-    for number, cell in enumerate(cells):
-        workload, arm = cell
-        if is_open(cell):
-            if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
-                return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
-            done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
-            session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            is_brief = times and (arm, _kind(workload)) in passed
-            more = ahead.asked(cell, filter(is_open, cells[number + 1 :])) if ahead else {"is_brief": is_brief}
-            if not check_cell(session, workload, arm, is_last=False, **more):
-                close.append(cell)
-            elif session.state.status[workload.id, arm] is Status.disagrees:
-                wrong.add(arm)
-        if session.state.status.get((workload.id, arm)) is Status.ok:
-            passed.add((arm, _kind(workload)))
-    for workload, arm in close:
-        check_cell(session, workload, arm)
-    session.show_progress("check", "", len(cells), len(cells))
-    return ""
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        plan = session.plan
+        times = LATENCY in plan.metrics and not self.stops_when_wrong
+        passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
+        limit_s = check_limit_s(plan)
+        asked = plan.asked
+        workloads = spread(asked) if len(asked) > MANY else asked
+        if self.stops_when_wrong:
+            workloads = _most_informative_first(workloads)
+        wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
+        cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
+        ahead = Ahead(session) if LATENCY not in plan.metrics else None
+        close = []
+
+        def is_open(cell: Cell) -> bool:
+            is_dropped = self.stops_when_wrong and cell[1] in wrong
+            return (cell[0].id, cell[1]) not in session.state.status and not is_dropped
+
+        for number, cell in enumerate(cells):
+            workload, arm = cell
+            if is_open(cell):
+                if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
+                    left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
+                    return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
+                done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
+                session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
+                is_brief = times and (arm, _kind(workload)) in passed
+                more = ahead.asked(cell, filter(is_open, cells[number + 1 :])) if ahead else {"is_brief": is_brief}
+                if not check_cell(session, workload, arm, is_last=False, **more):
+                    close.append(cell)
+                elif session.state.status[workload.id, arm] is Status.disagrees:
+                    wrong.add(arm)
+            if session.state.status.get((workload.id, arm)) is Status.ok:
+                passed.add((arm, _kind(workload)))
+        for workload, arm in close:
+            check_cell(session, workload, arm)
+        session.show_progress("check", "", len(cells), len(cells))
+        return ""
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
-    """What workloads of one kind have in common: all axes but lengths, batch size and seed."""
+    """The axes that workloads of one kind share: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
@@ -290,9 +311,7 @@ class Ahead:
     def _prepare(self, workload: Workload, arm: Arm) -> messages.Prepared | messages.Failed:
         """Prepare a cell, once."""
         if (workload, arm) not in self.prepared:
-            reply = self.session.ask(messages.Prepare(**self.session.request_of(workload, arm), **self.session.limits))
-            assert isinstance(reply, messages.Prepared | messages.Failed)
-            self.prepared[workload, arm] = reply
+            self.prepared[workload, arm] = self.session.prepare(workload, arm)
         return self.prepared[workload, arm]
 
     def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
@@ -323,26 +342,24 @@ def check_cell(
     prepared: messages.Prepared | messages.Failed | None = None,
     **more: Any,  # noqa: ANN401 - as messages.Check has them
 ) -> bool:
-    """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
+    """Bring one cell to a status. Returns whether it has one: a cell close to a limit has none until `is_last`.
 
     `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
     implementation that cannot be loaded is tried once, however many cells it has.
     """
     if session.specs[arm] in session.unloadable:
-        names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        names = named(workload, arm)
         session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
         return True
     asked = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
     request = messages.Check(**session.request_of(workload, arm), **asked)
-    if isinstance(prepared, messages.Failed):
-        reply: messages.Reply = prepared
-    else:
-        reply = session.ask(msgspec.structs.replace(request, prepared=prepared))
+    if not isinstance(prepared, messages.Failed):
+        request = msgspec.structs.replace(request, prepared=prepared)
+    reply: messages.Reply = prepared if isinstance(prepared, messages.Failed) else session.ask(request)
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False
-        if reply.is_unloadable:
-            session.unloadable.add(session.specs[arm])
+        session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
         if reply.is_predicted and reply.status is not Status.unsupported:
             session.show_left_out(workload, arm, reply.message)
         reply = events.CellChecked(
@@ -358,14 +375,14 @@ def check_cell(
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     """Each next workload has most values of axes that none before it has; of several the cheapest.
 
-    Those with few keys or one query come last: several mistakes look alike there, or change nothing.
+    Those with few keys or queries come last: several mistakes look alike there, or change nothing.
     """
     tried: set[tuple[str, object]] = set()
     rest, ordered = list(workloads), list[Workload]()
 
     def rank(workload: Workload) -> tuple[bool, int, int]:
         new = len(set(workload.axes().items()) - tried)
-        says_little = workload.kv_len < FEWEST_KEYS or workload.seq_len == 1
+        says_little = min(workload.kv_len, workload.seq_len) < FEWEST_TOKENS
         return says_little, -new, workload.num_scores * workload.head_dim
 
     while rest:
@@ -375,94 +392,110 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-def observe_cells(
-    session: Session,
-    metrics: Sequence[str],
-    *,
-    with_operators: bool,
-    cells: Sequence[tuple[Workload, Arm]] | None = None,
-) -> None:
+@dataclass(frozen=True)
+class ObserveStage(Stage):
     """See which operators run in each live cell, and read each metric that has a pass of its own, cell by cell.
 
-    One after the other of the same cell, since both are read from one recorded call where the device allows it. Of all
-    live cells where no `cells` are given.
+    One after the other of the same cell, since both are read from one recorded call where the device allows it.
     """
-    known = plugins.plugs("attnbench.metrics", "METRIC")
-    cells = session.live_cells if cells is None else cells
-    for number, (workload, arm) in enumerate(cells):
-        requests: dict[str, messages.Profile | messages.Observe] = {}
-        if with_operators and (workload.id, arm) not in session.state.profiled:
-            requests["operators"] = messages.Profile(**session.request_of(workload, arm))
-        for metric in metrics:
-            if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
-                requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
-        for what, request in requests.items():
-            if session.state.live(workload.id, [arm]):
-                session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
-                reply = session.ask(request)
-                assert isinstance(reply, events.CellProfiled | events.CellMeasured | messages.Failed)
-                if isinstance(reply, messages.Failed):
-                    session.record_failure(workload, arm, reply)
-                else:
-                    session.record(reply)
+
+    metrics: Sequence[str]
+    with_operators: bool
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        known = plugins.plugs("attnbench.metrics", "METRIC")
+        cells = session.live_cells
+        for number, (workload, arm) in enumerate(cells):
+            requests: dict[str, messages.Profile | messages.Observe] = {}
+            if self.with_operators and (workload.id, arm) not in session.state.profiled:
+                requests["operators"] = messages.Profile(**session.request_of(workload, arm))
+            for metric in self.metrics:
+                if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
+                    requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
+            for what, request in requests.items():
+                if session.state.live(workload.id, [arm]):
+                    session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
+                    reply = session.ask(request)
+                    assert isinstance(reply, events.CellProfiled | events.CellMeasured | messages.Failed)
+                    if isinstance(reply, messages.Failed):
+                        session.record_failure(workload, arm, reply)
+                    else:
+                        session.record(reply)
+        return ""
 
 
-def observe_kept_memory(session: Session) -> None:
+class KeptMemoryStage(Stage):
     """Measure what calls of each foreign implementation keep, with gradients and without, each in its cheapest cell.
 
     One cell is as good as another: code that keeps something keeps it everywhere.
     """
-    cheapest: dict[tuple[Arm, bool], Workload] = {}
-    for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
-        if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
-            cheapest.setdefault((arm, workload.direction == "inference"), workload)
-    for (arm, _), workload in cheapest.items():
-        for metric in KEPT:
-            if ((workload.id, arm), metric) not in session.state.observed:
-                reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
-                if isinstance(reply, events.CellMeasured):  # else nothing is known, which is no fault
-                    session.record(reply)
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        cheapest: dict[tuple[Arm, bool], Workload] = {}
+        for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
+            if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
+                cheapest.setdefault((arm, workload.direction == "inference"), workload)
+        for (arm, _), workload in cheapest.items():
+            for metric in KEPT:
+                if ((workload.id, arm), metric) not in session.state.observed:
+                    reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
+                    if isinstance(reply, events.CellMeasured):  # else nothing is known, which is no fault
+                        session.record(reply)
+        return ""
 
 
-def measure_ceilings(session: Session) -> None:
+class CeilingsStage(Stage):
     """Measure each device, dtype and number of threads that is going to be timed.
 
     What cannot be measured is recorded with its reason, and times stand alone.
     """
-    live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
-    places = {workload.place: workload for workload in reversed(live)}
-    for number, (place, workload) in enumerate(places.items()):
-        if place in session.state.ceilings:
-            continue
-        device, dtype, num_threads = place
-        session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
-        session.require_worker()
-        start_s = session.clock()
-        limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
-        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
-        if isinstance(reply, messages.Failed):
-            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
-            reply = events.CeilingsMeasured(ceilings=none)
-        assert isinstance(reply, events.CeilingsMeasured)
-        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
+        places = {workload.place: workload for workload in reversed(live)}
+        for number, (place, workload) in enumerate(places.items()):
+            if place in session.state.ceilings:
+                continue
+            device, dtype, num_threads = place
+            session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
+            session.require_worker()
+            start_s = session.clock()
+            limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
+            reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
+            if isinstance(reply, messages.Failed):
+                none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
+                reply = events.CeilingsMeasured(ceilings=none)
+            assert isinstance(reply, events.CeilingsMeasured)
+            session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
+        return ""
 
 
-def trace_cells(session: Session, folder: Path) -> None:
+@dataclass(frozen=True)
+class TraceStage(Stage):
     """Trace each live cell into its file below `folder` (tracing/folders.py).
 
     A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
     """
-    cells = session.live_cells
-    for number, (workload, arm) in enumerate(cells):
-        session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
-        file = folders.trace_file(folder, workload.id, arm.implementation)
-        reply = session.ask(messages.Trace(**session.request_of(workload, arm), file=str(file.resolve())))
-        if isinstance(reply, messages.Failed):
-            session.record_failure(workload, arm, reply)
-    session.show_progress("trace", "", len(cells), len(cells))
+
+    folder: Path
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        cells = session.live_cells
+        for number, (workload, arm) in enumerate(cells):
+            session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
+            file = folders.trace_file(self.folder, workload.id, arm.implementation)
+            reply = session.ask(messages.Trace(**session.request_of(workload, arm), file=str(file.resolve())))
+            if isinstance(reply, messages.Failed):
+                session.record_failure(workload, arm, reply)
+        session.show_progress("trace", "", len(cells), len(cells))
+        return ""
 
 
-class TimingStage:
+class Visits:
     """Takes the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
@@ -567,3 +600,15 @@ class TimingStage:
             for arm in self.state.live(workload.id, self.session.specs):
                 self.session.record_failure(workload, arm, failed)
             return
+
+
+@dataclass(frozen=True)
+class TimingStage(Stage):
+    """Times what a strategy says; `strategy` makes it."""
+
+    name: str
+    strategy: Callable[[Session], Strategy]
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        return Visits(session).run(self.strategy(session), self.name)

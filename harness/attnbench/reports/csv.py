@@ -3,14 +3,14 @@
 import pandas as pd
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import of_all_hosts
+from attnbench.analysis.table import table
 from attnbench.reports import text_report
 from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.table`, with NA where a value is missing, and the cells of all hosts."""
-    return spreadsheet(of_all_hosts(results), missing="NA")
+    """The table of `attnbench.table`, with NA where a value is missing."""
+    return spreadsheet(table(results), missing="NA")
 
 
 def spreadsheet(cells: pd.DataFrame, missing: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from attnbench.analysis.comparisons import comparisons, doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, grouped, hosts, story, text_lines
+from attnbench.reports import cells, grouped, story, text_lines
 from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, plain, show
@@ -36,7 +36,7 @@ def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> lis
     found = shapes(results)
     head = [Line(text=line, style="bold") for line in textwrap.wrap(story.verdict(results), width)[:2]]
     head += [Line(text=line) for text in story.machine(results) for line in textwrap.wrap(text, width)]
-    head += [Line(text=line) for line in textwrap.wrap(hosts.shown(results), width)]
+    head += [Line(text=line) for line in textwrap.wrap(story.hosts(results), width)]
     head += _troubles(results, width) + _findings(results, width)
     tail = [Line(text=line, style="bold") for line in textwrap.wrap(" ".join(story.answer(results)), width)]
     tail = tail[: max(2, height // 4)]

@@ -29,7 +29,6 @@ from attnbench.reports import (
     cells,
     endings,
     grouped,
-    hosts,
     recommended,
     text_report,
 )
@@ -83,8 +82,6 @@ ON_PAGE_ALONE = ("why slower", "ran", "FLOP/s")
 def summary(results: Results) -> str:
     """The run as Markdown, with as many tables of cells as fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
-    found = hosts.over_all(results)
-    across = {} if found is None else hosts.verdicts(found)
     shapes, base = answers.shapes(results), cells.base(results.plan)
 
     def text(tables: dict[str, str], num_left_out: int) -> str:
@@ -96,9 +93,7 @@ def summary(results: Results) -> str:
             legend=cells.legend(columns),
             tables=tables,
             num_left_out=num_left_out,
-            kinds={} if found is None else hosts.kinds(found),
-            shown_host=hosts.shown(results),
-            across={title: markdown_table(rows) for title, rows in across.items()},
+            hosts=hosts(results),
         )
 
     tables = {
@@ -119,14 +114,12 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
     """
     from attnbench.reports import explorer, lines  # here: a check needs no pictures, and they take a second to import
 
-    found, shapes = hosts.over_all(results), answers.shapes(results)
+    shapes = answers.shapes(results)
     return rendered(
         "page.html.jinja",
         results,
         table=answers.table(shapes, cells.base(results.plan)),
-        kinds={} if found is None else hosts.kinds(found),
-        shown_host=hosts.shown(results),
-        across={} if found is None else hosts.verdicts(found),
+        hosts=hosts(results),
         figures=[inlined(picture, number) for number, picture in enumerate(lines.usual(results), start=1)],
         shared=answers.shared(shapes) if shapes else "",
         legend=cells.legend(cells.columns(results)),
@@ -254,9 +247,9 @@ def troubles(results: Results) -> list[str]:
         budget = duration(results.plan.budget_s)
         lines.append(f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more.")
     if results.num_lost:
-        lines.append(f"It is what is left of a damaged one, in {LOST.format(results.num_lost)}.")
+        lines.append(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}.")
     if results.num_restored:
-        lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
+        lines.append("Another program changed its journal during the run; the earlier lines were restored.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     said, is_usual = throttled(results)
@@ -265,7 +258,7 @@ def troubles(results: Results) -> list[str]:
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
     busy = contention(results)
     lines += [busy] * (busy not in doubts(results)) if busy else []
-    return [*doubts(results), *hosts.excluded(results), *([noisy] if noisy else []), *lines]
+    return [*doubts(results), *([noisy] if noisy else []), *lines]
 
 
 def findings(results: Results) -> list[str]:
@@ -323,19 +316,22 @@ def _to_base(total: Total) -> str:
 
 
 def answer(results: Results) -> list[str]:
-    """Recommend an implementation in a few sentences.
-
-    Hosts of several kinds, or several hosts of one cell, answer together; a recommendation has its own sentences.
-    """
+    """Recommend an implementation in a few sentences."""
     if results.plan.sides is not None:
         return [endings.of_sides(results).sentence]
-    together = hosts.lines(results)
-    if hosts.speaks(results):
-        return together
     if results.plan.command != "run":
         doubtful = "doubtful: " if session_doubts(results) else ""
-        return together + [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
-    return [*together, *of_model(results), *answers.advice(results)]
+        return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
+    return [*of_model(results), *answers.advice(results)]
+
+
+def hosts(results: Results) -> str:
+    """The hosts of a run over several machines, with the number of workloads of each; else ""."""
+    if not results.hosts:
+        return ""
+    counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
+    named = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
+    return plain(f"Each shape was measured by one host, and no comparison spans two: {named}.")
 
 
 def method(results: Results) -> str:

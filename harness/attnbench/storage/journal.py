@@ -32,11 +32,11 @@ from attnbench.storage.files import put, writing_to
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
-"""The same, compressed: to be read, and not to be gone on with."""
+"""A compressed journal, which can be read and not continued."""
 HOSTS = "hosts"
 """In the folder of a run on several hosts: HOST/journal.jsonl has what a host has measured of it."""
 SYNC_EVERY_S = 0.1
-"""What a power cut may cost; a kill costs nothing."""
+"""Seconds of work that a power cut may cost; a kill costs nothing."""
 DIGEST_BYTES = 8
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. In schema 5 there is a digest of another form, and no number."""
@@ -117,7 +117,7 @@ class Journal:
             self._sync()
 
     def _restore(self) -> None:
-        """Put back what was written, and note that it was changed.
+        """Write the journal again, and note that it was changed.
 
         Raises:
             DamagedError: the folder is gone.
@@ -184,7 +184,7 @@ class Line(NamedTuple):
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Every line of a journal file with what is wrong with it, in order; what a kill cut short is left out.
+    """Every line of a journal file with its fault, in order, except one that a kill cut short.
 
     Raises:
         ValueError: no such file.
@@ -311,19 +311,12 @@ def newest_run(results: Path) -> Path:
     return runs[-1]
 
 
-def host_folders(folder: Path) -> dict[str, Path]:
-    """The folders with the journals of the hosts of a run, by the hosts' names; none where each cell is of one host."""
-    return {path.name: path for path in sorted((folder / HOSTS).glob("*")) if path.is_dir() and has_journal(path)}
-
-
 def copy_journal(folder: Path, target: Path) -> None:
-    """Copy a run's journal, and those of its hosts, into another folder, which is made if need be.
+    """Copy a run's journal into another folder, which is created if needed.
 
     Raises:
         ValueError: the target cannot be written.
     """
     with writing_to(target):
-        for place in (folder, *host_folders(folder).values()):
-            journal, copy = journal_of(place), target / place.relative_to(folder)
-            copy.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(journal, copy / journal.name)
+        journal = journal_of(folder)
+        shutil.copyfile(journal, target / journal.name)

@@ -13,7 +13,7 @@ from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes import execution
-from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start, Witnessed
+from attnbench.processes.messages import Check, Done, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
@@ -213,7 +213,7 @@ def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeyp
     monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 1000)
     worker, arm = Worker(Heartbeat()), Arm(implementation="sdpa")
     cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
-    assert isinstance(worker.answer(PrepareWitness(**cell, num_before=1, before_s=1.0, num_calls=1, seed=0)), Witnessed)
+    assert isinstance(worker.answer(PrepareWitness(**cell, num_before=1, before_s=1.0, num_calls=1, seed=0)), Done)
     assert isinstance(worker.answer(visit(SMALL, "sdpa", cache="rotating")), VisitFinished)
     (bench,) = worker.benches.values()
     before = bench.cases[arm].tensors["query"]
