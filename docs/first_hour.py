@@ -76,8 +76,8 @@ QUESTIONS = (
     ),
     Question(
         "How do two machines differ?",
-        "attnbench compare here/runs/* there/runs/* -i fused",
-        before="OMP_NUM_THREADS=1 attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results there && "
+        "attnbench gate here/runs/* there/runs/* -i fused",
+        before="OMP_NUM_THREADS=1 attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results there; "
         "attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results here",
         exit_codes=(0, 1, 3, 4),
     ),
@@ -105,7 +105,9 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
         RuntimeError: it ended with another exit code than was expected.
     """
     if question.before:
-        _shell(question.before, folder).check_returncode()
+        before = _shell(question.before, folder)
+        if before.returncode not in {0, 3}:  # 3: a busy machine gives no verdict, and the run is stored all the same
+            raise RuntimeError(f"{question.before} exits {before.returncode}:\n{before.stdout}\n{before.stderr}")
     start = time.monotonic()
     done = _shell(question.command, folder)
     took_s = time.monotonic() - start

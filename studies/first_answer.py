@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from attnbench.analysis.comparisons import noises
+from attnbench.analysis.comparisons import control_effects
 from attnbench.analysis.results import read
 from attnbench.processes.worker_client import module_path
 
@@ -150,7 +150,7 @@ def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -
         raise RuntimeError(f"{' '.join(args)} of {root} ends with {process.returncode}")
     rows = [row for path in results.glob("runs/*/records.csv") for row in csv.DictReader(path.open(encoding="utf-8"))]
     compared = [row for row in rows if row["ratio"] not in MISSING and row["verdict"] not in MISSING]
-    controls = [math.log(each.ratio) for run in results.glob("runs/*") for each in noises(read(run)).values()]
+    controls = [each.log for run in results.glob("runs/*") for each in control_effects(read(run)).values()]
     return Timed(
         tree=tree,
         what=what,

@@ -187,26 +187,12 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-MINUTES = {
-    "CONTRIBUTING.md",
-    "README.md",
-    "docs/adapters.md",
-    "docs/ci.md",
-    "docs/fastest.md",
-    "docs/findings.md",
-    "docs/guide.md",
-    "docs/models.md",
-    "docs/profiling.md",
-    "docs/pytest.md",
-    "docs/python.md",
-    "docs/ranks.md",
-    "docs/tutorials.md",
-}
-"""Documents whose commands take the longest."""
+QUICK = {"docs/cluster.md", "docs/settings.md", "docs/side-by-side.md", "docs/triton.md"}
+"""Documents whose commands take seconds; the others are among the long tests."""
 
 
 @pytest.mark.parametrize(
-    "document", [pytest.param(name, marks=pytest.mark.long if name in MINUTES else ()) for name in DOCUMENTS]
+    "document", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in DOCUMENTS]
 )
 def test_every_block_runs(document: str, workplace: Path) -> None:
     found = blocks(document)

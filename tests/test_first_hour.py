@@ -51,7 +51,7 @@ def test_the_readme_is_short(made):
 
 def test_each_command_can_be_typed(made):
     for question in [*made.QUESTIONS, *made.SHOWN.values()]:
-        for command in f"{question.before} && {question.command}".split("&&"):
+        for command in re.split("&&|;", f"{question.before} && {question.command}"):
             words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
             if words and words[0] == "attnbench":
                 name, *arguments = words[1:]

@@ -16,7 +16,7 @@ __all__ = ["attention", "check", "compare", "fastest", "load", "register_attenti
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what it is follows from the name
-    """Import what is public at first use (PEP 562): importing attnbench takes no time, and needs no pandas."""
+    """Import public names at first use (PEP 562): importing attnbench takes no time, and needs no pandas."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     needs_no_more = {"attention", "register_attention"}

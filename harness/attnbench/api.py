@@ -45,7 +45,7 @@ Given = str | Callable[..., Any]
 CANDIDATE = " (candidate)"
 """Follows the candidate's name where the baseline has the same."""
 GIVEN_FILE = "given.py"
-BY_VALUE = '''"""What was given from Python, by value."""
+BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
 
@@ -63,19 +63,19 @@ class ExplainedVerdict(str):
 
 
 WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
-"""Of several workloads, the first of these that some comparison has."""
+"""The verdict over several workloads is the first of these that any of them has."""
 
 
 class Outcome:
-    """One run: who is right, who is faster and by how much, and everything that was measured."""
+    """One run: its verdicts, its answer, and every measurement."""
 
     def __init__(self, results: Results, verdicts: Mapping[str, str], hint: str = "") -> None:
-        """Keep what was read of the run, the verdict on each implementation by name, and how to decide more."""
+        """Wrap a run with the verdict on each implementation by name; `hint` says how to decide more."""
         self.results, self.verdicts, self.hint = results, dict(verdicts), hint
 
     @property
     def folder(self) -> Path:
-        """Where the run lies; of a check, where it lay."""
+        """The folder of the run; a check's is gone."""
         return self.results.folder
 
     @property
@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[str, str, str]:
-        """What came out, in one line; how sure that is, in another; and how to see it again."""
+        """Three lines: the answer, the method, and the seed that repeats it."""
         said = " ".join(self.answer) or "Nothing was compared."
         again = f"The same inputs again: seed={self.results.plan.seed}."
         return said, f"{story.method(self.results)} {story.interference(self.results)}.", again
@@ -131,7 +131,7 @@ class Outcome:
 
     @property
     def answer(self) -> list[str]:
-        """What came out, in sentences; warnings first."""
+        """The answer in sentences, after any warnings."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
         return [*story.troubles(self.results), *wrong, *story.answer(self.results), *[self.hint][: bool(self.hint)]]
 
@@ -166,7 +166,7 @@ class Outcome:
         return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._tables()])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """Verdicts, answer and times for a notebook."""
         head = "".join(f"<li><b>{escape(name)}</b>: {escape(each)}</li>" for name, each in self.verdicts.items())
         said = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
         return f"<ul>{head}</ul>{said}" + "".join(f"<pre>{escape(each)}</pre>" for each in self._tables())
@@ -196,7 +196,7 @@ def check(
     list of values, as `attnbench list axes` has them; given some, exactly these are checked.
 
     Raises:
-        ValueError: there is no such implementation, axis or value; the message says what is allowed.
+        ValueError: there is no such implementation, axis or value; the message names the allowed ones.
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
         specs = _specs(given, Path(name))
@@ -220,12 +220,12 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
     """Check implementations and time them against a baseline, in blocks in a random order, for `budget` seconds.
 
     Without a `baseline` it is the last of several implementations, and `sdpa` for a single one. It ends as soon as
-    everything is decided. Times that differ by less than the share `smallest_effect` are called equivalent, and of what
-    is called faster or slower the share `false_share` may be false. Everything is stored below the folder `results`,
+    everything is decided. Times that differ by less than the share `smallest_effect` are called equivalent, and of the
+    verdicts faster and slower the share `false_share` may be false. Everything is stored below the folder `results`,
     where the commands find it.
 
     Raises:
-        ValueError: there is no such implementation, axis or value; the message says what is allowed.
+        ValueError: there is no such implementation, axis or value; the message names the allowed ones.
     """
     if baseline is None:
         given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")
@@ -257,7 +257,7 @@ def run(
     """Run a sweep, given by name or as a TOML file, as `attnbench run` does; axes narrow it.
 
     Raises:
-        ValueError: there is no such sweep, implementation, axis or value; the message says what is allowed.
+        ValueError: there is no such sweep, implementation, axis or value; the message names the allowed ones.
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
     specs = _specs(given, folder)
@@ -268,10 +268,10 @@ def run(
 
 
 class Fastest:
-    """What is recommended for each of some shapes: `choice`, `answer`, and all grounds in `recommendations`."""
+    """A recommendation for each shape: `choice`, `answer`, and the details in `recommendations`."""
 
     def __init__(self, results: Results, recommendations: Sequence[Recommendation]) -> None:
-        """Keep what was read of the run, and what follows from it."""
+        """Wrap a run with its recommendations."""
         self.results, self.recommendations = results, list(recommendations)
 
     @property
@@ -287,7 +287,7 @@ class Fastest:
 
     @property
     def answer(self) -> list[str]:
-        """What came out, in sentences; warnings first."""
+        """The answer in sentences, after any warnings."""
         said = [[recommended.answer(each), recommended.of_changes(each)] for each in self.recommendations]
         return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
 
@@ -319,7 +319,7 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     direction="forward_backward". Everything is stored below the folder `results`.
 
     Raises:
-        ValueError: there is no such implementation, model, axis or value; the message says what is allowed.
+        ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
     """
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
@@ -396,7 +396,7 @@ def _own_path() -> Iterator[None]:
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
-    """What names each of them: values that no file holds are written into the folder first."""
+    """The spec of each implementation; values that no file holds are written into the folder first."""
     specs: list[str] = []
     values: dict[str, Any] = {}
     file = folder / f"{prefix}{GIVEN_FILE}"
@@ -421,7 +421,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
 
 
 def _in_a_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
-    """FILE.py:NAME where that is what the value is; "" for what was defined in a notebook, a script or a function."""
+    """FILE.py:NAME of the value; "" if it was defined in a notebook, a script or a function."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not value:

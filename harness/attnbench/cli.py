@@ -58,7 +58,7 @@ app = typer.Typer(
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
     epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.\n\n"
     "Defaults of options: ATTNBENCH_BUDGET=60 or ATTNBENCH_RUN_BUDGET=60, or `budget = 60` below tool.attnbench or "
-    "tool.attnbench.run in pyproject.toml. What is typed goes first, then variables, then the file.",
+    "tool.attnbench.run in pyproject.toml. A typed option goes first, then variables, then the file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -90,7 +90,7 @@ def _options(
 
 
 USER_ERROR = typer.BadParameter.__mro__[2]
-"""Of whatever the command line does not allow: click's, which typer may have a copy of."""
+"""Click's error for wrong usage; typer may have a copy of it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_GIVEN = 200
 

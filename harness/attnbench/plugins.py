@@ -314,14 +314,14 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 
 def _check_file(path: Path, attribute: str) -> None:
-    _parsed(path)
-    text = path.read_text(encoding="utf-8")
+    tree, text = _parsed(path), path.read_text(encoding="utf-8")
     try:
         symbols = symtable.symtable(text, str(path), "exec").get_symbols()
     except SyntaxError as error:  # such as a return outside of a function, which is no error of grammar
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
     defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
-    if attribute not in defined and re.search(r"^\s*from .+ import \*", text, re.MULTILINE) is None:
+    takes_all = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+    if attribute not in defined and not takes_all:
         raise ValueError(unknown("name", attribute, defined, f" in {path}"))
 
 

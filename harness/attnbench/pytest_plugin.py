@@ -50,7 +50,7 @@ class AttentionBench:
         isolation: Literal["shared", "process"] = "shared",
         **axes: Any,  # noqa: ANN401 - one value of an axis, or several
     ) -> "Outcome":
-        """What `attnbench.compare` gives: ratio, interval, verdict and more.
+        """Compare both, and return the outcome of `attnbench.compare`: ratio, interval, verdict and more.
 
         `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference), each
         a value or a list of values. The comparison ends when the verdict is settled, or `budget_s` is spent, which all
@@ -254,7 +254,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """What a verdict rests on, in three lines below the assertion that failed."""
+    """Print the evidence of a verdict below the assertion that failed."""
     for each in (left, right):
         if evidence := getattr(each, "evidence", ()) if isinstance(each, str) else ():
             return [f"{left!r} {op} {right!r}", *evidence]

@@ -87,6 +87,12 @@ def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
     return f"{words}; neither in {at_most(neither, len(rows))}", neither == 0
 
 
+def _honest(rows: Sequence[Row]) -> tuple[str, bool]:
+    without = [str(row["status"]) for row in rows if row["status"] != "ok"]
+    words = f": {', '.join(sorted(set(without)))}" if without else ""
+    return f"no time in {at_most(len(without), len(rows))}{words}", not without
+
+
 def _quick(rows: Sequence[Row]) -> tuple[str, bool]:
     truth = sessions.true_ratios(rows)
     decided = {"beyond 1.2": (1.2, math.inf, 1.0), "1.1 to 1.2": (1.1, 1.2, 0.9)}
@@ -212,6 +218,14 @@ TESTS = {
             for busy in (1, 2)
             for threads in (1, 2)
             for by_fixture in (False, True)
+        ),
+        Test(
+            id="V9 honest",
+            title="an honest function next to 3 busy processes, 1.5 s",
+            limit="a time in all, doubtful or not",
+            number=40,
+            take=_one(sessions.honest, num_busy=3),
+            judge=_honest,
         ),
     )
 }

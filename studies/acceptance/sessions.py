@@ -168,15 +168,29 @@ def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_f
             done = engine.run(["-c", FIXTURE, "mine.py:mine", "sdpa", json.dumps(axes)], folder)
             found: Row = json.loads(done.stdout.splitlines()[-1])
             return found
-        options = [f"--set={axis}={value}" for axis, value in axes.items()]
-        asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, "--budget=6", "--json"]
-        said = json.loads(engine.run([*asked, f"--seed={number}"], folder).stdout)
-        (cell,) = (each for each in said["cells"] if each["implementation"] == "mine")
-        return {
-            "verdict": str(cell["verdict"]),
-            "seconds": float(cell["latency_s"]),
-            "warning": "; ".join(said.get("warnings", ())),
-        }
+        cell, warnings = _cell(engine, number, folder, axes, budget_s=6.0)
+        return {"verdict": str(cell["verdict"]), "seconds": float(cell["latency_s"]), "warning": "; ".join(warnings)}
+
+
+def _cell(
+    engine: Engine, number: int, folder: Path, axes: Mapping[str, object], budget_s: float
+) -> tuple[dict[str, Any], list[str]]:
+    """The cell of `mine.py:mine` in a run next to `sdpa`, and the warnings of the run."""
+    options = [f"--set={axis}={value}" for axis, value in axes.items()]
+    asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
+    said = json.loads(engine.run([*asked, f"--seed={number}"], folder).stdout)
+    (cell,) = (each for each in said["cells"] if each["implementation"] == "mine")
+    return cell, list(said.get("warnings", ()))
+
+
+def honest(engine: Engine, number: int, *, num_busy: int) -> Row:
+    """The status of an honest function next to busy processes."""
+    axes = {"seq_len": 256, "mask": "none", "direction": "inference", "dtype": "float32", "scope": "attention"}
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
+        folder = Path(name)
+        (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
+        cell, _ = _cell(engine, number, folder, axes, budget_s=1.5)
+    return {"session": float(number), "status": str(cell["status"])}
 
 
 def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> list[Row]:

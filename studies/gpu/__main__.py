@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     book = Ledger(given.out.resolve())
     size = plan.rehearsal() if given.rehearse else plan.full()
     before = len(book.ended())
-    is_complete = ledger.run_all(plan.groups(size, book), book, say, given.stop_after)
+    is_complete = ledger.run_all(plan.groups(size), book, say, given.stop_after)
     ended = book.ended()
     text = table(ended, dict(ledger.found(book.out)), is_complete=is_complete)
     (book.out / "table.md").write_text(text, encoding="utf-8")

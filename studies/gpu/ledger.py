@@ -75,20 +75,19 @@ class Ledger:
 
 
 def run_all(
-    groups: Sequence[tuple[int, Callable[[], Sequence[Step]]]],
+    groups: Sequence[tuple[int, Sequence[Step]]],
     ledger: Ledger,
     say: Callable[[str], object],
     stop_after_s: float,
 ) -> bool:
-    """Run the steps of each group that have not ended yet, so many at a time; whether nothing is left to do.
+    """Run the steps of each group that have not ended yet, some at a time; whether nothing is left to do.
 
-    A group is listed when its turn comes: an earlier step may have found what belongs into it. No step is begun that
-    would not end within `stop_after_s`.
+    No step is begun that would not end within `stop_after_s`.
     """
     start, is_complete = time.monotonic(), True
-    for at_once, listed in groups:
+    for at_once, steps in groups:
         done = ledger.ended()
-        todo = [step for step in listed() if step.name not in done]
+        todo = [step for step in steps if step.name not in done]
 
         def run_one(step: Step) -> bool:
             if time.monotonic() - start + step.limit_s > stop_after_s:
@@ -118,7 +117,7 @@ def run(step: Step, ledger: Ledger, say: Callable[[str], object]) -> None:
 
 def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
     """How a step ended, and why. What it found is in a file of its name: without one it has found nothing."""
-    file = found_file(ledger.out, step.name)
+    file = ledger.out / "found" / f"{step.name}.json"
     file.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-P", "-m", "studies.gpu.work", step.work, str(file), *step.given]
@@ -148,11 +147,6 @@ def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
         return DIED, f"exit code {code}, and nothing found: see {log.relative_to(ledger.out)}"
     found = json.loads(file.read_bytes())
     return found["outcome"], found["reason"]
-
-
-def found_file(out: Path, name: str) -> Path:
-    """What a step leaves."""
-    return out / "found" / f"{name}.json"
 
 
 def found(out: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -60,64 +60,6 @@ def versions() -> tuple[str, list[Row]]:
     return f"{'' if tool else 'no nvidia-smi; '}missing: {', '.join(missing) or 'nothing'}", rows
 
 
-def functions(where: str) -> tuple[str, list[Row]]:
-    """Everything that a device file says to torch, each by itself."""
-    import torch
-
-    here = _here(where)
-    tensor = torch.ones(2**10, device=here.torch_device)
-
-    def capped() -> None:
-        with here.capped(2**28):
-            tensor.add(1)
-
-    tried: dict[str, Callable[[], object]] = {
-        "facts": here.facts,
-        "missing_compiler": here.missing_compiler,
-        "synchronize": here.synchronize,
-        "is_broken": here.is_broken,
-        "generators": here.generators,
-        "elapsed": lambda: here.clock.elapsed(lambda: tensor.add(1), 10),
-        "record": lambda: here.record(lambda: tensor.add(1)).footprint(),
-        "flush": here.flush,
-        "interference_probe": lambda: str(here.interference_probe()()),
-        "loads": lambda: len(here.loads("bfloat16")),
-        "free_bytes": here.free_bytes,
-        "is_crowded": here.is_crowded,
-        "capped": capped,
-    }
-    rows = []
-    for name, call in tried.items():
-        try:
-            rows.append({"function": name, "said": str(call())[:200], "error": ""})
-        except Exception as error:  # noqa: BLE001 - what fails is what is looked for
-            traceback.print_exc()
-            rows.append({"function": name, "said": "", "error": f"{type(error).__name__}: {error}"})
-    wrong = [row["function"] for row in rows if row["error"]]
-    return f"{len(rows) - len(wrong)} of {len(rows)} work" + f"; not {', '.join(wrong)}" * bool(wrong), rows
-
-
-def call(where: str, name: str, layout: str, dtype: str) -> tuple[str, list[Row]]:
-    """Whether an implementation is right on the device in a layout and a dtype, forward and backward."""
-    from attnbench.checking.agreement import ask_oracle, check
-    from attnbench.checking.case import reason_against
-    from attnbench.contract.loading import implementation
-    from attnbench.workloads.sweep import make
-
-    _here(where)
-    axes = {"device": where, "layout": layout, "dtype": dtype, "mask": "causal", "direction": "forward_backward"}
-    workload = make(axes | {"seq_len": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "scope": "attention"})
-    made = implementation(name)
-    if reason := reason_against(made, workload):
-        raise Left(reason)
-    found = check(ask_oracle(workload, 0), made)
-    rows = [{"agrees": found.agrees, "diagnosis": found.diagnosis}]
-    rows += [{"rule": each.rule, "holds": each.holds, "found": each.found} for each in found.rules]
-    if not found.agrees:
-        raise Wrong(found.diagnosis, rows)
-    return "agrees", rows
-
-
 class Wrong(Exception):  # noqa: N818 - it is a finding
     """A step ran, and what it found is not as it should be."""
 
@@ -157,24 +99,13 @@ def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
     return ", ".join(row["kernel"] for row in rows[:3]), rows
 
 
-def list_tests() -> tuple[str, list[Row]]:
-    """The tests that need a device, one row for each."""
+def tests() -> tuple[str, list[Row]]:
+    """The tests that need a device: each runs in a process of its own (tests/apart.py), with a report as JUnit XML."""
     _require("pytest")
-    listed = _python("-m", "pytest", "--collect-only", "-q", "-m", "cuda", str(TESTS), cwd=ROOT)
-    names = [line for line in listed.stdout.decode().splitlines() if "::" in line]
-    if not names:
-        raise Wrong(f"pytest lists none: exit code {listed.returncode}", [])
-    return f"{len(names)} tests", [{"test": name} for name in names]
-
-
-def run_test(name: str) -> tuple[str, list[Row]]:
-    """One test in a process of its own, with its report as JUnit XML."""
-    _require("pytest")
-    Path("junit").mkdir(exist_ok=True)
-    report = Path("junit", f"{abs(hash_of(name)):016x}.xml").resolve()
-    done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", name, cwd=ROOT)
+    report = Path("tests.xml").resolve()
+    done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", str(TESTS), cwd=ROOT)
     last = (done.stdout.decode().strip().splitlines() or [""])[-1]
-    rows = [{"test": name, "exit_code": done.returncode, "report": report.name}]
+    rows = [{"exit_code": done.returncode, "report": report.name}]
     if " skipped" in last and " passed" not in last:
         raise Left(last)
     if done.returncode:
@@ -281,26 +212,6 @@ def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[
     return f"{last[0]['implementation']}: {last[0]['peak_bytes'] / 2**20:.1f} MiB" if last else "nothing counted", rows
 
 
-def exhaust(where: str) -> tuple[str, list[Row]]:
-    """Run out of memory, and compute on."""
-    import torch
-
-    from attnbench.processes.worker.attempts import describe
-
-    here = _here(where)
-    try:
-        torch.empty(2**50, device=here.torch_device)
-    except RuntimeError as error:
-        status = str(describe(error)[0])
-    else:
-        raise Wrong("2**52 bytes were given", [])
-    right = float(torch.ones(1000, device=here.torch_device).sum())
-    rows: list[Row] = [{"status": status, "sum_after": right, "is_broken": here.is_broken()}]
-    if (status, right, here.is_broken()) != ("out_of_memory", 1000.0, False):
-        raise Wrong(f"{status}, then a sum of {right:g}", rows)
-    return "out of memory, and goes on", rows
-
-
 def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
     """A trace of a step; the first few are kept, compressed."""
     from attnbench.tracing.capture import trace as write
@@ -341,13 +252,6 @@ def poison() -> tuple[str, list[Row]]:
     with _blaming(gpu):
         gpu.kernel(1e-3)
     return "", []
-
-
-def hash_of(text: str) -> int:
-    """A number for a text, the same in every process."""
-    import zlib
-
-    return zlib.crc32(text.encode())
 
 
 def _require(name: str) -> None:
@@ -479,11 +383,11 @@ def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[
     return watched
 
 
-ON_DEVICE = (functions, call, kernels, gauge, times, growth, exhaust, trace)
+ON_DEVICE = (kernels, gauge, times, growth, trace)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
     each.__name__: _watched(each) if each in ON_DEVICE else each
     for each in (
-        *(versions, functions, call, kernels, list_tests, run_test, gauge, check, run, times, growth, exhaust, trace),
+        *(versions, kernels, tests, gauge, check, run, times, growth, trace),
         *(hang, die, poison),
     )
 }

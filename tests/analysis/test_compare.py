@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import answers, comparisons, noises, runs_the_same, too_noisy
+from attnbench.analysis.comparisons import answers, comparisons, control_effects, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Comparison, Verdict
 from studies.simulated import virtual
@@ -64,12 +64,11 @@ def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
 
 
 def test_identical_code_gives_a_ratio_near_one(results: Results) -> None:
-    found = noises(results)
-    assert set(found) == {workload.id for workload in POINTS}
+    found = control_effects(results)
+    assert {workload for workload, _ in found} == {workload.id for workload in POINTS}
     for each in found.values():
         assert each.ratio == pytest.approx(1.0, abs=0.02)
-        assert each.largest is not None
-        assert each.largest < 0.02
+        assert (each.half_width(0.05) or 1.0) < 0.02
 
 
 def test_an_answer_holds_each_comparison_of_its_workload_once_by_verdict(results: Results) -> None:

@@ -229,7 +229,7 @@ def test_checked_rows_hold_the_first_the_last_and_one_of_each_tile(query_len, ke
 PLACE = re.compile(r"(output|gradient of \w+(?: weights)?) is wrong on (\w+) inputs: at \[([\d, ]+)\] it is ")
 
 
-@profile(20)
+@profile(10)
 @given(point=points(), kind=st.sampled_from(sorted(GARBAGE)), form=st.sampled_from(["fused", "sdpa"]))
 def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kind, form):
     def spoil(right, query, key, value, mask):

@@ -16,6 +16,7 @@ from attnbench.checking.steps import Mistake, Textbook, product
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation
+from tests.checks import references
 
 PLAIN = Workload(batch_size=2, seq_len=37, num_heads=2, head_dim=16, direction="inference")
 CAUSAL = Workload(seq_len=37, num_heads=3, head_dim=16, mask="causal", direction="forward_backward")
@@ -32,7 +33,7 @@ def changed(**changes):
 
 
 def diagnosed(point, **changes):
-    found = check(ask_oracle(point, 0), changed(**changes))
+    found = check(references(point), changed(**changes))
     assert not found.agrees
     return found
 
@@ -177,14 +178,14 @@ def test_random_noise_is_called_random_and_not_dropout():
 
 
 def wrongly(point, **changes):
-    references = ask_oracle(point, 0)
+    right = references(point)
     candidate = changed(**changes)
     steps_made = []
-    wrong = msgspec.structs.replace(check(references, candidate), diagnosis="", mistakes=(), step="")
+    wrong = msgspec.structs.replace(check(right, candidate), diagnosis="", mistakes=(), step="")
 
     def again(*earlier):
         steps_made.clear()
-        found = explain(candidate, references.by_probe, wrong, 0, lambda: steps_made.append(1), earlier=earlier)
+        found = explain(candidate, right.by_probe, wrong, 0, lambda: steps_made.append(1), earlier=earlier)
         return found, len(steps_made)
 
     return again

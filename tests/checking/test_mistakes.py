@@ -61,7 +61,7 @@ WORKLOADS = (
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 NAMES = {planted.name for _, planted in MADE}
 PER_NAME = 2
-"""Workloads at which each name is tried: at each another of its forms."""
+"""Workloads at which each name is tried: at each another of its forms. The second is one of the long tests."""
 
 
 def chosen():
@@ -74,8 +74,8 @@ def chosen():
         for name, planted in forms.items():
             if times[name] < PER_NAME:
                 form = planted[times[name] * (len(planted) - 1) // (PER_NAME - 1)]
+                yield pytest.param(point, form, id=f"{name}-{point.id}", marks=[pytest.mark.long] * times[name])
                 times[name] += 1
-                yield pytest.param(point, form, id=f"{name}-{point.id}")
 
 
 CASES = list(chosen())

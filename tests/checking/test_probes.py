@@ -7,7 +7,7 @@ import torch
 
 from attnbench.checking import agreement, conduct
 from attnbench.checking.case import bind
-from attnbench.checking.reference import ask, errors, reference_for_probe, roundings
+from attnbench.checking.reference import ask, errors, reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.workloads.workload import Workload
 
@@ -69,14 +69,15 @@ class WrongInInferenceMode(Honest):
 
 
 class SumsInHalf(Honest):
-    """Adds up splits of the keys in the dtype of the inputs, and divides at the end."""
+    """Adds up the outputs of splits of the keys in the dtype of the inputs, and divides at the end."""
 
     def attend(self, query, key, value, mask):
-        powers = (query.float() @ key.float().mT / query.shape[-1] ** 0.5).exp().to(query.dtype)
-        parts = zip(powers.split(32, dim=-1), value.split(32, dim=-2), strict=True)
-        return sum(part @ values for part, values in parts) / sum(
-            part.sum(-1, keepdim=True) for part in powers.split(32, -1)
-        )
+        scores = query.float() @ key.float().mT / query.shape[-1] ** 0.5
+        total = scores.logsumexp(-1, keepdim=True)
+        output = 0
+        for part, values in zip(scores.split(8, dim=-1), value.float().split(8, dim=-2), strict=True):
+            output = output + ((part - total).exp() @ values).to(query.dtype)
+        return output
 
 
 class UsesTheStridesOfTheQuery(Honest):
@@ -216,15 +217,9 @@ class RoundsExponentials(Honest):
         return ((powers.to(value) @ value).float() / total.where(total > 0, 1.0)).to(value)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_roundings_of_large_terms_that_cancel_are_honest_in_half_precision(seed):
-    workload = Workload(**SIZES | {"dtype": "bfloat16", "kv_len": 512, "seq_len": 32})
-    reference = reference_for_probe(workload, "large", seed)
+def test_roundings_of_large_terms_that_cancel_are_honest_in_half_precision():
+    few = {"batch_size": 1, "num_heads": 1, "seq_len": 32, "kv_len": 2048}
+    reference = reference_for_probe(Workload(**SIZES | few | {"dtype": "bfloat16"}), "large", 0)
     honest = Implementation(build=RoundsExponentials, source="a test")
     assert all(each.agrees for each in errors(ask(honest, reference).compared, reference))
     assert set(reference.expected) == {"output", "gradient of value"}
-
-
-def test_a_loop_over_queries_may_add_up_gradients_in_half_precision():
-    long = Workload(**SIZES | {"dtype": "bfloat16", "seq_len": 576})
-    assert [roundings(long, f"gradient of {name}", 1.0) for name in ("key", "value", "query")] == [8.0, 8.0, 1.0]

@@ -1,5 +1,7 @@
 """The support table: every implementation answers every question, each no has its reason, and it fits a terminal."""
 
+import re
+
 import pytest
 
 from attnbench import plugins
@@ -24,14 +26,16 @@ def test_every_no_has_its_reason_and_every_yes_has_none(entries):
         assert {entry[column] for column in catalog.QUESTIONS} <= {"yes", "no"}
 
 
-def test_the_table_is_printed_without_folding_within_120_columns(entries, capsys, monkeypatch):
+def test_each_implementation_is_printed_with_what_it_lacks_or_why_it_is_not_here(entries, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.print_entries(entries, catalog.why_not(entries))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["implementation", *catalog.QUESTIONS]
-    assert all(len(line) <= 120 for line in lines[: 1 + len(entries)])
-    for line, entry in zip(lines[1:], entries, strict=False):
-        assert line.split() == [entry[column] for column in ("implementation", *catalog.QUESTIONS)]
+    terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
+    table, _, absent = capsys.readouterr().out.partition("Not here:")
+    assert re.search("^fused +-$", table, re.MULTILINE)
+    assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
+    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
+    printed = capsys.readouterr().out
+    assert all(" ".join(line.split()) in " ".join(printed.split()) for line in catalog.why_not(entries))
 
 
 def test_reasons_that_are_shared_are_reported_once():

@@ -69,7 +69,7 @@ def test_more_threads_than_cores(monkeypatch):
     ("name", "value"), [("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "infinity"), ("KMP_BLOCKTIME", "infinite")]
 )
 def test_threads_that_never_sleep(monkeypatch, name, value):
-    reported = f"idle threads keep their cores from what is timed next: unset {name}"
+    reported = f"idle threads keep their cores from the next timed call: unset {name}"
     assert advice(monkeypatch, settings={name: value}) == {"thread and malloc settings": reported}
 
 
@@ -126,7 +126,7 @@ def test_a_noise_floor_of_several_percent_is_not_good_enough():
 def test_many_disturbed_blocks_are_worse():
     draws = np.random.default_rng(0)
     found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
-    assert found.advice == "other work disturbs this machine: do not rely on what is measured now"
+    assert found.advice == "other work disturbs this machine: do not rely on times that are measured now"
     assert "blocks disturbed" in found.value
 
 

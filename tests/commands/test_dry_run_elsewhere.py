@@ -33,8 +33,6 @@ def test_cells_of_a_missing_device_are_left_out_and_no_worker_is_started(gpu, ca
     assert {(row["workload"], row["implementation"]) for row in found["left_out"]} == cells
     assert all("no device cuda" in row["reason"] and "device=h200" in row["reason"] for row in found["left_out"])
     assert found["cells"] == 0
-    print_plan(gpu)
-    assert "this machine has no device cuda" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_here_is_predicted_as_before_next_to_it(gpu, capsys, monkeypatch):

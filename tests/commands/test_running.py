@@ -65,5 +65,5 @@ def test_who_stops_while_reports_are_written_hears_how_to_write_them(tmp_path, m
     with pytest.raises(typer.Exit) as ends, running.finished(tmp_path / "run"):
         running.write_reports(read(tmp_path / "run"), tmp_path / "run")
     assert ends.value.exit_code == ExitCode.interrupted
-    said = f"what was measured is kept; write its reports with: attnbench report {tmp_path / 'run'}"
+    said = f"finished cells are kept; write the reports with: attnbench report {tmp_path / 'run'}"
     assert said in capsys.readouterr().err

@@ -1,21 +1,20 @@
 """What a terminal of 80 columns shows: whole words, troubles before results, a legend beside each question mark."""
 
 import dataclasses
+import gzip
 import io
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
 from attnbench.reports import answers, screen, story
-from attnbench.storage.records import Measurement, Sample
 from tests import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 512))
@@ -83,28 +82,11 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
 
 
 def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reported(record: Measurement, number: int) -> Measurement:
-        return msgspec.structs.replace(
-            record, metric=f"metric_number_{number}", unit="bytes", samples=(Sample(2048.0),)
-        )
-
-    def richer(number: int) -> Results:
-        records = tuple(
-            msgspec.structs.replace(
-                each, measurements=(*each.measurements, *(reported(each.measurements[0], one) for one in range(number)))
-            )
-            for each in results.records
-        )
-        return dataclasses.replace(results, records=records)
-
     monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
-    names = ("sdpa", "fused", "bmm")
-    few = dataclasses.replace(richer(9), records=tuple(r for r in richer(9).records if r.implementation in names))
-    narrow, wide = (printed(few, monkeypatch, width) for width in (80, 300))
-    assert max(map(len, narrow[: narrow.index("")])) <= 80
-    assert "peak memory" in "".join(narrow)
-    assert "metric number 8" not in "".join(narrow)
-    assert "metric number 8" in "".join(wide)
+    few = dataclasses.replace(results, records=tuple(r for r in results.records if r.implementation in journals.SPEEDS))
+    narrow, wide = ("\n".join(printed(few, monkeypatch, width)) for width in (48, 300))
+    assert re.search(r"^length +implementation +time +verdict$", narrow, re.MULTILINE)
+    assert re.search(r"^length +implementation +time +verdict +peak memory", wide, re.MULTILINE)
 
 
 def test_the_screen_is_printed_as_it_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +128,18 @@ def test_what_fails_in_one_way_on_many_workloads_is_one_line_and_a_number(tmp_pa
         "liar at 16",
         f"  The same on 2 other workloads, such as {points[-1].id}.",
     ]
+
+
+def test_a_comparison_of_many_cells_leaves_out_the_equal_ones(tmp_path, monkeypatch, capsys):
+    packed = Path(__file__).parents[1] / "data" / "golden" / "two_processes.jsonl.gz"
+    (tmp_path / "journal.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    made = read(tmp_path)
+    terminal.print_sides(made)
+    every = capsys.readouterr().out
+    monkeypatch.setattr(terminal, "MOST_EQUAL", 3)
+    terminal.print_sides(made)
+    few = capsys.readouterr().out
+    assert every.count("equal within") == 2
+    assert "equal within" not in few
+    assert "2 equal cells are not shown (-v)." in few
+    assert few.count("x slower") == every.count("x slower") == 2

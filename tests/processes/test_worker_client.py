@@ -149,7 +149,7 @@ DEEDS = {
     "closes all files": ("os.closerange(0, 256)", "exited with code 1"),
     "forges an answer": (
         "for n in range(3, 64):\n  with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'{}\\n')",
-        "wrote what is no answer",
+        "wrote no valid answer",
     ),
     "hangs": ("time.sleep(600)", "no end in sight"),
 }

@@ -164,44 +164,16 @@ def _pass_s(results: Results) -> float | None:
     return max(0.0, results.elapsed_s - results.check_s) / most
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """What the A/A control of a workload's baseline shows: identical code, whose ratio ought to be 1."""
-
-    workload: Workload
-    ratio: float
-    half_width: float | None
-    """On the log scale, of a 95 % interval over processes; None: too few."""
-    num_processes: int
-
-    @property
-    def largest(self) -> float | None:
-        """Relative. How far from 1 the ratio of identical code may seem."""
-        return None if self.half_width is None else math.expm1(abs(math.log(self.ratio)) + self.half_width)
-
-
-@lru_cache(maxsize=1)
-def noises(results: Results) -> dict[str, Noise]:
-    """By workload id, the noise; of several baselines the worst. It never changes a verdict: it is a warning."""
-    found: dict[str, Noise] = {}
-    for (workload, arm), record in _baselines(results).items():
-        discarded = results.discarded.get(workload, frozenset())
-        own = control_numbers(samples_of(results)[workload], arm, discarded)
-        if own:
-            seen = effect([*by_process(own).values()], is_watched=False)
-            one = Noise(
-                workload=record.workload,
-                ratio=seen.ratio,
-                half_width=seen.half_width(NOISE_ERROR),
-                num_processes=seen.num_processes,
-            )
-            if workload not in found or (one.largest or 0.0) >= (found[workload].largest or 0.0):
-                found[workload] = one
+def control_effects(results: Results) -> dict[Key, Effect]:
+    """The ratio of each baseline to its A/A control: identical code, whose ratio ought to be 1. It decides nothing."""
+    found = {}
+    for record in results.records:
+        if record.status is Status.ok and results.plan.is_reference(record.arm):
+            workload = record.workload.id
+            discarded = results.discarded.get(workload, frozenset())
+            if visits := control_numbers(samples_of(results)[workload], record.arm, discarded):
+                found[record.key] = effect([*by_process(visits).values()], is_watched=False)
     return found
-
-
-NOISE_ERROR = 0.05
-"""Two-sided, of the interval of the noise: it decides nothing."""
 
 
 def whole(results: Results) -> Judgement | None:
@@ -422,9 +394,3 @@ def untried(results: Results) -> list[str]:
         for key, record in mine.items()
         if record.is_predicted and key in its and its[key].status is Status.ok
     ]
-
-
-def _baselines(results: Results) -> dict[Key, Record]:
-    """The ok cells that others are compared with."""
-    references = (record for record in results.records if results.plan.is_reference(record.arm))
-    return {record.key: record for record in references if record.status is Status.ok}

@@ -47,8 +47,7 @@ BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
 PER_ROOT_IN_HALF = 1 / 3
-"""Roundings of a gradient for each root of T: of the sums of T terms that autograd makes of a loop over queries."""
-IN_LOOP = ("gradient of key", "gradient of value")
+"""Roundings of the value's gradient for each root of T: of the sums of T terms that autograd makes of a loop."""
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these are 0 but for roundings of terms that are thousands of times as large: half precision says
 nothing of them, and only that they are finite is compared."""
@@ -334,7 +333,7 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     block at a time (docs/adr/0044).
     """
     if is_half(workload):
-        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name in IN_LOOP else 0.0
+        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
         return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
     return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound
 

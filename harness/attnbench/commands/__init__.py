@@ -34,7 +34,7 @@ class Verbosity:
 
 
 VERBOSITY = Verbosity()
-"""Of this process: --quiet and --verbose set it."""
+"""The verbosity of this process, set by --quiet and --verbose."""
 
 
 class ExitCode(IntEnum):
@@ -56,7 +56,7 @@ EXIT_CODES = {
     ExitCode.invalid: "an invalid session",
     ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
-"""What each one means, for --help."""
+"""Meanings of exit codes, for --help."""
 RETIRED_COMMANDS = {
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
     "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",

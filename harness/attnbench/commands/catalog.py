@@ -1,4 +1,4 @@
-"""What there is to list, as rows of texts: implementations and what each supports here, sweeps, axes, masks, plugs."""
+"""Rows of `attnbench list`: implementations and their support here, sweeps, axes, masks and plugs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -34,13 +34,13 @@ QUESTIONS |= {
 which all have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
 MASKS = ("none", "causal")
-"""Where a question names no mask, one of these is enough: an implementation may have no other."""
+"""A question without a mask is answered by one of these: some implementations have no other."""
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
     "scale": "1 / sqrt(head_dim)",
 }
-"""What an axis is where it is not given, or given as 0, if that is no plain number."""
+"""Defaults that are not plain numbers, by axis."""
 ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
     "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",

@@ -16,9 +16,9 @@ from attnbench.commands.options import AsJson, SelectionOptions, held
 
 OPTIONS = SelectionOptions(sweep="check")
 INVARIANCE = "seq_len=256"
-"""Where --invariance is given no workload."""
+"""The workload of --invariance, unless others are given."""
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
-"""Where --interpret is given none: more than one tile, the last one not full."""
+"""Sizes of --interpret, unless others are given: several tiles, the last one not full."""
 
 
 def check(

@@ -70,8 +70,7 @@ def compare(
         raise typer.Exit(ExitCode.passed)
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    plural = "" if len(planned.workloads) == 1 else "s"
-    running.note(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}")
+    running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
     with sides.checked_out(planned, folder):
         measured = running.execute(planned, folder, kept=running.kept(planned, folder))
     with running.finished(folder):
@@ -95,7 +94,7 @@ def _are_stored(names: tuple[str, str], results: Path) -> bool:
 
 
 def summary(results: "Results") -> dict[str, object]:
-    """What a program needs to know in addition to the cells."""
+    """Findings and the verdict on all cells, for JSON."""
     from attnbench.analysis.comparisons import losses, whole
 
     found = whole(results)

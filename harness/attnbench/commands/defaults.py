@@ -1,7 +1,7 @@
 """Options that are not typed: from ATTNBENCH_* variables, or [tool.attnbench] of the nearest pyproject.toml.
 
-What is typed goes before a variable, a variable before the file, and the file before what is built in. There and here a
-table or a variable of one command goes before those of all. docs/settings.md
+A typed option goes before a variable, a variable before the file, and the file before the built-in
+default. A table or a variable of one command goes before those of all. docs/settings.md
 """
 
 import os
@@ -16,7 +16,7 @@ from attnbench.commands import RETIRED_OPTIONS
 FILE, TABLE = "pyproject.toml", "attnbench"
 PREFIX = "ATTNBENCH_"
 NEVER = {"help", "version", "resume", "install-completion", "show-completion"}
-"""What belongs to a single call."""
+"""Options of a single call, which have no defaults."""
 Options = Mapping[str, Mapping[str, Any]]
 """By command and long name without dashes: click's parameter."""
 
@@ -42,7 +42,7 @@ def options_of(program: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - cli
 
 
 def defaults(options: Options, environment: Mapping[str, str], folder: Path) -> dict[str, dict[str, Default]]:
-    """By command and option, what is to be taken where nothing is typed.
+    """Find the default of each option, by command and option.
 
     Raises:
         ValueError: a file cannot be read, or names an option that there is not; the message says which.
@@ -57,7 +57,7 @@ def defaults(options: Options, environment: Mapping[str, str], folder: Path) -> 
 
 
 def as_map(options: Options, found: Mapping[str, Mapping[str, Default]]) -> dict[str, dict[str, Any]]:
-    """The same as click takes it: by the names of parameters, with a list where an option may be repeated."""
+    """Defaults as click takes them: by parameter, with a list for options that may be repeated."""
     made: dict[str, dict[str, Any]] = {}
     for command, defaults in found.items():
         for name, default in defaults.items():
@@ -69,7 +69,7 @@ def as_map(options: Options, found: Mapping[str, Mapping[str, Default]]) -> dict
 
 
 def _of_file(options: Options, folder: Path) -> Iterator[tuple[list[str], str, Default]]:
-    """Those of all commands first."""
+    """Defaults from the file, those of all commands first."""
     file = next((each / FILE for each in (folder, *folder.parents) if (each / FILE).is_file()), None)
     if file is None:
         return
@@ -100,7 +100,7 @@ def _unknown(option: str, options: Collection[str]) -> str:
 
 
 def _of_environment(options: Options, environment: Mapping[str, str]) -> Iterator[tuple[list[str], str, Default]]:
-    """Those of all commands first. What is no option's is left alone: others may have such variables."""
+    """Defaults from variables, those of all commands first; variables of other programs are ignored."""
     for commands in ([*options], *([command] for command in options)):
         part = "" if len(commands) > 1 else f"{commands[0].upper()}_"
         for name in dict.fromkeys(name for command in commands for name in options[command]):
@@ -110,7 +110,7 @@ def _of_environment(options: Options, environment: Mapping[str, str]) -> Iterato
 
 
 def from_here(program: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Default]]]:  # noqa: ANN401 - click's
-    """What click takes, and what it is made of, of this process and its working directory.
+    """Defaults for this process and its working directory, as click takes them and with their sources.
 
     Raises:
         ValueError: see `defaults`.

@@ -73,7 +73,7 @@ def examine() -> list[Finding]:
     add("threads", f"{here.num_threads} on {cores} physical cores", advice)
     settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
     spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
-    advice = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
+    advice = f"idle threads keep their cores from the next timed call: unset {', '.join(spins)}" if spins else ""
     add("thread and malloc settings", settings, advice)
     freed = "large blocks go back to the system, and cost page faults at each call; --conditions retain keeps them"
     if not here.system.startswith("Linux"):
@@ -104,7 +104,7 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """What the baseline and its A/A control show of the machine."""
+    """Findings from the baseline and its A/A control."""
     from attnbench.statistics.effects import control_numbers
     from attnbench.statistics.interference import MANY
     from attnbench.statistics.verdict import effect
@@ -117,12 +117,12 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
     value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
     advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
     if discarded > MANY * blocks:
-        advice = "other work disturbs this machine: do not rely on what is measured now"
+        advice = "other work disturbs this machine: do not rely on times that are measured now"
     return Finding(name="noise floor", value=value, advice=advice)
 
 
 def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
-    """What makes hosts incomparable, and what each is advised, a sentence each."""
+    """Differences that make hosts incomparable, and the advice to each host, as sentences."""
     lines = []
     for name in SAME_ON_ALL:
         values: dict[str, list[str]] = {}

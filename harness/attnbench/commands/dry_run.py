@@ -1,4 +1,4 @@
-"""What `attnbench run --dry-run` says: the cells, what they are predicted to cost, and what is left out and why.
+"""`attnbench run --dry-run`: the cells, their predicted cost, and the reasons for those that are left out.
 
 For a device that is only described, by a data sheet, the cells are looked at here: each implementation says what it
 supports, and times are those of a roofline: no call is faster. Source: S. Williams et al.,
@@ -68,7 +68,7 @@ def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
-    """Look at the cells of a plan, and print what is predicted.
+    """Predict the cells of a plan, and print the predictions.
 
     Cells of a device that is missing are left out; those of one that `sheet` describes have their roofline.
 
@@ -189,7 +189,7 @@ def _roofline(workload: Workload, sheet: DataSheet) -> dict[str, Any]:
 
 
 def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataSheet) -> dict[str, str]:
-    """What becomes of a cell, by what is known without a call."""
+    """Status and reason of a cell that is out of reach by its roofline; empty if it is not."""
     if reason:
         return {"status": str(Status.unsupported), "reason": plain(reason)}
     limit_bytes = plan.memory_limit_bytes or sheet.memory_bytes
@@ -203,7 +203,7 @@ def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataShe
 
 
 def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the answer, then each workload with its roofline, then what is left out and why."""
+    """Print the answer, each workload with its roofline, and the cells that are left out."""
     fit = [row for row in rows if row["status"] == Status.ok]
     limit = f"{show(sheet.memory_bytes, 'bytes')} and {sheet.bytes_per_s / 1e12:.3g} TB/s"
     text = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."

@@ -1,9 +1,8 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +10,11 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-    from attnbench.storage.events import Plan
+    pass
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
-"""What may stand next to --resume: what is executed, and what is asked of what was measured."""
+"""Arguments and options that --resume allows."""
 
 
 def fastest(
@@ -53,9 +51,11 @@ def fastest(
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
     --policy, a sweep's answers are learned as a policy (attnbench.attention).
     """
+    from attnbench.analysis.policy import learn
     from attnbench.analysis.recommendation import Limits, recommend
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
+    from attnbench.processes.planning import plan_to_choose, plan_to_search
     from attnbench.reports import endings, recommended
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
@@ -67,19 +67,30 @@ def fastest(
     else:
         if along:
             others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}
-            planned = _plan_along(options, along, low, high, others | {"--no-changes": not searches})
+            if ignored := [name for name, value in (others | {"--no-changes": not searches}).items() if value]:
+                raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
+            baseline = options.named[-1] if options.named else "sdpa"
+            planned = plan_to_search(options.plan(baseline=baseline), options.named, along, low, high)
+        elif low or high:
+            raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
         else:
-            planned = _plan(options, low, high, searches=searches and policy is None)
+            planned = plan_to_choose(options.plan(), searches=searches and policy is None)
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         recommending.require_learnable(planned, policy)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     if "choose" not in planned.stages:
-        _conclude_search(measured, as_json=as_json)
+        if as_json:
+            typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
+        else:
+            recommending.print_crossings(measured)
+        running.finish(endings.of_search(measured), is_silent=as_json)
     found = recommend(measured, limits)
     learned = None
     try:
-        learned = recommending.learn(measured, policy) if policy is not None else None
+        if policy is not None:
+            learned = policy, learn([measured], smallest_effect=measured.plan.smallest_effect)
+            learned[1].save(policy)
     finally:  # where nothing can be learned, what was measured is said all the same
         if as_json:
             of_policy = {} if learned is None else {"policy": recommending.policy_facts(*learned)}
@@ -87,45 +98,6 @@ def fastest(
         else:
             recommending.print_recommendations(measured, found, learned)
     running.finish(endings.of_choice(measured, found), is_silent=as_json)
-
-
-def _plan(options: TimingOptions, low: int, high: int, *, searches: bool) -> "Plan":
-    """The plan of a recommendation.
-
-    Raises:
-        ValueError: `low` or `high` is set, or as of planning.
-    """
-    from attnbench.processes.planning import plan_to_choose
-
-    if low or high:
-        raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
-    return plan_to_choose(options.plan(), searches=searches)
-
-
-def _plan_along(options: TimingOptions, axis: str, low: int, high: int, others: Mapping[str, object]) -> "Plan":
-    """The plan of a search for the sizes at which implementations change places.
-
-    Raises:
-        ValueError: one of the `others` is set, which such a search does not heed, or as of planning.
-    """
-    from attnbench.processes.planning import plan_to_search
-
-    if ignored := [name for name, value in others.items() if value]:
-        raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
-    baseline = options.named[-1] if options.named else "sdpa"
-    return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
-
-
-def _conclude_search(measured: "Results", *, as_json: bool) -> NoReturn:
-    """Print where implementations change places, and exit."""
-    from attnbench.commands import recommending, running
-    from attnbench.reports import endings, recommended
-
-    if as_json:
-        typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
-    else:
-        recommending.print_crossings(measured)
-    running.finish(endings.of_search(measured), is_silent=as_json)
 
 
 COMMAND = Command(

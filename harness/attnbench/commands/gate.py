@@ -34,7 +34,7 @@ def gate(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="AXIS=V,V", help="Judge only what has these values; may be repeated."),
+        typer.Option("--set", metavar="AXIS=V,V", help="Judge only cells with these values; may be repeated."),
     ] = None,
     is_accepted: Annotated[
         bool, typer.Option("--accept", help="Judge nothing: store the run as the baseline of its machine.")
@@ -44,7 +44,7 @@ def gate(
     ] = "",
     thresholds: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What is allowed. Default: the table gate of ./attnbench.toml, if any."),
+        typer.Option(metavar="FILE", help="Allowed changes. Default: the table gate of ./attnbench.toml, if any."),
     ] = None,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write gate.md, gate.xml and gate.json here.")] = None,
@@ -97,7 +97,7 @@ def gate(
 
 
 def _narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequence[str]) -> "list[Results]":
-    """The runs with these implementations and values alone; what is left out of the last one is said.
+    """Narrow the runs to these implementations and values.
 
     Raises:
         ValueError: a run has none of them.

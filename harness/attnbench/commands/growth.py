@@ -11,7 +11,7 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
 DIRECTION = "direction=inference"
-"""What growth answers for where nothing else is asked for, as its sweep does."""
+"""The direction of growth, unless another is set."""
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 

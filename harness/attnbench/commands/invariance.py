@@ -1,4 +1,4 @@
-"""What `attnbench check --invariance` says: a certificate, or the first difference, and its price in time."""
+"""`attnbench check --invariance`: a certificate, or the first difference, and its price in time."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -88,7 +88,7 @@ def _price(price: Price) -> str:
 
 
 def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:
-    """What the certificate is about."""
+    """Print the scope of the certificates, and how to repeat them."""
     from attnbench.commands.terminal import say
 
     for spec, reason in not_judged.items():

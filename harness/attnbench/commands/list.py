@@ -24,18 +24,18 @@ def list_what(
     from attnbench import plugins
     from attnbench.commands import catalog, terminal
 
-    notes: list[str] = []
     if what == "implementations":
         specs = [spec for each in implementation or () for spec in held(each)] or plugins.implementation_names()
         plugins.check_specs(specs)
         entries = catalog.implementations(specs)
-        notes = catalog.why_not(entries)
     else:
         entries = catalog.entries(what)
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
+    elif what == "implementations":
+        terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
     else:
-        terminal.print_entries(entries, notes)
+        terminal.print_entries(entries)
 
 
 COMMAND = Command(

@@ -47,6 +47,8 @@ def model(
     """
     from importlib.util import find_spec
 
+    import msgspec
+
     from attnbench import plugins
     from attnbench.commands import running
     from attnbench.models.records import OWN, ModelSpec
@@ -70,14 +72,14 @@ def model(
     )
     outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=timeout_s, note=running.note)
     if as_json:
-        _print_json(outcome)
+        typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
     else:
         _print(outcome)
     running.finish(endings.of_model(outcome.judged, outcome.trouble), is_silent=as_json)
 
 
 def _print(outcome: "ModelOutcome") -> None:
-    """The answer first: what a faster attention means for the model; then who is right, and what was built."""
+    """Print times, then verdicts, then a description of the model."""
     from attnbench.commands.terminal import say
 
     for line in _answer(outcome):
@@ -121,7 +123,7 @@ def _verdict(judged: "Judged") -> str:
         return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
     if judged.differences:
         return plain(f"{judged.attention}: WRONG, first at {_place(judged.differences[0])}")
-    share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of what is allowed"
+    share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of the tolerance"
     return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
 
 
@@ -137,12 +139,6 @@ def _described(built: "ModelBuilt") -> str:
     sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
     weights = f"{built.num_parameters / 1e6:.3g} M random weights"
     return f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}"
-
-
-def _print_json(outcome: "ModelOutcome") -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
 
 
 COMMAND = Command(

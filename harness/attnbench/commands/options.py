@@ -22,42 +22,42 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the answer and warnings.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show each step, and every cell at the end.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-Resume = Annotated[
-    str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
-]
+Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Continue this run (its name or folder).")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command works on, and within which limits: the parameters of build_plan, as options."""
+    """Options that select workloads and implementations, and their limits: parameters of build_plan."""
 
     sweep: Annotated[
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help="A sweep by name, or a TOML file; or a .jsonl file of flashinfer-trace workloads, whose axes --set "
-            "changes.",
+            help="A sweep by name (attnbench list sweeps), a TOML file, or a .jsonl file of flashinfer-trace "
+            "workloads.",
         ),
     ]
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE.py:NAME", help="What to take, as -i does; FILE.py: all it holds."),
+        typer.Argument(
+            metavar="NAME|FILE.py:NAME", help="Implementations, as -i has them; FILE.py stands for all that it holds."
+        ),
     ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="AXIS=V,V",
-            help="Run exactly these values of an axis, and one of each other axis; may be repeated. With --sweep: of "
-            "the sweep, only what has these values.",
+            help="Values of an axis (attnbench list axes); may be repeated. Alone: exactly these. With --sweep: only "
+            "its workloads with these values.",
         ),
     ] = None
     model: Annotated[
         str,
         typer.Option(
             metavar="NAME[:PHASE]",
-            help="The attention of a model's layers: a preset (attnbench list models) or a Hugging Face config.json. "
-            "PHASE is prefill (the default), decode or training. --set changes its axes.",
+            help="Shapes of a model's attention: a preset (attnbench list models) or a Hugging Face config.json. "
+            "PHASE is prefill (the default), decode or training.",
         ),
     ] = ""
     context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
@@ -67,8 +67,9 @@ class SelectionOptions:
             "--implementation",
             "-i",
             metavar="NAME|FILE.py:NAME",
-            help="What to take; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another "
-            "name. Default: those of the sweep, or all; of two sides, each file of implementations/ that differs.",
+            help="An implementation; may be repeated. NAME+compile: with torch.compile. LABEL=FILE.py:NAME: under "
+            "another name. Default: those of the sweep, or all; of two sides, each file of implementations/ that "
+            "differs.",
         ),
     ] = None
     call_limit_s: Annotated[
@@ -77,11 +78,14 @@ class SelectionOptions:
             "--call-limit",
             min=0.0,
             metavar="SECONDS",
-            help="A cell whose call is predicted to last longer is not tried. Default: the sweep's.",
+            help="Leave out cells whose call is predicted to take longer. Default: the sweep's.",
         ),
     ] = None
     memory_limit: Annotated[
-        float, typer.Option(min=0.0, metavar="GIB", help="What a call may need; 0: three quarters of what is free.")
+        float,
+        typer.Option(
+            min=0.0, metavar="GIB", help="Leave out cells that need more; 0: three quarters of the free memory."
+        ),
     ] = 0.0
     timeout_s: Annotated[
         float,
@@ -89,7 +93,7 @@ class SelectionOptions:
             "--timeout",
             min=1.0,
             metavar="SECONDS",
-            help="A step (a probe, a sample, a metric) that lasts longer is killed.",
+            help="Kill a step that takes longer.",
         ),
     ] = 60.0
     seed: Annotated[
@@ -98,14 +102,13 @@ class SelectionOptions:
             min=0,
             metavar="N",
             show_default=False,
-            help="Seed of the inputs and the query rows that are checked, and of all orders. Default: drawn for each "
-            "run, and recorded.",
+            help="Seed of inputs and of all orders. Default: drawn for each run, and recorded.",
         ),
     ] = None
 
     @property
     def named(self) -> list[str]:
-        """What was named, in either way; of a file without a name, all that it holds.
+        """Specs of the named implementations; a file alone stands for all that it holds.
 
         Raises:
             ValueError: such a file cannot be read, or holds nothing.
@@ -154,16 +157,14 @@ class TimingOptions(SelectionOptions):
             "--budget",
             min=0.0,
             metavar="SECONDS",
-            help="Wall time of the run, spent where a verdict is open. It ends earlier when all is decided, and later "
-            "only where checks and first rounds take longer. Default: the sweep's.",
+            help="Wall time of the run; it ends earlier when all is decided. Default: the sweep's.",
         ),
     ] = None
     smallest_effect: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Times that differ by less are called equivalent, and never slower: 0.01 takes longer and sees more. "
-            "Default: the sweep's, 0.02.",
+            help="Differences below this share count as equal. Default: the sweep's, or 0.02.",
         ),
     ] = None
     num_rounds: Annotated[
@@ -172,17 +173,16 @@ class TimingOptions(SelectionOptions):
             "--rounds",
             min=1,
             metavar="N",
-            help="Fresh processes that visit every cell, decided or not; a verdict needs 4, and 8 suit a gate.",
+            help="Fewest processes for each cell: a verdict needs 4, and a gate is good with 8.",
         ),
     ] = None
     conditions: Annotated[
         str,
         typer.Option(
             metavar="WORD,WORD",
-            help="How calls are timed. Caches: warm, cold (emptied before each call) or rotating (other inputs each "
-            "time). Launch: eager or graph (a CUDA graph). Pace: burst or sustained (until clocks settle). Allocator: "
-            "system, steady or retain (no call pays for new pages). Processes: process (one for code from files) or "
-            "shared (for code you trust). Default: warm, eager, burst, process; the sweep's allocator.",
+            help="Conditions of timed calls: cold or rotating caches, graph (a CUDA graph), sustained (until clocks "
+            "settle), an allocator (system, steady or retain), and process or shared (one process for all code, if "
+            "you trust it).",
         ),
     ] = ""
 
@@ -249,7 +249,7 @@ def typed(context: typer.Context) -> set[str]:
 
 
 def named(context: typer.Context) -> set[str]:
-    """Likewise those that somebody gave, on the command line or as a default of their own (defaults.py)."""
+    """The options that were typed or have a default of the user's own (defaults.py), by their long names."""
     return _from(context, {"COMMANDLINE", "DEFAULT_MAP"})
 
 

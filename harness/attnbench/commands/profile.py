@@ -16,7 +16,7 @@ def profile(
 ) -> None:
     """Say where the time of a call goes, and trace each of its steps for attnbench tensorboard and Perfetto.
 
-    What is profiled is checked first, and never timed: a profiler slows calls down, some more than others.
+    Cells are checked first, and never timed: a profiler slows calls down, some more than others.
     """
     from attnbench.analysis.breakdown import where
     from attnbench.commands import running, terminal

@@ -43,9 +43,9 @@ def bytes_of(text: str) -> int:
 def print_recommendations(
     results: Results, found: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
 ) -> None:
-    """What must be known first; then for each workload the answer, where it changes, the figures, what was excluded.
+    """Print warnings, then for each workload the answer, its change along the length, times, and exclusions.
 
-    Where a policy was `learned`, that was asked for, and comes before the workloads.
+    A policy that was `learned` comes before the workloads.
     """
     print_troubles(results)
     head = "doubtful: " if doubts(results) else ""
@@ -75,7 +75,7 @@ def print_recommendations(
 
 
 def print_crossings(results: Results) -> None:
-    """For each ladder and every two the answer, and what is known at each value."""
+    """Print where each two change places, and the verdict at each value."""
     print_troubles(results)
     titles = cells.titles(results)
     head = "doubtful: " if doubts(results) else ""
@@ -124,19 +124,6 @@ def require_learnable(plan: Plan, path: Path) -> None:
             "--policy is of attention alone, without dropout, sinks or a value_dim of its "
             "own, and no workload is such a one: give --set scope=attention"
         )
-
-
-def learn(results: Results, path: Path) -> tuple[Path, "Policy"]:
-    """Learn a policy from what a run measured, and write it; returns where it is, and the policy.
-
-    Raises:
-        ValueError: the run has too little to learn from, or the file cannot be written.
-    """
-    from attnbench.analysis.policy import learn as learned
-
-    policy = learned([results], smallest_effect=results.plan.smallest_effect)
-    policy.save(path)
-    return path, policy
 
 
 def _chosen(policy: "Policy") -> Counter[str]:

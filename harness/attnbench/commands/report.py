@@ -48,8 +48,8 @@ def report(
     from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
-    if is_salvaged or kind is not None:
-        _require_alone(is_salvaged=is_salvaged, has_format=kind is not None, others=open_page)
+    if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
+        raise ValueError("--salvage, --format and --open exclude one another: give one of them")
     if is_salvaged:
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
@@ -76,16 +76,6 @@ def report(
     if open_page:
         typer.launch(str(page.resolve()))
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
-
-
-def _require_alone(*, is_salvaged: bool, has_format: bool, others: bool) -> None:
-    """Check that what writes no reports is given without options of reports.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if others or (is_salvaged and has_format):
-        raise ValueError("--salvage, --format and --open exclude one another: give one of them")
 
 
 def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
@@ -123,7 +113,7 @@ def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *,
 
 
 def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Write every intact part of a damaged run into a new one, and print what is left out. The damaged one stays."""
+    """Copy the intact lines of a damaged run into a new one, and print the dropped ones. The damaged one stays."""
     from attnbench.storage import salvage as storage
     from attnbench.storage.journal import find_run
 
@@ -149,7 +139,7 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     if saved.gaps:
         places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
         typer.echo(f"changed or gone is what came before line {places}")
-    typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
+    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
     raise typer.Exit(ExitCode.passed)
 

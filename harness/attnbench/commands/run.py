@@ -21,7 +21,7 @@ def run(
     options: TimingOptions = OPTIONS,
     baseline: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What ratios are taken against; it takes part though -i does not name it."),
+        typer.Option(metavar="NAME", help="The implementation that others are compared with; it always takes part."),
     ] = "sdpa",
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
@@ -29,8 +29,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what would run, how long it takes and what is left out. With --set device=h200 (a100, h100, "
-            "or a data sheet as TOML or JSON): plan for a GPU that is not here.",
+            help="Only print the cells, their predicted time, and those that are left out. With --set device=h200 "
+            "(a100, h100, or a data sheet as TOML or JSON): plan for a GPU that is not here.",
         ),
     ] = False,
     cluster: Annotated[
@@ -71,9 +71,8 @@ def run(
     else:
         planned = options.plan(baseline=baseline)
         folder = new_folder(results, planned.sweep)
-    number = len(planned.implementations)
-    plural = "" if number == 1 else "s"
-    running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
+    names = f"{len(planned.implementations)} implementation{'s' * (len(planned.implementations) != 1)}"
+    running.note(f"{len(planned.workloads)} workloads x {names}, into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     kept = f"{running.kept(planned, folder)}{f' --cluster {cluster}' * bool(cluster)}"

@@ -52,7 +52,7 @@ def execute(
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with its progress shown; read the results.
 
-    Where a prediction leaves out what was `named`, by its spec, that is said at once.
+    If a prediction leaves out one of the `named` specs, that is printed at once.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
@@ -92,7 +92,7 @@ def finished(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"what was measured is kept; write its reports with: attnbench report {folder}", err=True)
+        typer.echo(f"finished cells are kept; write the reports with: attnbench report {folder}", err=True)
         raise typer.Exit(ExitCode.interrupted) from None
 
 
@@ -167,7 +167,7 @@ def described(progress: Progress) -> str:
 
 
 def to_resume(context: typer.Context, resume: str, results: Path, again: Collection[str] = ()) -> tuple[Path, Plan]:
-    """Folder and plan of the run to go on with; the options in `again` say once more what is executed.
+    """Folder and plan of the run to go on with; the options in `again` may be repeated with --resume.
 
     Raises:
         ValueError: there is no such run, an option would change it, or this version lacks what it measures.
@@ -199,7 +199,7 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
         is_below = root and path is not None and path.is_relative_to(Path(root).resolve())
         if path is not None and (path, name) not in known and not is_below:
             again = f"type {plan.resume_command('RUN')} if you trust it"
-            raise ValueError(f"a journal does not decide what is executed, and this one names {spec}: {again}")
+            raise ValueError(f"a journal never decides which code runs, and this one names {spec}: {again}")
 
 
 def write_reports(results: Results, folder: Path) -> bool:
@@ -215,7 +215,7 @@ def write_reports(results: Results, folder: Path) -> bool:
         try:
             plug.write(results, folder)
         except OSError as error:
-            again = f"what was measured is kept: free some, then attnbench report {results.folder}"
+            again = f"finished cells are kept: free some, then attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
         except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
             failed = True

@@ -19,7 +19,8 @@ from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
 from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
-FEW, MANY, DENSE_WIDTH = 5, 12, 120
+MOST_EQUAL = 12
+"""A comparison of more cells leaves out those that are equal."""
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
@@ -41,7 +42,8 @@ def print_results(results: Results) -> None:
     if VERBOSITY.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
-        _print_answer(results)
+        for answer in story.answer(results) or ["Nothing was compared."]:
+            say(answer, "bold")
         return
     if VERBOSITY.is_verbose:
         print_cells(results)
@@ -81,22 +83,10 @@ def _verdict(row: Row) -> str:
     return cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
 
 
-def _print_answer(results: Results) -> None:
-    for line in story.answer(results) or ["Nothing was compared."]:
-        say(line, "bold")
-
-
 def print_troubles(results: Results) -> None:
     """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    """The lines of a table, as they are."""
-    console = Console()
-    for place, line in enumerate(lines):
-        console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
@@ -201,19 +191,18 @@ def _mistake(record: Record) -> tuple[str, ...]:
 
 
 def print_findings(results: Results) -> None:
-    """Each cell that went wrong, with its reason, and how many were not tried and why."""
-    for record in results.records:
-        if record.is_finding:
-            say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
+    """Print the findings of a run, and the number of cells that were not tried, with the reasons."""
+    for line in story.findings(results):
+        say(line, "red")
     print_kept_memory(results)
     _print_not_tried(results.records)
 
 
 def _print_not_tried(records: Iterable[Record]) -> None:
+    missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
+    predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
-        for record in records
-        if record.status is not Status.ok and not record.is_finding
+        f"{record.arm}: {'predicted over a limit' if record.key in predicted else record.message}" for record in missing
     )
     if reasons:
         say("")
@@ -226,11 +215,6 @@ def print_kept_memory(results: Results) -> None:
     """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
     for line in story.kept_memory(results, KEPT if VERBOSITY.is_verbose else (KEPT_MEMORY,)):
         say(line)
-
-
-def is_over_a_limit(record: Record) -> bool:
-    """Whether a cell was left out because a prediction says so."""
-    return record.is_predicted and record.status is not Status.error
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
@@ -246,24 +230,48 @@ def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     print_findings(results)
 
 
-def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
-    """A list of things, all with the same columns; notes and sources, which are long, stand below."""
-    columns = [column for column in entries[0] if column not in {"source", "why"}]
-    print_table(columns, [[entry[column] for column in columns] for entry in entries], dense=len(columns) > MANY)
-    for note in notes:
-        say(note)
-    for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
-        if source:
-            say(f"{name}: {source}", "dim")
+def print_support(entries: Sequence[dict[str, str]], questions: Iterable[str], reasons: Sequence[str]) -> None:
+    """Print what each implementation here does not support, then those that are not here; verbose adds all reasons."""
+    answers = {entry["implementation"]: {name for name in questions if entry[name] == "yes"} for entry in entries}
+    possible = set().union(*answers.values())
+    here = {name: [each for each in questions if each in possible - own] for name, own in answers.items() if own}
+    print_table(
+        ("implementation", "all but"), [(name, ", ".join(missing) or MISSING) for name, missing in here.items()]
+    )
+    if impossible := [name for name in questions if name not in possible]:
+        say(f"None supports: {', '.join(impossible)}")
+    absent = grouped((entry for entry in entries if entry["implementation"] not in here), _first_reason)
+    if absent:
+        say("")
+        say("Not here:")
+    for reason, members in absent.items():
+        say(f"  {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
+    if not VERBOSITY.is_verbose:
+        say("Every reason: attnbench list -v", "dim")
+        return
+    for line in [*reasons, *(f"{entry['implementation']}: {entry['source']}" for entry in entries)]:
+        say(line, "dim")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts; a dense one is 120 characters wide if need be."""
-    width, texts = Console().width, [[plain(text) for text in row] for row in rows]
-    if dense:
-        _print_lines(text_lines(columns, texts, width=max(width, DENSE_WIDTH), gap=" "))
-    else:
-        _print_lines(text_lines(columns, texts, width=width))
+def _first_reason(entry: dict[str, str]) -> str:
+    return (entry["why"].partition("\n")[0].partition(": ")[2]) or entry["source"]
+
+
+def print_entries(entries: Sequence[dict[str, str]]) -> None:
+    """Print things with the same columns, then their sources."""
+    columns = [column for column in entries[0] if column != "source"]
+    print_table(columns, [[entry[column] for column in columns] for entry in entries])
+    for entry in entries:
+        if entry.get("source"):
+            say(f"{entry[columns[0]]}: {entry['source']}", "dim")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of texts as wide as the terminal, its headings in bold."""
+    console = Console()
+    texts = [[plain(text) for text in row] for row in rows]
+    for place, line in enumerate(text_lines(columns, texts, width=console.width)):
+        console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(found: Results) -> dict[str, object]:
@@ -288,12 +296,22 @@ def summary(found: Results) -> dict[str, object]:
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
     print_troubles(results)
-    for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
-        say(title, "bold")
-        columns = ("implementation", "length", "base", "candidate", "verdict")
-        shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
-        print_table(columns, shown)
-        say("")
+    tables = {} if VERBOSITY.is_quiet else sides.rows(results)
+    number = sum(map(len, tables.values()))
+    if number > MOST_EQUAL and not VERBOSITY.is_verbose:
+        tables = {
+            title: [row for row in own if not row["verdict"].startswith("equal")] for title, own in tables.items()
+        }
+    for title, members in tables.items():
+        if members:
+            say(title, "bold")
+            columns = ("implementation", "length", "base", "candidate", "verdict")
+            times = [{name: row[name].partition(" (")[0] for name in SIDES} for row in members]
+            rows_of_texts = [[(row | time)[name] for name in columns] for row, time in zip(members, times, strict=True)]
+            print_table(columns, rows_of_texts)
+            say("")
+    if hidden := number - sum(map(len, tables.values())):
+        say(f"{hidden} equal cells are not shown (-v).", "dim")
     for name, text in sides.facts(results).items() if not VERBOSITY.is_quiet else ():
         say(f"{name}: {text}", "dim")
     assert results.plan.sides is not None

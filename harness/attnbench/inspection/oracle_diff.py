@@ -37,7 +37,7 @@ MOST_JOINED_WORDS = 48
 
 
 class _Trouble(str):
-    """What happened where there is no result, in words."""
+    """Why there is no result, in words."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Outcome(enum.StrEnum):
 
 
 class Comparison:
-    """What an implementation computed in one step, and what the oracle did."""
+    """The results of one step, of an implementation and of the oracle."""
 
     actual: Numbers | None = None
     largest = math.inf  # of the differences
@@ -282,9 +282,9 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """What `call` gives, or what it raises, in words; `passing` are raised as they are.
+    """The value of `call`, or its error in words; `passing` are raised as they are.
 
-    No graph is recorded, and what is printed goes to stderr.
+    No graph is recorded, and prints go to stderr.
     """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):

@@ -231,7 +231,7 @@ def _side(num_words: int) -> float:
 def _heat_map(
     axes: Axes, values: Numbers, labels: Sequence[str], seen: Seen | None = None, most: float = 1.0
 ) -> AxesImage:
-    """Values (T, S) as colours with words on both axes; hidden pairs are grey, and what is not finite stays white."""
+    """Values (T, S) as colours with words on both axes; hidden pairs are grey, non-finite values white."""
     colours = mpl.colormaps["cividis"].with_extremes(bad="white")
     image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, vmin=0.0, vmax=most, aspect="equal")
     axes.grid(visible=False)

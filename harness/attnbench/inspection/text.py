@@ -180,7 +180,7 @@ def agreement(inspection: Inspection) -> str:
 
 
 def mask_sentences(walk: Walkthrough, head: int = 0) -> str:
-    """What the mask changes, in a sentence or two."""
+    """The effect of the mask in a sentence or two."""
     effect = walk.mask
     pairs, hidden = effect.seen.size, int((~effect.seen).sum())
     if not effect.has_effect:

@@ -42,7 +42,7 @@ WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
-"""What can be set; the other axes follow from the sentence, or are as they are to keep things small and exact."""
+"""Axes that can be set; the others follow from the sentence, or keep things small and exact."""
 MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 EXAMPLE_SCORES = (0.1, -0.2, 0.3, -0.2, 0.5)
 FACTOR = 100
@@ -57,7 +57,7 @@ def shape_of(letters: str, shape: tuple[int, ...]) -> str:
 
 
 def as_json(value: object) -> object:
-    """A value as JSON can hold it: an array is nested lists, and what is not finite the text "-inf", "inf" or "nan"."""
+    """A value as JSON can hold it: an array as nested lists, a non-finite number as the text "-inf", "inf" or "nan"."""
     if isinstance(value, np.ndarray):
         return as_json(value.tolist())
     if isinstance(value, float):
@@ -74,7 +74,7 @@ def as_json(value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskEffect:
-    """What a mask changes: the weights (H, T, S) without a mask and under it."""
+    """The effect of a mask: the weights (H, T, S) without it and under it."""
 
     mask: str
     summary: str
@@ -192,7 +192,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
 
 
 def descriptions(point: Workload) -> dict[str, str]:
-    """What each step does, in a sentence."""
+    """Each step in a sentence."""
     rule = point.mask_rule
     groups = point.num_kv_heads
     shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
@@ -211,7 +211,7 @@ def descriptions(point: Workload) -> dict[str, str]:
 
 
 def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskEffect:
-    """What the workload's mask changes; for a workload without one, what the causal mask would."""
+    """The effect of the workload's mask; for a workload without one, of the causal mask."""
     rule = point.mask_rule
     is_chosen = type(rule) is not Mask
     shown = rule if is_chosen else Causal()

@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """What every law compares with: each sequence alone, all queries at once (H, S, V)."""
+        """The answer that every law compares with: each sequence alone, all queries at once (H, S, V)."""
         length = self.shape.kv_len
         asked = self.at(seq_len=length, kv_len=length, mask="causal")
         return [
@@ -86,11 +86,11 @@ class UntriedError(Exception):
 
 
 Comparison = tuple[str, Tensor, Tensor]
-"""What was varied, what came out, and what it is to be, both (B, H, T, V)."""
+"""The variation in words, the output under it, and the expected output, both (B, H, T, V)."""
 
 
 def repeated(subject: Subject) -> Iterator[Comparison]:
-    """The same call again."""
+    """Repeat one call."""
     length = subject.shape.kv_len
     asked = subject.at(seq_len=length, kv_len=length, mask="causal")
     for number in (2, 3):
@@ -167,7 +167,7 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
 }
-"""Every law by what is varied."""
+"""Every law by its variation."""
 
 
 def tried(subject: Subject) -> Iterator[LawTried]:
@@ -190,7 +190,7 @@ def tried(subject: Subject) -> Iterator[LawTried]:
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """Where two outputs (B, H, T, V) differ first, in how many numbers, and by how much at most; or nothing."""
+    """The first place where two outputs (B, H, T, V) differ, their share, and the largest difference; or ""."""
     if made.shape != right.shape or made.dtype != right.dtype:
         return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"
     differs = (made != right) & ~(made.isnan() & right.isnan())

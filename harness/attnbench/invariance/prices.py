@@ -1,4 +1,4 @@
-"""What invariance costs: the time of prefill and of decoding, next to the baseline's."""
+"""The price of invariance: the time of prefill and of decoding, next to the baseline's."""
 
 from collections.abc import Callable, Iterator
 

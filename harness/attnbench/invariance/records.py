@@ -1,4 +1,4 @@
-"""What a check of invariance finds."""
+"""The findings of a check of invariance."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
-    """What was found out about one implementation at one shape; `failed` says why nothing could be tried."""
+    """The laws and the price of one implementation at one shape; `failed` says why nothing could be tried."""
 
     implementation: str
     workload: Workload

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What is measured of a cell, in which unit, and how; smaller is better.
+    """A measured property of a cell, with its unit; smaller is better.
 
     `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. None says that
     the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing, and `note`

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.workload import Workload
 
 OUTSIDE_SHARE = 0.1
-"""Of the peak: from where what was taken outside of torch's allocator is worth a word."""
+"""Share of the peak from which memory outside of torch's allocator is mentioned."""
 
 
 def has_caching_allocator(workload: Workload) -> bool:
@@ -25,7 +25,7 @@ def has_caching_allocator(workload: Workload) -> bool:
 
 
 def left_out(case: Case) -> str:
-    """What the peak does not count, where that matters: what was taken from the device, but not from torch."""
+    """Device memory that the peak leaves out, where it matters, in words."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")

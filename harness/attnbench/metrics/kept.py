@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
     from attnbench.workloads.workload import Workload
 
 FIRST, MORE = 3, 4
-"""Calls that may make what is kept once, and calls after them."""
+"""First calls, which may fill caches, and calls after them."""
 CHANGE = 1 - 2**-4
 """The inputs of each call are those of the call before, times this: a cache of answers finds nothing."""
 
@@ -77,7 +77,7 @@ def _restored(numbers: list[Tensor]) -> Iterator[None]:
 
 
 def explanation(kept: Kept, workload: Workload) -> str:
-    """What is kept with each call, and what it may be by its size, in words; "" where nothing grows."""
+    """The memory kept with each call, and its likely content by its size, in words; "" where nothing grows."""
     if not kept.each_bytes:
         return ""
     likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}
@@ -86,7 +86,7 @@ def explanation(kept: Kept, workload: Workload) -> str:
 
 
 def measured(case: Case) -> Kept:
-    """What `measure` finds, once for each case."""
+    """The result of `measure`, once for each case."""
     kept: Kept = vars(case).get("kept") or vars(case).setdefault("kept", measure(case))
     return kept
 

@@ -1,4 +1,4 @@
-"""What the ranks of one call say of it: what they send, how long the slowest takes, and how unequal their work is.
+"""Reports of the ranks of one call: bytes sent, time of the slowest, and imbalance.
 
 Counted and timed in the ranks (ranks/rank.py): from when all are ready to when each has its own part of the result,
 without what it takes to share out the inputs and to collect the output.
@@ -22,7 +22,7 @@ def has_ranks(workload: Workload) -> bool:
 
 
 def passes(case: Case) -> list[list[Report]]:
-    """What each rank says of each pass of one call, after a first one."""
+    """The reports of each rank on each pass of one call, after a first one."""
     from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)

@@ -30,7 +30,7 @@ REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
 NUM_ROUNDINGS = 4.0
 """A number of a model has passed through several layers: see `Tolerance`."""
 FREE_SHARE = 0.5
-"""Of the free memory, what the models and their gradients may take."""
+"""Share of the free memory for the models and their gradients."""
 MOST_MASKS = 8
 BIAS = "position_bias"
 
@@ -89,7 +89,7 @@ ASKING = {
 
 @dataclass
 class Call:
-    """What a model's layer hands to its attention: tensors as in the contract, and all that is done to the scores."""
+    """The arguments of a layer's attention: tensors as in the contract, and all changes of the scores."""
 
     query: Tensor
     key: Tensor
@@ -147,7 +147,7 @@ def call_of(
     attention_mask: Tensor | None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
-    """What a model of the package hands over, read.
+    """Read the arguments that a model of the package passes.
 
     Raises:
         ValueError: a mask of numbers, whose meaning is not known here.
@@ -221,7 +221,7 @@ class Candidate:
         attention_mask: Tensor | None = None,
         **more: Any,  # noqa: ANN401
     ) -> tuple[Tensor, None]:
-        """What a layer asks for: query (B, H, T, K) and so on -> (B, T, H, V)."""
+        """Attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
         call = call_of(module, query, key, value, attention_mask, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
@@ -394,7 +394,7 @@ def _num_layers(config: Any) -> int:  # noqa: ANN401 - a configuration of the pa
 
 
 def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
-    """The configuration with so many layers at most, those of the kinds that come first."""
+    """The configuration with at most `number` layers, the first ones."""
     made = copy.deepcopy(config)
     text = made.get_text_config() if hasattr(made, "get_text_config") else made
     for each in {id(made): made, id(text): text}.values():
@@ -460,7 +460,7 @@ def _batches(
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """What each attention module returns, the model's output, and its parameters' gradients, by name, in order."""
+    """The outputs of each attention module and of the model, and its parameters' gradients, by name, in order."""
     seen: dict[str, Tensor] = {}
     dtype = next(model.parameters()).dtype
 

@@ -1,4 +1,4 @@
-"""What a check inside a model is asked, and what it finds."""
+"""The specification of a check inside a model, and its findings."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
-    """The model that was built: what was asked for, and what fits here."""
+    """The model that was built, reduced in layers where it would not fit."""
 
     architecture: str
     num_layers: int
@@ -41,7 +41,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """What the check of one attention found: nothing, where it is right."""
+    """The findings of the check of one attention: none where it is right."""
 
     attention: str
     reason: str = ""  # why it could not be tried

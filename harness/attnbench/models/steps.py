@@ -67,7 +67,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
 
 
 def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The same function, its seconds noted: those of its forward pass."""
+    """The function, which appends the seconds of each call to `spent`."""
 
     def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - the package's own signature
         start = time.perf_counter()

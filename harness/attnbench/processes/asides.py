@@ -19,7 +19,7 @@ from attnbench.workloads.workload import Workload
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that decide what a certificate tries: the laws vary the others."""
 LONGEST = 1024
-"""Keys of a certificate's shape, at most: the laws vary what is computed with them, not their number."""
+"""Keys of a certificate's shape, at most: the laws vary the rest of the call, not their number."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """To find the fastest: a shortlist by prediction, and a search for where two change places along an axis.
 
-What is predicted to be clearly too slow, or slower than enough others, is not tried. Those on the shortlist are checked
+Cells predicted to be clearly too slow, or slower than enough others, are not tried. Those on the shortlist are checked
 like any others.
 """
 
@@ -24,7 +24,7 @@ from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
 
 TOO_SLOW = 2.5
-"""Predictions are this uncertain: who is predicted to take more than so many times the fastest's time is not tried."""
+"""Predictions are this uncertain: beyond this multiple of the fastest's time an implementation is not tried."""
 MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
 """At one value of a search: no more processes, and no more seconds once there are enough to decide anything."""
 CALLS_AT_A_VALUE = 60
@@ -76,9 +76,9 @@ def _predictions(
 
 
 def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """Who is not tried, and why, of those with a predicted time of a call.
+    """The arms that are not tried, and why, among those with a predicted time of a call.
 
-    Whose call is so short that no time is predicted is tried: nothing says that it is slower.
+    Calls too short to predict are tried: nothing says that they are slower.
     """
     if not session.plan.shortlist:
         return {}
@@ -176,13 +176,13 @@ class Search:
                 check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
-        """What is known of two at a workload; None where no block has both."""
+        """The ratio of two arms at a workload; None where no block has both."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         found = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
         return point([*found.values()], self.plan.num_searches) if found else None
 
     def _points(self, state: State, ladder: Ladder, pair: Sequence[Arm], values: Sequence[int]) -> dict[int, Point]:
-        """What is known at those values where both were sampled in common blocks."""
+        """The ratios at the values where both were sampled in common blocks."""
         found = {value: self._point(state, ladder.by_value[value], pair) for value in values}
         return {value: known for value, known in found.items() if known is not None}
 
@@ -209,7 +209,7 @@ class Search:
                     yield from self._halve(state, ladder, (stands.leader, there.leader), sorted(way[place:]))
 
     def _standing(self, state: State, workload: str) -> Standing | None:
-        """What is known of the fastest of a workload."""
+        """The standing of a workload's arms."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         live = state.live(workload, self.plan.specs)
         return standing(self.plan, state.samples.get(workload, {}), live, discarded)

@@ -52,12 +52,12 @@ STAGES = ("check", "operators", "metrics", "ceilings", "time")
 A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes.
 """
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
-a call, and then sleep, so that they take none of the other's cores."""
+"""Set where two workers take turns: threads that wait for work spin for a millisecond at most, as between the
+operators of a call, and then sleep, so that they take none of the other's cores."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Implementations of ours whose package takes seconds to import: fresh processes find it imported."""
 PREDICTING_S = 60.0
-"""What a dry run may take."""
+"""Seconds that a dry run may take."""
 
 
 class Predicted(NamedTuple):

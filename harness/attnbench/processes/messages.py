@@ -31,7 +31,7 @@ NUMBER = struct.Struct("<i")
 PRELOADED = "ATTNBENCH_PRELOADED"
 """The variable in a template's environment that names modules, joined by commas, which it imports if it can."""
 FORK = 0
-"""What the template (processes/worker/__main__.py) is sent: this number, for a worker, or the process id of one."""
+"""Sent to the template (processes/worker/__main__.py) for a new worker; the process id of a worker ends it."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -62,7 +62,7 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, Any]:
-        """What names the cell in an event."""
+        """The fields of an event that name the cell."""
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
@@ -82,7 +82,7 @@ class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """What a check needs to know of an implementation at a workload (contract.Implementation)."""
+    """Facts about an implementation at a workload that a check needs (contract.Implementation)."""
 
     has_dropout: bool
     executed_flops: int | None
@@ -122,7 +122,7 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bytes of a tensor's storage are in a file, and how the tensor lies in them, as torch has it.
+    """The place of a tensor's storage in a file, and the tensor's layout in it, as torch has them.
 
     `memory` is where the sender has the storage: what is sent twice from one place is one tensor.
     """
@@ -137,7 +137,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateRequest(CellRequest, frozen=True, kw_only=True):
-    """What the judge asks of the process that holds a candidate (processes/remote.py), through the coordinator.
+    """A request of the judge to the process that holds a candidate (processes/remote.py), through the coordinator.
 
     `exchange` is the path of the file that tensors pass through, and `forget` has the modules that are no longer used.
     `random` is the state of each of the judge's generators, from which the candidate draws.
@@ -187,7 +187,7 @@ class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """What the candidate's module offers, and the state of each generator after it was built."""
+    """The optional methods of the candidate's module, and the state of each generator after it was built."""
 
     has_attend: bool
     has_pack: bool
@@ -195,7 +195,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
-    """What a call returned, and what it changed in place: tensors that it was given, and outputs of earlier calls.
+    """The results of a call, and the tensors that it changed in place: its inputs, and outputs of earlier calls.
 
     `faults` says what else it changed, and `notes` what else it did, by rule (checking/conduct.py). `random` is the
     state of each generator after it.
@@ -247,7 +247,7 @@ class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
-    """Where output and gradients are, by name; none where dropout makes them random."""
+    """The places of output and gradients, by name; none where dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
@@ -338,9 +338,9 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 
 Consulted = Build | Call | Backward
-"""What the judge asks of a candidate's process."""
+"""Requests of the judge to a candidate's process."""
 Aside = Declare | BuildModel | JudgeAttention | TimeSteps
-"""What a worker is asked that is about no workload."""
+"""Requests about no workload."""
 Work = (
     Prepare
     | Check
@@ -358,7 +358,7 @@ Work = (
     | Certify
     | Consulted
 )
-"""What a worker that was started is asked."""
+"""Requests to a worker that was started."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -416,7 +416,7 @@ Reply = (
     | Consulted
     | Answer
 )
-"""Where the work is an event of the run, the reply is that event, ready for the journal (storage/events.py)."""
+"""Replies; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
 
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
@@ -444,7 +444,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
 }
-"""What may come back besides Failed; anything else is no answer. The judge asks on when it was given what it asked."""
+"""The replies to each request besides Failed; any other reply counts as a crash."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
+"""Build plans: sweep, settings, implementations and limits, checked before any work begins."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -24,13 +24,13 @@ from attnbench.workloads.workload import Workload
 LIMITS = "quick"
 """The sweep whose limits hold where the workloads are a file's."""
 EXACT_CALL_LIMIT_S = 2.0
-"""A sweep leaves out what takes longer than its own limit; who asks for exact workloads wants to have them."""
+"""A sweep leaves out longer calls than its own limit; workloads that are named exactly have at least this one."""
 MOST_TRIED = 6
-"""Of all implementations, so many are checked and timed to find the fastest: those with the least predicted time."""
+"""Implementations that are checked and timed to find the fastest: those with the least predicted time."""
 MOST_LADDERS = 4
-"""Of more workloads, nobody asks from which length on the answer changes: there is no time to find out."""
+"""With more workloads there is no time to find the length from which the answer changes."""
 REACH = 16
-"""A change is looked for from so many times shorter to so many times longer."""
+"""A change is searched for up to this factor shorter and longer."""
 LENGTH = "length"
 """The axis of a ladder whose lengths of query and key grow together."""
 WAYS = {
@@ -269,7 +269,7 @@ def _ids(workloads: Iterable[Workload]) -> tuple[str, ...]:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """A workload with another value of an axis; of what followed from it, so much follows again.
+    """A workload with another value of an axis, and of the axes that follow from it.
 
     Raises:
         ValueError: there is no such workload.

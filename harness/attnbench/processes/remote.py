@@ -30,17 +30,17 @@ from attnbench.workloads.masks import parse_mask
 
 Ask = Callable[[Build | Call | Backward], object]
 NUM_CALLS = 4
-"""Of so many calls outputs and graphs are kept: two forward calls may come before both of their backward calls."""
+"""Calls whose outputs and graphs are kept: two forward calls may come before both of their backward calls."""
 NUM_INPUTS = 32
 GRADIENT = "incoming gradient"
 Context = Any
-"""What autograd keeps between the two passes of a call."""
+"""The context that autograd keeps between the two passes of a call."""
 
 
 class CandidateError(Exception):
-    """What a candidate raised in its process; a subclass has the name of what it was there.
+    """An error that a candidate raised in its process; a subclass has the name of the original error.
 
-    `failed` is what it means for the cell, where nothing else is made of it.
+    `failed` is the cell's failure, unless the error is handled.
     """
 
     def __init__(self, failed: Failed) -> None:
@@ -150,7 +150,7 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
-    """What the judge checks in place of an implementation that another process holds."""
+    """The implementation that the judge checks in place of one that another process holds."""
     return Implementation(
         build=remote.build,
         source="another process",
@@ -319,7 +319,7 @@ class _RemoteCall(torch.autograd.Function):
 
 @dataclass
 class _Called:
-    """A call whose graph is kept: its output, a copy of what was sent of it, and what has gradients."""
+    """A call whose graph is kept: its output, a copy of the output as sent, and the tensors with gradients."""
 
     output: Tensor
     sent: Tensor
@@ -471,7 +471,7 @@ class Candidates:
     def _changed(
         self, given: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
     ) -> dict[str, Tensor]:
-        """Those of the tensors that no longer hold what was sent."""
+        """The tensors that differ from the bytes that were sent."""
         return {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()
@@ -481,7 +481,7 @@ class Candidates:
     def _reply(
         self, tensors: dict[str, Tensor], changed: dict[str, Tensor], seen: conduct.Conduct, exchange: Exchange
     ) -> Tensors:
-        """All in one message: what is asked for, what was changed, and outputs of earlier calls that were."""
+        """One message with the results, the changed tensors, and changed outputs of earlier calls."""
         overwritten = {}
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
         for number, called in self._calls.items():

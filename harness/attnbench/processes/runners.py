@@ -30,25 +30,25 @@ Specs = tuple[tuple[Arm, str], ...]
 """Arms, each with where its implementation is loaded from."""
 FEWEST_WITNESSES = 3
 NUM_LOOKS = 4
-"""So often a witness sample is taken, the first included, before anybody is said to cheat."""
+"""Witness samples, the first included, before a cell is called invalid."""
 WITNESS_S = 8e-3
-"""A witness sample is about so long at least: coordinator and runner wake one another in a tenth of a millisecond."""
+"""A witness sample lasts at least this: coordinator and runner wake one another in a tenth of a millisecond."""
 NUM_HANDED = 3
-"""The outputs of so many of its calls are judged: who skips work in some calls alone is seen all the sooner."""
+"""Outputs of a witness sample that are judged: several show sooner that some calls skip work."""
 NUM_BRACKETS = 4
-"""In so many parts the coordinator takes its time."""
+"""Parts of a witness sample that the coordinator times separately."""
 WAKING_S = 0.4e-3
-"""What a request may take beyond its calls."""
+"""Seconds that a request may take beyond its calls."""
 AROUND_S = 3e-3
-"""What is done around a sample, such as collecting garbage."""
+"""Seconds for the work around a sample, such as collecting garbage."""
 PAGING_S_PER_BYTE = 0.25e-9
-"""What it may take to fetch inputs that no cache has, and pages for an output that is kept."""
+"""Cost of inputs that no cache has, and of pages for an output that is kept."""
 MOST_BEFORE, BEFORE_S = 256, 0.25
-"""Before a cell's first witness sample it is called so often at most, and for so long."""
+"""Calls before a cell's first witness sample, at most, and seconds that they may take."""
 WITNESS_BYTES = 2**28
 """Inputs and outputs of a witness sample take no more, or are those of two calls."""
 DRAWS = random.SystemRandom()
-"""Nobody can know before what is drawn for a witness sample."""
+"""The draws for witness samples, which no code under test can predict."""
 HIDDEN, FAR = 1.25, 2.0
 """A call that takes this many times as long by the coordinator's clock as in its samples is not what they show; on a
 machine that is busy with other work only the larger factor proves it, after the time lost to that work is taken off."""
@@ -60,7 +60,7 @@ one another costs them some percent on an idle machine, and each busy neighbour 
 
 
 class Part(NamedTuple):
-    """What one runner has of a visit."""
+    """One runner's part of a visit."""
 
     client: WorkerClient
     arms: Specs
@@ -135,7 +135,7 @@ class PairedClient(WorkerClient):
         return all(client.is_running for client in self.both)
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start two fresh workers at the same time; which of two memory layouts is whose is drawn at random.
+        """Start two fresh workers at the same time; which gets which of two memory layouts is drawn at random.
 
         Raises:
             ValueError: one cannot start.
@@ -187,9 +187,9 @@ def _whole(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.
 def _own(
     part: Part, step: messages.SampleBlocks, reply: VisitFinished | messages.Failed
 ) -> VisitFinished | messages.Failed:
-    """The same, of a runner that is not trusted: it speaks of the arms that it was asked about, and of times above 0.
+    """The reply of an untrusted runner, if it is about the requested arms, and its times are above 0; else Failed.
 
-    What fails in its process, whatever it says of whose turn it was, fails by what that process holds.
+    Any failure in its process is blamed on the implementation that the process holds.
     """
     assert part.owner is not None
     asked = [arm for arm, _ in step.arms]
@@ -214,7 +214,7 @@ class Evidence:
     factors: list[float] = field(default_factory=list)  # of each visit: time of a witnessed call over a claimed one
 
     def finding(self, call_s: float, waited_s: float, bar: float = HIDDEN) -> str:
-        """What is wrong with the samples, in words, or "".
+        """The fault of the samples, in words, or "".
 
         `call_s` is what a call takes as they have it, `waited_s` what requests take beyond their samples elsewhere, and
         `bar` the factor by which clocks must differ.
@@ -252,7 +252,7 @@ class Turn(NamedTuple):
 
     @property
     def beyond_s(self) -> float:
-        """What the request took beyond its calls."""
+        """Seconds that the request took beyond its calls."""
         return self.reading.spent_s - self.claimed_s
 
 
@@ -291,7 +291,7 @@ class Clocked:
         self.unexplained.factors.append(witness[1])
 
     def improve(self, witness: tuple[float, float]) -> None:
-        """Take another witness sample of the last visit: what is disturbed does not stay so."""
+        """Take another witness sample of the last visit: a disturbance does not last."""
         for evidence, factor in zip((self.raw, self.unexplained), witness, strict=True):
             evidence.factors[-1] = min(evidence.factors[-1], factor)
 
@@ -306,7 +306,7 @@ class Clocked:
 
 @dataclass
 class Load:
-    """What other work on the machine takes of the trusted processes' requests; code under test cannot move that."""
+    """The time that other work takes from the trusted processes' requests, which code under test cannot change."""
 
     spent_s: float = 0.0
     lost_s: float = 0.0
@@ -332,7 +332,7 @@ class Load:
 
 
 def quartile(values: Iterable[float]) -> float:
-    """The value that a quarter of them lies below: what is hidden is hidden in most, and what disturbs is not."""
+    """The first quartile: hidden time shows in most values, and disturbances in few."""
     ordered = sorted(values)
     return ordered[len(ordered) // 4]
 

@@ -32,20 +32,20 @@ IMPLEMENTATION = "IMPLEMENTATION"
 OWNER = "pid"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
-"""Below a run's folder, as long as the run is in progress: what was checked out, and links to what workers import."""
+"""Below a run's folder while it is in progress: checked-out files, and links to modules that workers import."""
 PACKAGE = "attnbench"
 """Always this harness, whatever the side holds."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Whoever uses these registers something for the whole process, or imports what cannot be predicted."""
+"""Code with these words registers something for the whole process, or imports unpredictable modules."""
 RESERVED = sys.stdlib_module_names | {"torch"}
 """Never a side's own, whatever lies in its folders."""
 REQUIRED = frozenset({
     "filelock", "fsspec", "jinja2", "msgspec", "networkx", "numpy", "psutil", "sympy", "triton", "typing_extensions",
 })  # fmt: skip
-"""What torch and a worker import: a package of such a name is a side's own, a single file lies there by chance."""
+"""Imported by torch and by workers: a package of such a name is a side's own, a single file lies there by chance."""
 SUFFIXES = {".py", ".pyc", ".so"}
 NO_REPOSITORY = "not a git repository (or any"
-"""What git prints where there is none in a folder and none above it."""
+"""Printed by git where neither a folder nor one above it is a repository."""
 ENGLISH = {"LC_ALL": "C"}
 """The text that is looked for must not be translated."""
 
@@ -245,7 +245,7 @@ def _remove_if_abandoned(owner: Path) -> None:
 
 
 def remove_checkouts(folder: Path) -> None:
-    """Remove what was checked out below a run's folder, and the folder where it holds nothing else."""
+    """Remove the checked-out files below a run's folder, and the folder where it holds nothing else."""
     shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -293,10 +293,10 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
 
 
 def side_folders(side: Side, links: Path) -> list[Path]:
-    """Where a process looks for its side's own packages, before those that are installed.
+    """The folders with a side's own packages, which a process searches before the installed ones.
 
-    A folder that is a package is left out: what lies in it is imported by the package's name. In place of a folder that
-    holds what would hide Python's own modules or torch, there is one below `links` with links to the rest.
+    A folder that is a package is left out: its modules are imported by the package's name. A folder with modules that
+    would hide Python's own or torch is replaced by one below `links` with links to the rest.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
@@ -331,7 +331,7 @@ def harness_folder(folder: Path) -> Path:
 
 
 def _places(path: Path, root: Path) -> list[Path]:
-    """Where packages of a file's side may lie: each folder from its root down to the file's own, and the src in each.
+    """Folders where packages of a file's side may lie: each from its root down to the file's own, and the src in each.
 
     The outermost comes first. A package lies above the files that import it: so nothing next to such a file, such as a
     `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is nearest to

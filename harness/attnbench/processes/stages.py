@@ -33,18 +33,17 @@ from attnbench.workloads.workload import Workload
 T = TypeVar("T")
 CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
-"""What the ceilings of one place may cost beyond their fewest rounds: this, or their part of that share of the budget
+"""Seconds for the ceilings of one place beyond their fewest rounds: this, or their part of that share of the budget
 where it is less."""
 VERIFY_EVERY = 4
 """The right answers cost as much as the times in a fresh process. So answers are verified in a workload's first visit,
 and then in one of four; code from elsewhere, in a process that others share, in every one."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
-"""To make a process ready takes about so many seconds, shared by its visits: a visit has more blocks where it would be
-shorter than that, up to this factor."""
+"""Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
-"""Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+"""With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
 MOST_AHEAD = 2**20
-"""Of more scores than this, the oracle is not asked ahead: it uses all processors and much memory."""
+"""With more scores than this the oracle is not asked ahead: it uses all processors and much memory."""
 PLACE = ("device", "float32_matmul_precision")
 """Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
@@ -153,7 +152,7 @@ class Session:
         return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """The same, about the cell that was asked about; Failed where no journal could hold it."""
+        """Attribute the reply to the cell of the request; Failed where no journal could hold it."""
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
@@ -169,11 +168,11 @@ class Session:
         return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """What a request about one cell says of it."""
+        """The fields of a request that name its cell."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
 
     def prepare(self, workload: Workload, arm: Arm, **limits: Any) -> messages.Prepared | messages.Failed:  # noqa: ANN401
-        """What a call of a cell is predicted to cost, within other `limits` than the plan's where some are given."""
+        """Predict the cost of a call; `limits` override those of the plan."""
         reply = self.ask(messages.Prepare(**self.request_of(workload, arm), **(self.limits | limits)))
         assert isinstance(reply, messages.Prepared | messages.Failed)
         return reply
@@ -203,10 +202,10 @@ class Session:
 
 
 class Stage(Protocol):
-    """A part of a run, which writes its events to the journal and passes over what is there already."""
+    """A part of a run, which writes its events to the journal and skips finished work."""
 
     def run(self, session: Session) -> str:
-        """Do what is missing; returns why something was left out, or why the stage came to its end, or ""."""
+        """Do the missing work; returns why something was left out, or why the stage ended, or ""."""
 
 
 def named(workload: Workload, arm: Arm) -> dict[str, Any]:
@@ -220,7 +219,7 @@ def now() -> str:
 
 
 def spread(items: Sequence[T]) -> list[T]:
-    """The same in an order in which any first few are spread evenly over all: that of their numbers read backwards.
+    """Van der Corput order: any prefix is evenly spread over all.
 
     Source: J. G. van der Corput, 1935.
     """
@@ -238,8 +237,8 @@ class CheckStage(Stage):
     """Bring every cell to a status, or as many as there is time for, spread evenly; say how many are left out.
 
     A run that times tries every probe and rule on the first workload of a kind that an implementation passes, and the
-    normal inputs on the others, which differ in sizes. What is predicted to be just out of reach is looked at once more
-    at the end: the machine may have been busy.
+    normal inputs on the others, which differ in sizes. Cells near a limit are retried last, in case the machine
+    was busy.
     """
 
     stops_when_wrong: bool = False
@@ -286,7 +285,7 @@ class CheckStage(Stage):
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
-    """What workloads of one kind have in common: all axes but lengths, batch size and seed."""
+    """The axes that workloads of one kind share: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
@@ -343,7 +342,7 @@ def check_cell(
     prepared: messages.Prepared | messages.Failed | None = None,
     **more: Any,  # noqa: ANN401 - as messages.Check has them
 ) -> bool:
-    """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
+    """Bring one cell to a status. Returns whether it has one: a cell close to a limit has none until `is_last`.
 
     `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
     implementation that cannot be loaded is tried once, however many cells it has.

@@ -271,7 +271,7 @@ class WorkerProcess:
         except TimeoutError:
             return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
-            return self._lost(request, Status.crashed, "the process wrote what is no answer")
+            return self._lost(request, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(request, Status.crashed, "")
         if not isinstance(answer.reply, (*messages.ANSWERS[type(request)], messages.Failed)):
@@ -400,7 +400,7 @@ class ProcessClient(WorkerClient):
         self.is_sibling = False
 
     def sibling(self) -> "ProcessClient":
-        """One more, with a runner of its own; the judge is the same. It is left before this one is."""
+        """Another client with a runner of its own and the same judge. It is left before this one is."""
         made = copy.copy(self)
         made.runner = WorkerProcess(self.template, self.runner.timeout_s)
         made.is_sibling = True

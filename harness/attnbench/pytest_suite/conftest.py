@@ -23,7 +23,7 @@ class Cell:
     spec: str
 
     def __str__(self) -> str:
-        """What stands between the brackets of the test's name."""
+        """The text between the brackets of the test's name."""
         return f"{name_of(self.spec)}-{self.workload.id}"
 
 

@@ -312,11 +312,6 @@ def _peaks(shape: Shape) -> Mapping[str, float]:
     return {each.name: each.peak_bytes for each in shape.cells if each.peak_bytes is not None}
 
 
-def peak(cell: Cell | None) -> str:
-    """The peak memory of a cell."""
-    return MISSING if cell is None else show(cell.peak_bytes, "bytes")
-
-
 def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
     """The answer as a table for pages: a row for each shape, with the same columns in all."""
     made = []
@@ -334,7 +329,8 @@ def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
         for heading, members in OPTIONAL.items():
             number = sum(len(kinds[mark]) for mark in members)
             row[heading] = str(number) if number else MISSING
-        row["memory"] = peak(best if is_known else shape.base)
+        measured = best if is_known else shape.base
+        row["memory"] = MISSING if measured is None else show(measured.peak_bytes, "bytes")
         made.append(row)
     unused = [heading for heading in OPTIONAL if all(row[heading] == MISSING for row in made)]
     return [{heading: text for heading, text in row.items() if heading not in unused} for row in made]

@@ -81,7 +81,7 @@ LABELLED = ("mask",)
 SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
 """Shorter words than those of titles: a line has 80 columns."""
 LARGEST_EFFECT = 1.0
-"""Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
+"""From this detectable difference on, the number is left out of a table."""
 HUGE = 1000.0
 LONG_LIST = 24
 """Characters of a mask's numbers, the first two not counted, from which on they are not all said."""
@@ -103,7 +103,7 @@ def columns(results: Results) -> list[Column]:
 
 
 def legend(shown_columns: Iterable[Column]) -> str:
-    """What columns mean, each in a sentence."""
+    """Explain each column in a sentence."""
     explained = [column for column in shown_columns if column.explanation]
     return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in explained)
 
@@ -142,7 +142,7 @@ def shown(results: Results) -> "pd.DataFrame":
 
 @lru_cache(maxsize=1)
 def groups(results: Results) -> dict[str, list[Row]]:
-    """What is shown by its group's title, titles in the order of the plan."""
+    """Rows of the cells by the title of their group, in the order of the plan."""
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
 
 
@@ -171,7 +171,7 @@ def length(axes: Axes) -> str:
 
 
 def shared(cells: "pd.DataFrame") -> str:
-    """What all the cells have in common, in words."""
+    """Describe the axes that all the cells share."""
     first, differ = rows(cells.iloc[:1])[0], varying(cells)
     return _joined((axis for axis in (*WORDS, *OTHERS) if axis not in differ and _is_shown(axis, first)), first)
 
@@ -214,7 +214,7 @@ def _mask(mask: str) -> str:
 
 
 def base(plan: Plan) -> str:
-    """What the ratios of a run are to."""
+    """Name the baseline of a run."""
     return plain(plan.baseline) if plan.sides is None else "the base"
 
 
@@ -380,4 +380,4 @@ LAST = (
     ),
     Column(heading="notes", text=notes),
 )
-"""What stands before the metrics, and behind them."""
+"""Columns to the left and to the right of the metrics."""

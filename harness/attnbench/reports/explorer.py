@@ -1,4 +1,4 @@
-"""What report.html lets its reader explore: every cell as data, and the library that draws it, in the page itself.
+"""The data behind the charts of report.html, and the library that draws them, both inside the page.
 
 The charts are Vega-Lite's (https://vega.github.io/vega-lite/, BSD licence). vega.js is the copy that vl-convert brings:
 `python -m tools.vega` writes it, and a test compares both.
@@ -112,7 +112,7 @@ def _row(
 
 
 def _key(column: cells.Column, row: Row) -> float | str | None:
-    """What a row is sorted by in a column."""
+    """The key by which a column sorts a row."""
     name = SORTED_BY.get(column.heading)
     return column.text(row) if name is None or name not in row else _number(row[name])
 

@@ -20,7 +20,7 @@ PER_SECOND = 1e6
 """Units of the times that github-action-benchmark draws."""
 NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
 TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEOUT"}
-"""What a flashinfer-trace calls a status; any other is FAILED, but for what was not tried, which is no evaluation."""
+"""Statuses in a flashinfer-trace; any other is FAILED, and cells that were not tried have no evaluation."""
 
 
 def traces(stored: Results) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def traces(stored: Results) -> list[dict[str, Any]]:
 
 
 def _evaluation(record: Record, times_s: dict[Key, float], reference: Key) -> dict[str, Any] | None:
-    """What a trace says of a cell; None where nothing was tried, or a right answer has no time."""
+    """The evaluation of a cell in a trace; None if nothing was tried, or a right answer has no time."""
     if record.status in {Status.unsupported, Status.approximate} or record.is_predicted:
         return None
     status = TRACED.get(record.status, FAILED)

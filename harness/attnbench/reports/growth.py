@@ -19,7 +19,7 @@ from attnbench.workloads.workload import DIRECTIONS, Workload
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
-"""How far a curve is drawn beyond what was measured, where its limit is further still."""
+"""A curve is drawn up to this factor beyond the longest length, if its limit is further."""
 NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
@@ -27,7 +27,7 @@ NOTE = (
 
 
 def sentence(growth: Growth) -> str:
-    """What is known of one implementation, in a line."""
+    """Describe the growth of one implementation in a line."""
     fit, letter = growth.fit, growth.panel.letter
     if fit is None:
         name = plain(growth.implementation)
@@ -55,7 +55,7 @@ def _reached(growth: Growth, fit: Fit) -> str:
 
 
 def outcome_text(outcome: Outcome, letter: str) -> str:
-    """One call near the limit: what was predicted and what came of it."""
+    """Compare one call near the limit with its prediction."""
     at = f"{letter}={outcome.length}"
     predicted = f"predicted {show(outcome.predicted_bytes, 'bytes')}"
     if outcome.status is None:
@@ -87,18 +87,13 @@ def _longest(growth: Growth) -> Workload:
     return growth.workload(growth.points[-1][0])
 
 
-def heading(growth: Growth) -> str:
-    """What the panel is of."""
-    return f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip()
-
-
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
-    """The implementations of each panel, by its heading."""
-    return grouped(growths, heading)
+    """The implementations of each panel, by its title."""
+    return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
 
 
 def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str]) -> str:
-    """The page: what was asked, the sentences, what each call takes at the longest length, and the pictures."""
+    """Format the page: the question, the sentences, metrics at the longest length, and the pictures."""
     parts = ["# Memory against length", "\n".join(_asked(growths, results))]
     for title, members in by_panel(growths).items():
         parts += [f"## {escaped(title)}", "\n".join(f"- {escaped(sentence(growth))}." for growth in members)]
@@ -132,7 +127,7 @@ def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list
 
 
 def facts(growth: Growth) -> dict[str, object]:
-    """Everything as a program reads it."""
+    """All facts of a growth, for JSON."""
     fit, reach = growth.fit, growth.reach
     return {
         "workload": _longest(growth).id,
@@ -156,7 +151,7 @@ def facts(growth: Growth) -> dict[str, object]:
 
 
 def curves(growths: Sequence[Growth]) -> list[Picture]:
-    """Draw what was measured, the curve that goes on, the limit, and the calls that checked it, for each panel."""
+    """Draw measurements, fitted curve, limit, and the calls that checked it, for each panel."""
     return [
         plot([_panel(title, members)], title=CURVES, subtitle=title, y_label="peak memory", unit="bytes", note=NOTE)
         for title, members in by_panel(growths).items()
@@ -166,9 +161,7 @@ def curves(growths: Sequence[Growth]) -> list[Picture]:
 def _panel(title: str, members: Sequence[Growth]) -> Panel:
     limit = max(growth.limit_bytes for growth in members)
     lines = [_line(growth) for growth in members]
-    lengths = {
-        length for line in lines for length in (*(each.x for each in line.points), *(x for x, _ in line.curve[-1:]))
-    }
+    lengths = {point.x for line in lines for point in line.points}
 
     def draw_limit(axes: Axes) -> None:
         if limit:

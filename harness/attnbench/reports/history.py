@@ -23,7 +23,7 @@ def commit(point: Row) -> str:
 
 
 def day(point: Row) -> str:
-    """Of the run, in ISO 8601."""
+    """The day of a run, in ISO 8601."""
     return plain(point["time"].partition("T")[0], limit=NAME_LEN)
 
 

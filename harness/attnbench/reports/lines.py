@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from attnbench.analysis.results import Results
@@ -56,15 +57,20 @@ def _draw(
 ) -> list[Picture]:
     title, y_label, unit = texts
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
-    drawn, absent, exponents = [], list[Row](), list[str]()
+    drawn, seen, absent, exponents = list[plot.Panel](), list[pd.DataFrame](), list[Row](), list[str]()
     for panel, name in zip(chosen, titles(chosen), strict=True):
-        found = {arm: [(row, point(row[panel.axis], row)) for row in members] for arm, members in panel.lines.items()}
-        absent += [row for pairs in found.values() for row, each in pairs if each is None]
-        points = {arm: [each for _, each in pairs if each is not None] for arm, pairs in found.items()}
-        lines = [plot.Line(arm=arm, points=own, label=_growth(panel.letter, own)) for arm, own in points.items() if own]
+        lines = []
+        for arm, members in panel.lines.items():
+            points = [(row, point(row[panel.axis], row)) for row in members]
+            absent += [row for row, value in points if value is None]
+            if values := [value for _, value in points if value is not None]:
+                lines.append(plot.Line(arm=arm, points=values, label=_growth(panel.letter, values)))
         if not lines:
             continue
-        exponents += [f"~{panel.letter}^x: growth with length, a least-squares slope."] * any(e.label for e in lines)
+        seen.append(panel.cells)
+        exponents += [f"~{panel.letter}^x: growth with length, a least-squares slope."] * any(
+            line.label for line in lines
+        )
         drawn.append(
             plot.Panel(
                 title=name,
@@ -76,19 +82,19 @@ def _draw(
         )
     if not drawn:
         return []
-    is_hollow = any(each.kind for panel in drawn for line in panel.lines for each in line.points)
+    is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
     notes = [_absences(absent), "Hollow: too few visits for an interval." * is_hollow, *exponents[:1]]
-    subtitle = cells.shared(cells.shown(results))
+    subtitle = cells.shared(pd.concat(seen))
     note = " ".join(filter(None, notes))
     base = style.label(cells.base(results.plan))
     return [plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)]
 
 
-def titles(found: Sequence[Panel]) -> list[str]:
+def titles(shown: Sequence[Panel]) -> list[str]:
     """Title each panel by what sets it apart from the others."""
-    first = [workload_of(rows(panel.cells.iloc[:1])[0]) for panel in found]
+    first = [workload_of(rows(panel.cells.iloc[:1])[0]) for panel in shown]
     labels = cells.labels(first)
-    return [f"{labels[each.id]} {panel.other}".strip() for panel, each in zip(found, first, strict=True)]
+    return [f"{labels[one.id]} {panel.other}".strip() for panel, one in zip(shown, first, strict=True)]
 
 
 def _growth(letter: str, points: Sequence[plot.Point]) -> str:

@@ -61,11 +61,6 @@ class Line:
         """The points that a line joins."""
         return [point for point in self.points if point.kind in {"", "hollow"}]
 
-    @property
-    def last(self) -> float:
-        """The value at the right end."""
-        return self.points[-1].y
-
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
@@ -125,7 +120,7 @@ def plot(  # noqa: PLR0913 - one parameter for each text
 
 def labelled(lines: Sequence[Line], base: str) -> list[Arm]:
     """Choose the arms that have a colour and a label: the baseline, and those that end furthest from one another."""
-    ends = {line.arm: math.log(max(line.last, 1e-300)) for line in lines}
+    ends = {line.arm: math.log(max(line.points[-1].y, 1e-300)) for line in lines}
     chosen = [arm for arm in ends if style.label(arm) == base][:1] or list(ends)[:1]
     while len(chosen) < min(MOST_LINES, len(ends)):
         others = [arm for arm in ends if arm not in chosen]
@@ -197,8 +192,8 @@ def _label(axes: Axes, panel: Panel, named: Sequence[Arm]) -> None:
     """Name the lines at their ends, in their colours, moved apart where they would overlap."""
     scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
     low, high = map(scale, axes.get_ylim())
-    lines = sorted((line for line in panel.lines if line.arm in named), key=lambda line: line.last)
-    heights = [(scale(line.last) - low) / (high - low) for line in lines]
+    lines = sorted((line for line in panel.lines if line.arm in named), key=lambda line: line.points[-1].y)
+    heights = [(scale(line.points[-1].y) - low) / (high - low) for line in lines]
     for line, place in zip(lines, apart(heights, LABEL_HEIGHT), strict=True):
         end = line.points[-1].x
         short = "" if end >= max(panel.ticks) else f" (to {panel.ticks.get(end, '')})"

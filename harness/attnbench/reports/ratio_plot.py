@@ -45,7 +45,7 @@ Rows = Mapping[Arm, Row]
 
 
 def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Picture]:
-    """Draw the first shapes of a run, `most` at most, with rows of so many inches; none if nothing was compared."""
+    """Draw the first shapes of a run, `most` at most, each row `row` inches high; none if nothing was compared."""
     table = cells.shown(results)
     by_shape = grouped(rows(table), lambda each: str(each["workload"]))
     compared = {name: members for name, members in by_shape.items() if any(map(_has_ratio, members))}
@@ -164,7 +164,7 @@ def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
             marker="o",
             mec=colour,
             mfc="white" if verdict is Verdict.undecided else colour,
-            label=f"{verdict}{'?' if verdict is Verdict.undecided else ''}",
+            label={Verdict.equivalent: "equal", Verdict.undecided: "undecided?"}.get(verdict, str(verdict)),
         )
         for verdict, colour in COLOURS.items()
         if verdict in seen

@@ -22,7 +22,7 @@ from attnbench.units import MISSING, percent, plain, show, significant, span
 
 
 def lines(results: Results) -> list[str]:
-    """What such a run says: its recommendations, or where each two of it change places; a sentence each."""
+    """A sentence for each recommendation, or for each two implementations that were searched."""
     if any(ladder.pairs for ladder in results.plan.ladders):
         return [of_crossing(results, ladder, both, changes) for ladder, both, changes in crossings(results)]
     return [text for each in recommend(results) for text in (answer(each), of_changes(each)) if text]
@@ -134,7 +134,7 @@ def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]
 
 
 def measured(results: Results) -> dict[str, Any]:
-    """Where a run lies and how it was measured, as JSON has it."""
+    """Folder and method of a run, for JSON."""
     return {
         "run": results.run,
         "folder": str(results.folder),
@@ -146,7 +146,7 @@ def measured(results: Results) -> dict[str, Any]:
 
 
 def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
-    """The same as JSON has it."""
+    """All recommendations of a run, for JSON."""
     return {
         **measured(results),
         "recommendations": [
@@ -163,7 +163,7 @@ def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Cha
 
 
 def of_crossing(results: Results, ladder: Ladder, both: tuple[str, str], changes: Sequence[Change]) -> str:
-    """Where two change places, in a sentence; or who is faster all the way, or that it is not known."""
+    """Say where two change places, in a sentence; or which is faster all the way."""
     if changes:
         return " ".join(changed(each) for each in changes)
     known = points(results, ladder, *both)
@@ -182,7 +182,7 @@ def of_crossing(results: Results, ladder: Ladder, both: tuple[str, str], changes
 
 
 def crossing_facts(results: Results) -> dict[str, Any]:
-    """The same as JSON has it."""
+    """All crossings of a run, for JSON."""
     found = [
         {
             "axis": ladder.axis,

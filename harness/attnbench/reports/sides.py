@@ -14,7 +14,7 @@ def headline(results: Results) -> str:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """What was compared and how, each under its name."""
+    """Facts of a comparison by name: both sides and the method."""
     sides = results.plan.sides
     assert sides is not None
     how = "in processes of their own, block by block in turn" if sides.is_apart else "in the same blocks of one process"
@@ -34,7 +34,7 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def _unlike(results: Results) -> str:
-    """What differs between the environments of the two sides."""
+    """List the differences between the environments of the two sides."""
     base, candidate = (
         next((each.environment for each in records if each.environment is not None), None)
         for records in by_side(results)

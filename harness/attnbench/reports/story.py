@@ -247,9 +247,9 @@ def troubles(results: Results) -> list[str]:
         budget = duration(results.plan.budget_s)
         lines.append(f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more.")
     if results.num_lost:
-        lines.append(f"It is what is left of a damaged one, in {LOST.format(results.num_lost)}.")
+        lines.append(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}.")
     if results.num_restored:
-        lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
+        lines.append("Another program changed its journal during the run; the earlier lines were restored.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     said, is_usual = throttled(results)

@@ -43,7 +43,7 @@ FEW_DECADES = 2.5
 LIGHT, DARK = "#ffffff", "#0d1117"
 """The grounds of pictures, and of the page of a report in a dark scheme."""
 TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0
-"""What texts and lines need to be seen on their ground. Source: WCAG 2.2, criteria 1.4.3 and 1.4.11."""
+"""Least contrasts of texts and of lines with their ground. Source: WCAG 2.2, criteria 1.4.3 and 1.4.11."""
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5
 """Characters of a title and of a note in an inch."""
 PNG: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
@@ -221,7 +221,7 @@ def picture(figure: Figure, title: str, caption: str) -> Picture:
 
 
 def _drawn(write: Callable[..., object], **options: object) -> bytes:
-    """What a canvas writes. `Figure.savefig` would draw everything twice, the first time to find the layout."""
+    """Bytes of a canvas. `Figure.savefig` would draw everything twice, the first time to find the layout."""
     file = io.BytesIO()
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks is drawn as boxes

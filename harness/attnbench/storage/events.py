@@ -1,4 +1,4 @@
-"""What a journal's lines say: the plan of a run, and each thing that happened, as frozen types that become JSON."""
+"""The lines of a journal: the plan of a run, and each thing that happened, as frozen types that become JSON."""
 
 import math
 import shlex
@@ -36,23 +36,23 @@ CACHES = ("warm", "cold", "rotating")
 LAUNCHES = ("eager", "graph")
 PACES = ("burst", "sustained")
 SUSTAINED_S = 3.0
-"""At a sustained pace the arms of a visit are called for so long before its samples, and longer where the device's
-clock has not settled."""
+"""At a sustained pace the arms of a visit are called for these seconds before its samples, and longer where the
+device's clock has not settled."""
 TOUCH_BELOW_S = 10e-3
-"""Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
+"""With warm caches, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
 Longer calls warm themselves, and a touch would double their cost."""
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
-"""What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
+"""Set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
 their pages again; what is large it adapts to what was freed before. `steady` is where that ends, so that what ran
 before does not matter: blocks from 32 MiB on, and more than 64 MiB at the end of the heap. `retain` keeps everything.
 Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""What is set before a worker starts where Triton's kernels are interpreted, since Triton reads it when it is imported.
+"""Set before a worker starts where Triton's kernels are interpreted, since Triton reads it when it is imported.
 Source: https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 
 
@@ -71,7 +71,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison of two states of the code compares; each implementation takes part once from each side."""
+    """The two states of the code that are compared; each implementation takes part once from each side."""
 
     base: Side
     candidate: Side
@@ -81,9 +81,9 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """Workloads that differ in one axis alone, in order, along which somebody may change places with somebody else.
+    """Workloads that differ in one axis alone, in order, along which two implementations may change places.
 
-    `pairs` names who is compared; without pairs it is whoever is fastest at `base` with whoever is at other values.
+    `pairs` names the implementations; without pairs the fastest at `base` is compared with the fastest at other values.
     """
 
     axis: str  # one of AXES_OF_LADDERS
@@ -188,7 +188,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_cells(self) -> int:
-        """How many cells there are: each arm on each workload that is asked for, but for what is left out."""
+        """Number of cells: each arm on each workload that was asked for, except those left out."""
         return len(self.asked) * len(self.specs) - sum(map(len, self.left_out.values()))
 
     @property
@@ -197,7 +197,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(max(1, len(each.pairs)) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
-        """What an arm is compared with: the baseline or, of two sides, the same implementation on the base."""
+        """The arm that an arm is compared with: the baseline or, of two sides, the same implementation on the base."""
         if self.sides is None:
             return Arm(implementation=self.baseline)
         return Arm(implementation=arm.implementation, side=BASE)
@@ -214,7 +214,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return "fastest" if {"choose", "search"} & set(self.stages) else "run"
 
     def resume_command(self, run: str) -> str:
-        """What is typed to go on with a run of this plan, by its name or folder.
+        """The command that goes on with a run of this plan, by its name or folder.
 
         A journal never decides what is executed: files and the two sides are typed again.
         """
@@ -296,7 +296,7 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
 
 
 class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
-    """What ran in one call of a cell was seen; where it is not what was asked for, the cell is a fallback from here."""
+    """The operators of one call of a cell; where they are not the requested ones, the cell is a fallback from here."""
 
     operators: Operators
 
@@ -321,14 +321,14 @@ class CellFailed(CellEvent, frozen=True, kw_only=True, tag="cell_failed"):
 
 
 class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_measured"):
-    """What matrix products and copies reached, for the workloads of one device, dtype and number of threads."""
+    """The rates of matrix products and copies, for the workloads of one device, dtype and number of threads."""
 
     ceilings: Ceilings
     spent_s: float = 0.0
 
 
 class ArmSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """What one arm of a visit took, in time order."""
+    """The samples of one arm of a visit, in time order."""
 
     arm: Arm
     samples: tuple[Sample, ...]
@@ -382,7 +382,7 @@ class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
 
 
 class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_restored"):
-    """Somebody else had changed the journal while the run was at work: what was written before was put back."""
+    """Another process changed the journal while the run was at work; its earlier content was put back."""
 
     time: str
 

@@ -13,7 +13,7 @@ def put(path: Path, content: str | bytes) -> Path:
     """Write a file in place of what is there, once all of it is on the disk; return its path.
 
     Raises:
-        OSError: it cannot be written; it names the file, and what was there is as it was.
+        OSError: it cannot be written; it names the file, and the earlier file is unchanged.
     """
     half = path.with_name(f"{path.name}{HALF}")
     try:
@@ -33,7 +33,7 @@ def put(path: Path, content: str | bytes) -> Path:
 
 @contextmanager
 def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
-    """Make a folder, for what is written into it inside the block.
+    """Make a folder for the files that are written inside the block.
 
     Raises:
         ValueError: it cannot be written; the message names the option that chooses another.

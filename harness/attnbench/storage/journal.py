@@ -32,11 +32,11 @@ from attnbench.storage.files import put, writing_to
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
-"""The same, compressed: to be read, and not to be gone on with."""
+"""A compressed journal, which can be read and not continued."""
 HOSTS = "hosts"
 """In the folder of a run on several hosts: HOST/journal.jsonl has what a host has measured of it."""
 SYNC_EVERY_S = 0.1
-"""What a power cut may cost; a kill costs nothing."""
+"""Seconds of work that a power cut may cost; a kill costs nothing."""
 DIGEST_BYTES = 8
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. In schema 5 there is a digest of another form, and no number."""
@@ -117,7 +117,7 @@ class Journal:
             self._sync()
 
     def _restore(self) -> None:
-        """Put back what was written, and note that it was changed.
+        """Write the journal again, and note that it was changed.
 
         Raises:
             DamagedError: the folder is gone.
@@ -184,7 +184,7 @@ class Line(NamedTuple):
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Every line of a journal file with what is wrong with it, in order; what a kill cut short is left out.
+    """Every line of a journal file with its fault, in order, except one that a kill cut short.
 
     Raises:
         ValueError: no such file.

@@ -1,11 +1,11 @@
-"""What memory one call allocates and releases, event by event. Knows nothing of torch."""
+"""Allocations and releases of one call, event by event. Knows nothing of torch."""
 
 import msgspec
 
 SLACK_BYTES = 2**23
-"""What a call may take beyond what is counted: buffers inside libraries, and leftovers of the heap."""
+"""Memory of a call that is not counted: buffers inside libraries, and leftovers of the heap."""
 SHARE_OF_FREE = 0.75
-"""What a call may take where no limit is given."""
+"""Share of the free memory for a call without a limit."""
 
 
 class MemoryEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -64,7 +64,7 @@ flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashin
 OWN = ("PyTorch's FlashAttention 2", "CUTLASS FMHA", "cuDNN")
 """Those that PyTorch brings along for its backends."""
 LONGEST_KERNEL = 200
-"""Of a kernel's name with its template arguments, the characters that are kept."""
+"""Characters that are kept of a kernel's name with its template arguments."""
 _NUMBERED = (
     (r"^## Call (\w+) \w+ ##$", r"\1"),
     (r"^(Torch-Compiled Region): .*$", r"\1"),
@@ -87,7 +87,7 @@ def plain_name(name: str) -> str:
 
 @lru_cache(MANY_NAMES)
 def kind_of(name: str) -> str:
-    """One of KINDS; what is not known is `other`."""
+    """One of KINDS; an unknown name is `other`."""
     bare = name.removeprefix("aten::").removesuffix("_")  # addmv_ is addmv, in place
     return next((kind for kind, pattern in _WORDS.items() if re.search(pattern, bare, re.IGNORECASE)), "other")
 
@@ -145,7 +145,7 @@ def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
 def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
     """Each operator once, the one with the most time of its own first.
 
-    What is allocated inside an allocating operator is counted for the one that called it, which will write there.
+    Memory allocated inside an allocating operator counts for its caller, which will write there.
     """
     num_calls: Counter[str] = Counter()
     self_ns: Counter[str] = Counter()  # without the operators that it called
@@ -178,7 +178,7 @@ def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
 def with_kernels(operators: Iterable[Operator], kernels: Iterable[Kernel]) -> tuple[Operator, ...]:
     """The operators with the time of the kernels that they launched in place of their own, most of it first.
 
-    What was launched outside any operator, as extensions and Triton do, stands among them by the kernel's name.
+    Kernels launched outside any operator, as by extensions and Triton, are listed by their own names.
     """
     times_ns: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by operator, and in it by kernel
     num_launches: Counter[str] = Counter()

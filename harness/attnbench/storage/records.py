@@ -1,4 +1,4 @@
-"""What was seen and where: how a check ended, samples, the machine and its ceilings, one cell. Without torch.
+"""Observations and their places: how a check ended, samples, the machine and its ceilings, one cell. Without torch.
 
 Every type is frozen. A run is kept as events (storage/events.py), which are folded into records on read. Raw samples
 are stored; everything else is computed on read.
@@ -32,11 +32,11 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role = Role.measured
 
     def as_control(self) -> "Arm":
-        """The same code as an A/A control."""
+        """This arm as an A/A control."""
         return msgspec.structs.replace(self, role=Role.control)
 
     def as_measured(self) -> "Arm":
-        """The same code as what is measured."""
+        """This arm as a measured one."""
         return msgspec.structs.replace(self, role=Role.measured)
 
     def __str__(self) -> str:
@@ -126,14 +126,14 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _share(error: float | None, allowed: float) -> float | None:
-    """An error as a share of what is allowed: 1e9 where there is one and none is allowed."""
+    """An error as a share of what is allowed: 1e9 for an error where none is allowed."""
     if error is None:
         return None
     return error / allowed if allowed else float(error > 0) * 1e9
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of input showed."""
+    """The errors on one kind of input."""
 
     probe: str
     tensors: tuple[TensorError, ...]
@@ -154,7 +154,7 @@ REPEATABLE = "repeatable"
 
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
-"""What a check may be asked to reject: other answers than 0 for queries without keys; NaN from hidden places."""
+"""Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
 
 
 FLOAT32, RANGE = "float32", "range"
@@ -239,7 +239,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
-    """What really ran in one call, in a pass of its own, and whether it is what was asked for."""
+    """The operators of one call, from a pass of its own, and whether the requested backend ran."""
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend that the implementation is named after; empty: none
@@ -254,7 +254,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fallback(self) -> str:
-        """In words, that something else ran than what was requested, and why; empty where nothing of the kind did."""
+        """In words, that another backend ran than the requested one, and why; or ""."""
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
@@ -285,7 +285,7 @@ LARGEST_EQUIVALENCE = 0.10
 
 
 class Verdict(enum.StrEnum):
-    """What a comparison concluded."""
+    """The conclusion of a comparison."""
 
     faster = "faster"
     slower = "slower"
@@ -294,7 +294,7 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """What makes a sample suspicious: the first four on a device with queues, the others on the processor."""
+    """Reasons to suspect a sample: the first four on a device with queues, the others on the processor."""
 
     host_bound = 1  # its device time is less than a few times what the host needs to issue it
     not_hidden = 2  # the device had to wait for the host while it was timed
@@ -305,7 +305,7 @@ class Flag(enum.IntFlag):
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a device's driver says at one moment; a 0 is not known.
+    """The state of a device by its driver at one moment; 0: not known.
 
     `slowed_by` has the bits of NVML's reasons for a clock below the highest (devices/nvml.py).
     """
@@ -317,7 +317,7 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20
-"""So many bits of a number hold the epoch, the visit and the block of a sample."""
+"""Bits of a number for the epoch, the visit and the block of a sample."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -367,15 +367,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
-"""Of an environment's `clocks`, what somebody sets and what stays: a GPU is another one with another of these."""
+"""Entries of an environment's `clocks` that are set and stay: with another value it counts as another GPU."""
 
 
 BOOT = "boot"
-"""Of an environment's `moment`, a digest that is another one for each machine, and each time that it is started."""
+"""Entry of an environment's `moment`: a digest that differs for each machine and each start of it."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run took place. No host name and no path: those identify people, not machines."""
+    """The machine and software of a run. No host name and no path: those identify people, not machines."""
 
     cpu: str
     cpu_capability: str
@@ -405,7 +405,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine_fingerprint(self) -> str:
-        """The same without what each process sets for itself: threads, settings and flags."""
+        """The fingerprint of the machine: without threads, settings and flags, which each process sets."""
         return hashlib.sha256(msgspec.json.encode(self.machine(), order="deterministic")).hexdigest()[:8]
 
     def machine(self) -> dict[str, Any]:
@@ -466,7 +466,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Place:
-        """What workloads must match."""
+        """The place that workloads must match."""
         return self.device, self.dtype, self.num_threads
 
     @property
@@ -521,7 +521,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """What no other cell of the run shares."""
+        """The cell's key, unique in its run."""
         return self.workload.id, self.arm
 
     def measurement(self, metric: str) -> Measurement | None:

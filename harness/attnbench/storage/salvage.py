@@ -1,6 +1,6 @@
-"""What is left of a damaged journal: every intact line that makes sense, as a run of its own that can be gone on with.
+"""Salvage a damaged journal: every intact line that makes sense becomes a run of its own, which can be continued.
 
-A line is intact where its own digest holds, whatever has become of the line before it. Without digests, as in older
+A line is intact where its own digest holds, whatever happened to the line before it. Without digests, as in older
 journals, a line is kept where it can be read.
 """
 
@@ -28,7 +28,7 @@ class Salvaged(NamedTuple):
 
 
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
-    """Write what is intact of the run in a folder, or of a journal, into a folder of its own.
+    """Write the intact lines of the run in a folder, or of a journal, into a folder of its own.
 
     Nothing is written where all is intact. `to` is a folder that holds no run; by default it lies next to the run.
 

@@ -8,7 +8,7 @@ from attnbench.storage.records import PROBE, Arm, Key, Place
 
 
 class Sense:
-    """What the events of a journal have said so far, and whether the next one fits."""
+    """The facts of a journal so far, which the next event must fit."""
 
     def __init__(self) -> None:
         self.workloads: frozenset[str] | None = None  # None: no run has begun
@@ -87,7 +87,7 @@ class Sense:
 
 
 def _once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[str, Key | Place, str]:
-    """What happens once in a run; anything else has a place of its own here, and is never kept."""
+    """The key of an event that happens once in a run; of others it is never stored."""
     match event:
         case events.CellMeasured():
             return f"measurement of {event.measurement.metric}", event.key, event.measurement.metric

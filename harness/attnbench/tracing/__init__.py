@@ -1,1 +1,1 @@
-"""Traces: how a case is watched by torch.profiler, what is taken out of the file and put into it, where files lie."""
+"""Traces: torch.profiler on a case, tidied files, and their folders."""

@@ -44,7 +44,7 @@ KEPT = (
     "displayTimeUnit",
     "baseTimeNanoseconds",
 )
-"""What a trace says of itself; everything else, `host_name` above all, is left out."""
+"""Metadata that a trace keeps; everything else, `host_name` above all, is left out."""
 RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}
 """Categories that the plug-in does not know, as it knows them: without, no operator has any time on the device."""
 STEP = "ProfilerStep#"
@@ -72,7 +72,7 @@ class Backward(Forward):
 
 
 def stepper(case: Case) -> Callable[[], object]:
-    """What a step calls: the phases that the workload's direction names."""
+    """The phases of a step, by the workload's direction."""
     leaves, keeps_graph = list(case.leaves.values()), case.workload.direction == "backward"
 
     def gradients(output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:

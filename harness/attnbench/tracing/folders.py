@@ -1,4 +1,4 @@
-"""Where traces lie: results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
+"""Traces are in results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
 
 A folder is a run to TensorBoard, and what stands before `.pt.trace.json` is its worker: the implementation's name, not
 the host's, which the profiler's own handler would take.
@@ -22,7 +22,7 @@ def trace_file(run: Path, workload_id: str, name: str) -> Path:
 
 
 def write(file: Path, trace: dict[str, Any]) -> int:
-    """Write a trace and return its bytes; what is there is either whole or absent.
+    """Write a trace, whole or not at all, and return its bytes.
 
     Raises:
         OSError: it cannot be written.

@@ -36,6 +36,8 @@ def test_bounds_of_shares_by_value():
         (acceptance._neighbours, [row("undecided", off=2.0, is_warned=1.0)], True),
         (acceptance._neighbours, [row("slower", off=2.0, is_warned=1.0)], False),
         (acceptance._neighbours, [row("undecided", off=2.0, is_warned=0.0)], False),
+        (acceptance._honest, [row("undecided", status="ok")], True),
+        (acceptance._honest, [row("undecided", status="ok"), row("none", status="invalid")], False),
     ],
 )
 def test_rows_pass_or_miss(judge, rows, passes):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import comparisons, noises
+from attnbench.analysis.comparisons import comparisons, control_effects
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import Report, story
@@ -131,7 +131,7 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
-    for found in noises(results).values():
+    for found in control_effects(results).values():
         assert found.ratio == pytest.approx(1.0, abs=0.04)
 
 

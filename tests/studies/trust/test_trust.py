@@ -33,12 +33,9 @@ def test_the_corpus_is_as_large_as_was_asked_for() -> None:
     assert len(forms.NAMES) >= 40
 
 
-def test_no_two_cases_share_a_name() -> None:
+def test_every_source_compiles_and_defines_its_candidate_under_a_name_of_its_own() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
     assert not set(forms.NAMES) & set(plugins.implementation_names())
-
-
-def test_every_source_compiles_and_defines_its_candidate() -> None:
     for case in CASES:
         assert "attend" in compile(case.source, case.id, "exec").co_names, case.id
         assert case.words, case.id
@@ -110,26 +107,25 @@ def _session(case: Cell, lost: str = "", **others: Cell) -> Session:
 CLEAN = Clean(sessions=(_session(_cell(2.0, 2.0)), _session(_cell(2.2, 2.1))), others={})
 
 
-def _row(session: Session, *, is_timeable: bool, words: tuple[str, ...] = ("cache",)) -> Row:
-    case = corpus.Case(id="x", group="g", does="Does.", source="", words=words, is_timeable=is_timeable)
+def _row(session: Session, *, is_timeable: bool) -> Row:
+    case = corpus.Case(id="x", group="g", does="Does.", source="", words=("cache",), is_timeable=is_timeable)
     return outcome.row(case, Tried(session=session, others={}), CLEAN)
 
 
-def test_any_time_of_skipped_work_is_wrong() -> None:
-    assert _row(_session(_cell(2.0, 2.0)), is_timeable=False).outcome == "TIME GIVEN WRONGLY"
-
-
-def test_a_true_time_is_near_that_of_clean_runs() -> None:
-    assert _row(_session(_cell(2.1, 2.0)), is_timeable=True).is_good
-    assert _row(_session(_cell(0.2, 2.0)), is_timeable=True).outcome == "TIME GIVEN WRONGLY"
-    assert _row(_session(_cell(2.0, 1.5)), is_timeable=True).outcome == "TIME GIVEN WRONGLY"
-
-
-def test_a_reason_must_name_the_effect() -> None:
-    refused = _cell(None, None, "disagrees", "its answers come from a Cache")
-    assert _row(_session(refused), is_timeable=False).is_good
-    other = _row(_session(refused), is_timeable=False, words=("threads",))
-    assert (other.outcome, other.is_good) == ("no time", False)
+@pytest.mark.parametrize(
+    ("cell", "is_timeable", "outcome", "is_good"),
+    [
+        (_cell(2.0, 2.0), False, "TIME GIVEN WRONGLY", False),  # any time of skipped work is wrong
+        (_cell(2.1, 2.0), True, "true time", True),
+        (_cell(0.2, 2.0), True, "TIME GIVEN WRONGLY", False),
+        (_cell(2.0, 1.5), True, "TIME GIVEN WRONGLY", False),
+        (_cell(None, None, "disagrees", "its answers come from a Cache"), False, "no time", True),
+        (_cell(None, None, "disagrees", "its answers come from threads"), False, "no time", False),
+    ],
+)
+def test_a_true_time_is_good_and_a_reason_that_names_the_effect(cell, is_timeable, outcome, is_good) -> None:
+    row = _row(_session(cell), is_timeable=is_timeable)
+    assert (row.outcome, row.is_good) == (outcome, is_good)
 
 
 @pytest.mark.parametrize(

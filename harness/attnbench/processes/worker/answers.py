@@ -1,7 +1,7 @@
-"""What a worker answers: it holds torch and the implementations, and keeps between requests what is costly to make.
+"""The answers of a worker, which holds torch and the implementations, and keeps costly objects between requests.
 
-Before each risky step it announces by the heartbeat what it is about to try, so that after a crash or a hang the
-coordinator knows which arm it was.
+The heartbeat announces each risky step before it begins, so that after a crash or a hang the coordinator knows which
+arm it was.
 """
 
 import math
@@ -78,7 +78,7 @@ class Bench:
         launch: str = "eager",
         on_step: Callable[[], object] = lambda: None,
     ) -> blocks.TimedCall:
-        """What the arm calls, built at first use: all of a process in the same way.
+        """The arm's timed call, built at first use: all of a process in the same way.
 
         `on_step` is called before each copy of the inputs is made, and before the call on each.
 
@@ -108,7 +108,7 @@ class Bench:
         return self._reference
 
     def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
-        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or "".
+        """The fault of a timed arm's output, on other values in the same tensors; or "".
 
         Raises:
             CaptureError: a replay of its graph no longer does what the call does.
@@ -124,11 +124,11 @@ APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error
 
 
 class Worker:
-    """Answers requests; keeps what is costly to make between them."""
+    """Answers requests; keeps costly objects between them."""
 
     @cached_property
     def exchange(self) -> Exchange:
-        """Where outputs are handed in."""
+        """The file through which outputs are handed in."""
         return Exchange()
 
     @cached_property
@@ -242,10 +242,10 @@ class Worker:
         return reply
 
     def _blamed(self, request: messages.Work, reply: messages.Reply) -> messages.Failed:
-        """What is said in place of any reply, where the device fails from now on in this process.
+        """The failure that replaces any reply once the device fails in this process.
 
-        What was queued may fail after the answer was given, and what a broken device answers is no answer. A judge
-        takes it for the loss of the candidate's process, whose later calls would tell of the device alone.
+        Queued work may fail after the answer was given, and a broken device gives no valid answer. A judge takes it for
+        the loss of the candidate's process, whose later calls would show the device's failure alone.
         """
         failed = reply if isinstance(reply, messages.Failed) else messages.Failed(status=Status.error, message="")
         arm = PROBE
@@ -279,10 +279,10 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Put back what was changed; an import, or what builds a module, may change what can be put back.
+        """Put back changed settings; imports and builds may change those that can be put back.
 
         Raises:
-            SharedStateError: a call changed settings, or what is made did and they cannot be put back.
+            SharedStateError: a call changed settings, or an import or a build changed some that cannot be put back.
         """
         changes = self.guard.restore()
         if blamed := changes.stuck if is_making else changes.settings:

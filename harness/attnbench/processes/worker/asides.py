@@ -1,4 +1,4 @@
-"""What a worker answers outside of a run: declarations, certificates of invariance, attention inside a model."""
+"""Answers outside of a run: declarations, certificates of invariance, attention inside a model."""
 
 import warnings
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def certificate(
 
 
 class Asides:
-    """Answers what is about no workload; holds one model, with what is expected of it."""
+    """Answers requests about no workload; holds one model with its expected tensors."""
 
     def __init__(self, on_step: Callable[[], object]) -> None:
         self.on_step = on_step

@@ -1,4 +1,4 @@
-"""Calls that may fail: made to predict what a cell will cost, or to test a prediction; and what to say of a failure.
+"""Calls that may fail: made to predict the cost of a cell, or to test a prediction; and descriptions of failures.
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
 the exponent of growth, and with it the prediction of the time of a call and of its peak memory. A cell that is wrongly
@@ -32,13 +32,13 @@ from attnbench.workloads.workload import Workload
 WARM_LEN = 512
 """The length of the first calls, which fit: libraries make their buffers, and threads start."""
 DRAWING = 3
-"""Inputs are drawn in float64 and then cast: with temporary copies, so many times their float64 size."""
+"""Inputs are drawn in float64 and then cast: with temporary copies, this multiple of their float64 size."""
 FLOAT64_BYTES = 8
 FIRST_LEN = 16
 STEP = 4
 FIRST_COMPILED_LEN = 256
 COMPILED_STEP = 16
-"""What compiles for every length climbs by fewer: always the same ones, which a compiler's own cache knows by then."""
+"""Compiled implementations climb by fewer lengths, always the same ones, which the compiler's cache knows by then."""
 SCORE_COPIES = 8
 """The memory of a cell is not measured where its score matrix, this many times over, fits into the limit: no form of
 attention keeps more copies of it."""
@@ -48,14 +48,14 @@ CLEARLY_OVER = 4.0
 """A prediction of more than this many times the limit is not tried again, once it was made twice."""
 LONGEST_MESSAGE = 600
 FREED_GRAPH = "backward through the graph a second time"
-"""What torch says where a call uses what an earlier one has kept."""
+"""Torch's message where a call uses a graph that an earlier one has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
-"""Where no frame of a traceback is the user's."""
+"""Folders whose frames in a traceback are not the user's."""
 
 
 Cost = tuple[float, float | None]
-"""Of one call: seconds, and the peak in bytes, or None where memory is not counted."""
+"""Seconds of one call, and its peak in bytes, or None where memory is not counted."""
 
 
 class OutOfReachError(Exception):

@@ -59,7 +59,7 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
     """Draws without the internet."""
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """What the plug-in serves, by path, with our pages in place of its own."""
+        """The pages of the plug-in by path, with ours in place of its own."""
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
         scripts = {"/charts.js": script(*CHARTS), "/elements.js": script("elements")}
         pages = {f"/{name}": page(name) for name in REPLACED}
@@ -99,14 +99,14 @@ def align(compared: Any) -> None:  # noqa: ANN401
 
 
 def readable(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """The traces that can be read, and what is wrong with each of the others."""
+    """The traces that can be read, and the faults of the others."""
     faults = {file: _fault(file, file.stat().st_mtime_ns) for file in files}
     return [file for file, fault in faults.items() if not fault], [fault for fault in faults.values() if fault]
 
 
 @cache
 def _fault(file: Path, _changed_ns: int) -> str:
-    """What is wrong with a trace, or "". The plug-in looks for new ones all the time: none is read twice for it."""
+    """The fault of a trace, or "". The plug-in looks for new ones all the time: none is read twice for it."""
     try:
         folders.read(file)
     except ValueError as error:

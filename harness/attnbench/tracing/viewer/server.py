@@ -19,7 +19,7 @@ DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 
 
 def launch(folder: Path, port: int) -> tuple[str, list[str]]:
-    """Serve the traces below `folder`: the address, and what is wrong with those that cannot be shown.
+    """Serve the traces below `folder`: the address, and the faults of those that cannot be shown.
 
     Starts threads, and processes that read the traces and import the main module: guard it.
 
@@ -44,7 +44,7 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
 
 
 def stopping() -> SimpleQueue[int]:
-    """Where Ctrl-C and SIGTERM arrive from now on; a script that starts us in the background would have us ignore one.
+    """A queue that receives Ctrl-C and SIGTERM from now on, even in a script that runs in the background.
 
     A queue of this kind may be filled by a signal at any moment. threading.Event may not: a signal that comes while
     wait() holds its lock waits for that lock for ever.
@@ -64,7 +64,7 @@ def wait(stopped: SimpleQueue[int]) -> None:
 
 
 def shown_folder(run: Path) -> Path:
-    """What to serve of a folder of traces: the only workload in it, so that names stay short, or all of it."""
+    """The folder to serve: the only workload in a folder of traces, so that names stay short, or all of it."""
     paths = [file.relative_to(run).parts for file in folders.trace_files(run)]
     workloads = {path[0] for path in paths}
     return run / workloads.pop() if len(workloads) == 1 and all(len(path) == DEPTH for path in paths) else run
