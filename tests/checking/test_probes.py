@@ -69,14 +69,13 @@ class WrongInInferenceMode(Honest):
 
 
 class SumsInHalf(Honest):
-    """Adds up the outputs of splits of the keys in the dtype of the inputs, and divides at the end."""
+    """Adds up what the keys contribute in the dtype of the inputs."""
 
     def attend(self, query, key, value, mask):
-        scores = query.float() @ key.float().mT / query.shape[-1] ** 0.5
-        total = scores.logsumexp(-1, keepdim=True)
+        weights = (query.float() @ key.float().mT / query.shape[-1] ** 0.5).softmax(-1)
         output = 0
-        for part, values in zip(scores.split(8, dim=-1), value.float().split(8, dim=-2), strict=True):
-            output = output + ((part - total).exp() @ values).to(query.dtype)
+        for number in range(key.shape[2]):
+            output = output + (weights[..., number : number + 1] * value[..., number : number + 1, :]).to(query.dtype)
         return output
 
 
@@ -108,7 +107,7 @@ def broken_rules(found):
     return {each.rule for each in found.rules if not each.holds and not each.is_noted}
 
 
-LONG = {"seq_len": 20, "kv_len": 300}
+LONG = {"batch_size": 1, "seq_len": 8, "kv_len": 2048}
 
 
 @pytest.mark.parametrize(

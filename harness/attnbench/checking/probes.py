@@ -36,7 +36,7 @@ LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.
 """In half precision less: a rounding of a projected query or key would decide between keys."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
 """What is added to normal values; a rounding of the sum is a small share of the values' spread."""
-FLAT, MANY_KEYS = 0.3, 256
+FLAT, MANY_KEYS = 0.3, 1024
 TOKENS = ("query", "key", "value", "x", "context")
 
 
