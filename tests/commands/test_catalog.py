@@ -30,7 +30,7 @@ def test_each_implementation_is_printed_with_what_it_lacks_or_why_it_is_not_here
     monkeypatch.setenv("COLUMNS", "80")
     terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
     table, _, absent = capsys.readouterr().out.partition("Not here:")
-    assert re.search("^fused +-$", table, re.MULTILINE)
+    assert re.search("^sdpa +cap$", table, re.MULTILINE)
     assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
     monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
     terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))

@@ -202,14 +202,26 @@ def test_what_it_cannot_be_given_is_unsupported_with_the_reason(function, mask, 
     assert said in str(reason_against(from_value(function, "f"), Workload(mask=mask)))
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda query, key, value: query, "the function has no parameter dropout, the share of the weights to drop"),
-    ],
-)
-def test_a_function_that_cannot_drop_is_told_which_parameter_it_needs(function, said):
-    assert said in str(reason_against(from_value(function, "f"), Workload(dropout=0.1, direction="forward")))
+def test_a_function_that_cannot_drop_is_told_which_parameter_it_needs():
+    made = from_value(lambda query, key, value: query, "f")
+    assert "no parameter dropout" in str(reason_against(made, Workload(dropout=0.1, direction="forward")))
+
+
+def by_window(query, key, value, *, window_size=(-1, -1), softcap=None):
+    """A window counted from the end, as flash-attention takes it, and a softcap."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None] - (key.shape[2] - query.shape[2])
+    left, right = window_size
+    hidden = ((right >= 0) & (ahead > right)) | ((left >= 0) & (ahead < -left))
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("mask", ["causal", "sliding_window(3)+softcap(2)", "window(2,1)", "none"])
+def test_windows_and_softcaps_reach_a_function_that_names_them(mask):
+    found = judged(by_window, mask=mask)
+    assert found.agrees, found.diagnosis
+    assert "only none, causal and sliding windows" in judged(by_window, mask="padding")
 
 
 def needs_more(query, key, value, window, layer):

@@ -235,9 +235,7 @@ def print_support(entries: Sequence[dict[str, str]], questions: Iterable[str], r
     answers = {entry["implementation"]: {name for name in questions if entry[name] == "yes"} for entry in entries}
     possible = set().union(*answers.values())
     here = {name: [each for each in questions if each in possible - own] for name, own in answers.items() if own}
-    print_table(
-        ("implementation", "all but"), [(name, ", ".join(missing) or MISSING) for name, missing in here.items()]
-    )
+    print_table(("implementation", "lacks"), [(name, ", ".join(missing) or MISSING) for name, missing in here.items()])
     if impossible := [name for name in questions if name not in possible]:
         say(f"None supports: {', '.join(impossible)}")
     absent = grouped((entry for entry in entries if entry["implementation"] not in here), _first_reason)

@@ -24,7 +24,10 @@ from attnbench.contract.functions import ByFunction, Declared, FunctionAttention
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
-FLOPS: dict[str, Callable[[Workload], int | None]] = {"dense": dense_flops, "unknown": lambda _: None}
+FLOPS: dict[str, Callable[[Workload], int | None]] = {
+    "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # sinks are one more key
+    "unknown": lambda _: None,
+}
 
 
 @cache
@@ -74,10 +77,8 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
         sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
         if workload.scope == "attention":
             return function.unsupported(workload)
-        if not workload.mask_rule.is_additive:
-            return "its module has no softcap"
-        if workload.sinks != "none":
-            return "its module takes no sinks"
+        if not workload.mask_rule.is_additive or workload.sinks != "none":
+            return "its module takes no softcap and no sinks"
         if declared.has_no_empty_rows and workload.mask_rule.has_empty_rows(*sizes):
             return "its module gives NaN to a query that sees no key"
         return whole.unsupported(workload)

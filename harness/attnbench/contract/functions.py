@@ -380,14 +380,14 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
     if not rule.is_additive and "softcap" not in names:
         return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
-    if not rule.is_additive and not _caps_first(rule):
+    if any(not part.is_additive for part in rule.changes[1:]):
         return f"mask {rule} adds to scores before its softcap, and the function after it"
     if any(part.is_additive for part in rule.changes) and not takes_numbers:
         return f"the function has no parameter bias, and mask {rule} changes scores"
     if not rule.hides or signature.call is not None or {"mask", "bias"} & set(names):
         return None
     if "window_size" in names:
-        return not_a_window(rule, workload.seq_len, workload.kv_len)
+        return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)
     for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight), ("key_padding_mask", Padding)):
         if keyword in names:
             if _hides_as(rule, kind, is_square=workload.seq_len == workload.kv_len):
@@ -396,9 +396,10 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
 
 
-def _caps_first(rule: Mask) -> bool:
-    """Whether a softcap comes before everything that is added to the scores."""
-    return all(part.is_additive for part in rule.changes[1:])
+def _hiding(rule: Mask) -> Mask:
+    """The one part that hides keys, or the whole mask."""
+    hiding = [part for part in rule.parts if part.hides]
+    return hiding[0] if len(hiding) == 1 else rule
 
 
 def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
@@ -409,10 +410,9 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         caps = [part.arguments[0] for part in rule.changes if not part.is_additive]
         passed[names["softcap"]] = float(caps[0]) if caps else None
     if "window_size" in names:
-        passed[names["window_size"]] = attention_window(rule, *mask.sizes[1:])
-    has_changes = any(part.is_additive for part in rule.changes)
+        passed[names["window_size"]] = attention_window(_hiding(rule), *mask.sizes[1:])
+    has_changes, is_square = any(part.is_additive for part in rule.changes), mask.sizes[1] == mask.sizes[2]
     if signature.declared.has_sdpa_mask and "mask" in names:
-        is_square = mask.sizes[1] == mask.sizes[2]
         is_causal = "is_causal" in names and not has_changes and _hides_as(rule, Causal, is_square=is_square)
         is_causal = is_causal and mask.sinks is None
         if "is_causal" in names:
@@ -424,7 +424,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         empty = mask.empty if has_empty else None
         passed[names["mask"]] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
         return passed, empty
-    is_square, is_passed = mask.sizes[1] == mask.sizes[2], False
+    is_passed = False
     for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight)):
         if keyword in names:
             passed[names[keyword]] = is_kind = not is_passed and _hides_as(rule, kind, is_square=is_square)
@@ -443,9 +443,8 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
 
 def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
     """Whether a mask hides what a mask of that kind hides: where T = S, either alignment of the causal one."""
-    hiding = [part for part in rule.parts if part.hides]
     kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
-    return len(hiding) == 1 and isinstance(hiding[0], kinds)
+    return isinstance(_hiding(rule), kinds)
 
 
 def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:

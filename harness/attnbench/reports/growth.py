@@ -153,7 +153,7 @@ def facts(growth: Growth) -> dict[str, object]:
 def curves(growths: Sequence[Growth]) -> list[Picture]:
     """Draw measurements, fitted curve, limit, and the calls that checked it, for each panel."""
     return [
-        plot([_panel(title, members)], title=CURVES, subtitle=title, y_label="peak memory", unit="bytes", note=NOTE)
+        plot([_panel(title, members)], title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
         for title, members in by_panel(growths).items()
     ]
 
