@@ -63,6 +63,22 @@ class WrongWithoutGradients(Honest):
         return out if torch.is_grad_enabled() else out * 1.1
 
 
+class WrongInInferenceMode(Honest):
+    def attend(self, *given):
+        return super().attend(*given) * (1.1 if torch.is_inference_mode_enabled() else 1.0)
+
+
+class SumsInHalf(Honest):
+    """Adds up what the keys contribute in the dtype of the inputs."""
+
+    def attend(self, query, key, value, mask):
+        weights = (query.float() @ key.float().mT / query.shape[-1] ** 0.5).softmax(-1)
+        output = 0
+        for number in range(key.shape[2]):
+            output = output + (weights[..., number : number + 1] * value[..., number : number + 1, :]).to(query.dtype)
+        return output
+
+
 class UsesTheStridesOfTheQuery(Honest):
     def attend(self, query, key, value, mask):
         return super().attend(query, key.as_strided(key.shape, query.stride()), value, mask)
@@ -91,7 +107,16 @@ def broken_rules(found):
     return {each.rule for each in found.rules if not each.holds and not each.is_noted}
 
 
-@pytest.mark.parametrize("axes", [{"mask": "causal"}, {"mask": "additive"}, {"layout": "mixed"}, {"dtype": "bfloat16"}])
+LONG = {"batch_size": 1, "seq_len": 8, "kv_len": 2048}
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *({"mask": "causal"}, {"mask": "additive"}, {"layout": "mixed"}, {"dtype": "bfloat16"}),
+        *({"dtype": "bfloat16", **LONG}, {"dtype": "float16", **LONG}),
+    ],
+)
 def test_an_honest_form_is_right_on_every_probe_and_rule(axes):
     assert verdict(Honest, **axes).agrees
 
@@ -107,6 +132,8 @@ def test_an_honest_form_is_right_on_every_probe_and_rule(axes):
         (StartsItsMaximumAtMinus100, {}, {"shifted"}),
         (StartsItsMaximumAtMinus100, {"dtype": "float16"}, {"shifted"}),
         (RoundsTheBias, {"mask": "additive"}, {"normal"}),
+        (SumsInHalf, {"dtype": "bfloat16", **LONG}, {"offset"}),
+        (SumsInHalf, {"dtype": "float16", **LONG}, {"offset"}),
     ],
 )
 def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
@@ -117,6 +144,7 @@ def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
     ("module", "rule"),
     [
         (WrongWithoutGradients, "without gradients"),
+        (WrongInInferenceMode, "without gradients"),
         (UsesTheStridesOfTheQuery, "layouts"),
     ],
 )

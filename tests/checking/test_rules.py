@@ -176,6 +176,25 @@ def no_scale_of_0(query, key, value, *, mask, scale=None):
     return masked(query, key, value, mask, scale or None)
 
 
+class RowOfBias(torch.autograd.Function):
+    """Adds a bias, whose gradient over all queries is their mean."""
+
+    @staticmethod
+    def forward(ctx, scores, bias):
+        ctx.sizes = bias.shape
+        return scores + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        is_row = ctx.sizes[2] == 1 < grad.shape[2]
+        return grad, (grad.mean(2, keepdim=True) if is_row else grad).sum_to_size(ctx.sizes)
+
+
+def mean_for_a_row(query, key, value, *, bias):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if bias is None else RowOfBias.apply(scores, bias)).softmax(-1) @ value
+
+
 def any_mask(query, key, value, *, mask, scale=None):
     return masked(query, key, value, mask, scale)
 
@@ -280,6 +299,12 @@ def test_masks_that_differ_by_head_are_read_or_refused():
     assert (found.holds, found.is_noted) == (False, False)
     assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="causal")
     assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
+
+
+@pytest.mark.parametrize(("name", "is_right"), [("mean_for_a_row", False), ("sdpa", True)])
+def test_the_gradient_of_a_row_of_bias_is_a_sum_over_queries(name, is_right):
+    found = implementation(name) if is_right else mean_for_a_row
+    assert ("row of bias" in broken(found, mask="relative_buckets(8,20)", direction="forward")) is not is_right
 
 
 def test_sums_that_overflow_in_float16_are_noted():

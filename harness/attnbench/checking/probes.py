@@ -34,6 +34,9 @@ POINTED, POINTED_OF_HUGE = 0.4, 0.2
 """The share of the largest logit by which a query's own key exceeds the others."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
 """In half precision less: a rounding of a projected query or key would decide between keys."""
+OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
+"""What is added to normal values; a rounding of the sum is a small share of the values' spread."""
+FLAT, MANY_KEYS = 0.3, 1024
 TOKENS = ("query", "key", "value", "x", "context")
 
 
@@ -241,6 +244,22 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
     return replace(inputs, tensors=inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()})
 
 
+def draw_offset(workload: Workload, seed: int) -> Inputs:
+    """Scores of like size over many keys, and values far from 0: sums that are kept in half precision lose digits.
+
+    Raises:
+        VacuousError: the dtype is not half precision, there are few keys, or the scope is `module`.
+    """
+    if workload.scope == "module" or workload.dtype not in OFFSETS or workload.kv_len < MANY_KEYS:
+        raise VacuousError("only sums of many numbers in half precision show it")
+    inputs = draw_normal(workload, seed)
+    moved = {
+        "query": FLAT * inputs.tensors["query"],
+        "value": inputs.tensors["value"] + OFFSETS[workload.dtype],
+    }
+    return replace(inputs, tensors=inputs.tensors | moved)
+
+
 def _times(inputs: Inputs, factor: float) -> Inputs:
     times = {name: factor * tensor for name, tensor in inputs.tensors.items() if name in TOKENS}
     return replace(inputs, tensors=inputs.tensors | times)
@@ -253,5 +272,6 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "huge": draw_huge,
     "shifted": draw_shifted,
     "equal": draw_equal,
+    "offset": draw_offset,
 }
 """Every kind of input that the check tries, by name."""

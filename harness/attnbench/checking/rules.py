@@ -34,7 +34,16 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.contract.memory import LAYOUTS, MASK_FORMS, OF_HEADS, OF_OTHERS, packed
+from attnbench.contract.memory import (
+    COPIED_ROW,
+    LAYOUTS,
+    MASK_FORMS,
+    OF_HEADS,
+    OF_OTHERS,
+    ONE_ROW,
+    OTHER_MASKS,
+    packed,
+)
 from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -164,10 +173,18 @@ class Candidate:
         return self.output_of(case).detach()
 
     def ask(
-        self, tensors: Mapping[str, Tensor] | None = None, grad: Tensor | None = None, frozen: Collection[str] = ()
+        self,
+        tensors: Mapping[str, Tensor] | None = None,
+        grad: Tensor | None = None,
+        frozen: Collection[str] = (),
+        form: str = "",
     ) -> Answer:
-        """The output and the gradients on the normal inputs, some of them replaced, for that gradient of the output."""
+        """The output and the gradients on the normal inputs, some of them replaced, for that gradient of the output.
+
+        `form` is that of the mask.
+        """
         case = self.changed(tensors, frozen)
+        vars(case.mask).update(form=form)
         output = self.output_of(case)
         return {"output": output.detach()} | self.pulled_back(case, output, grad)
 
@@ -277,14 +294,18 @@ def fewer_keys(candidate: Candidate) -> str | None:
 
 
 def without_gradients(candidate: Candidate) -> str:
-    """A call without gradients is right, and so is the next one on inputs that are nearly the same."""
-    outputs: list[Tensor] = []
-    for reference in () if right_when_short(candidate) else (candidate.normal, candidate.references.near):
-        with torch.no_grad():
-            outputs.append(candidate.case(reference).output())
-        if found := output_off(candidate, outputs[-1], reference):
-            is_kept = len(outputs) > 1 and torch.equal(*outputs)
-            return KEPT if is_kept else f"without gradients (torch.no_grad), {found}"
+    """Calls without gradients are right, and so is the next one on inputs that are nearly the same."""
+    if right_when_short(candidate):
+        return ""
+    for mode in (torch.no_grad, torch.inference_mode):
+        outputs: list[Tensor] = []
+        for reference in (candidate.normal, candidate.references.near):
+            case = candidate.case(reference)
+            with mode():
+                outputs.append(case.output())
+            if found := output_off(candidate, outputs[-1], reference):
+                is_kept = len(outputs) > 1 and torch.equal(*outputs)
+                return KEPT if is_kept else f"without gradients (torch.{mode.__name__}), {found}"
     return ""
 
 
@@ -427,7 +448,7 @@ def mask_forms(candidate: Candidate) -> str | None:
     if not _has_mask(candidate.workload):
         return None
     expected = {"output": candidate.output}
-    forms = [name for name in MASK_FORMS if name not in {OF_HEADS, OF_OTHERS}]
+    forms = [name for name in MASK_FORMS if name not in OTHER_MASKS]
     return first_apart(
         candidate, ((f"a mask that is {form} gives", partial(_under, candidate, form), expected) for form in forms)
     )
@@ -443,6 +464,15 @@ def masks_of_heads(candidate: Candidate) -> str | None:
     expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
     trial = f"a mask that is {OF_HEADS} gives", partial(_under, candidate, OF_HEADS), {"output": expected}
     return first_apart(candidate, [trial])
+
+
+def row_of_bias(candidate: Candidate) -> str | None:
+    """A learned bias that is one row for all queries has the gradient that its copies have together."""
+    workload = candidate.workload
+    if not candidate.is_trained or workload.scope == "module" or not workload.mask_rule.is_learned:
+        return None
+    one = partial(candidate.ask, form=ONE_ROW)
+    return first_apart(candidate, [(f"a bias that is {ONE_ROW} gives", one, candidate.ask(form=COPIED_ROW))])
 
 
 def _has_mask(workload: Workload) -> bool:
@@ -630,6 +660,7 @@ DECIDING: dict[str, Tried] = {
     "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
     "masks in memory": Tried(mask_forms, ("scope", "mask")),
     "masks of heads": Tried(masks_of_heads, ("scope", "direction", "hides")),
+    "row of bias": Tried(row_of_bias, ("scope", "direction", "mask")),
     "layouts": Tried(layouts, OF_OPERANDS),
     "expanded": Tried(expanded, OF_OPERANDS),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
@@ -638,7 +669,7 @@ BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""
 MAY_REFUSE = {
     *("gradients apart", "second backward pass", "shared memory", "fewer keys", "masks in memory", "masks of heads"),
-    *("layouts", "expanded", "incoming gradients", "scale of 0"),
+    *("row of bias", "layouts", "expanded", "incoming gradients", "scale of 0"),
 }
 """An error about a layout, say, is no wrong answer: it is noted."""
 NOTED: dict[str, Tried] = {

@@ -58,6 +58,7 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "the first rows of longer tensors": longer,
 }
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
+ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -66,8 +67,10 @@ MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     OF_HEADS: lambda mask, sizes: torch.where(
         torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
     ).expand(sizes),
+    ONE_ROW: lambda mask, _: mask[..., :1, :],
+    COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Forms in which a function may be handed its mask or bias at sizes (B, H, T, S), other than it is made.
-
-The last two are other masks: what holds for a key holds for the next one, in every head or in every other one.
-"""
+"""Forms in which a function may be handed its mask or bias at sizes (B, H, T, S), other than it is made."""
+OTHER_MASKS = {OF_HEADS, OF_OTHERS, ONE_ROW, COPIED_ROW}
+"""Forms that are other masks: what holds for a key holds for the next one, in every head or in every other one; or all
+queries have the first one's row."""

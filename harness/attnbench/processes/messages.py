@@ -156,7 +156,7 @@ class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
 
 
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
-    """Call a module forward; `needs` names the tensors that get gradients.
+    """Call a module forward; `needs` names the tensors that get gradients. `is_inference`: in torch.inference_mode.
 
     With `weights` the module is built first: a cell's first module alone is built by Build, which says what it offers.
     """
@@ -173,6 +173,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     dropout: float
     mask_form: str = ""
     world_size: int = 1
+    is_inference: bool = False
 
 
 class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):

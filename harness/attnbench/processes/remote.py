@@ -208,6 +208,7 @@ class Remote:
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
+            is_inference=torch.is_inference_mode_enabled(),
         )
         self._see_changes(reply, inputs)
         output = self._exchange.receive(reply.tensors["output"], mask.device)
@@ -398,7 +399,8 @@ class Candidates:
         mask.form = request.mask_form
         mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
         inputs = given.values()
-        with conduct.watched({}, mask, inputs=inputs) as seen, torch.set_grad_enabled(bool(request.needs)):
+        mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
+        with conduct.watched({}, mask, inputs=inputs) as seen, mode:
             if "query" in given:
                 attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
                 output = attend(given["query"], given["key"], given["value"], mask)
