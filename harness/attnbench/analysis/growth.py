@@ -142,7 +142,7 @@ def curve(points: Sequence[tuple[int, float]]) -> Parts:
     x, y = np.array(points, dtype=np.float64).T
     powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
     found, _ = nnls(powers * y[-1], np.ones(len(x)))
-    found[found < EXACT] = 0.0  # relative to the bytes at the longest length: rounding residue must not reach a limit when extrapolated
+    found[found < EXACT] = 0.0  # rounding residue must not reach a limit
     a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(found))
     return a, b, c
 

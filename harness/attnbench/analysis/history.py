@@ -92,7 +92,7 @@ def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
     The paths are run folders, journals, or folders of them.
 
     Raises:
-      ValueError: nothing can be read, or two different runs have the same name.
+        ValueError: nothing can be read, or two different runs have the same name.
     """
     notes: list[str] = []
     journals = list(dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)))
@@ -182,7 +182,7 @@ def follow(
     Without `implementations` all are included; `workload` is a pattern for ids.
 
     Raises:
-      ValueError: no cell has the metric; the message lists the available ones.
+        ValueError: no cell has the metric; the message lists the available ones.
     """
     names = {plugins.name_of(spec) for spec in implementations}
     found: dict[tuple[object, ...], list[Row]] = {}

@@ -68,8 +68,8 @@ def learn(results: Sequence[Results], *, smallest_effect: float = SMALLEST_EFFEC
     """Learn the policy that the runs of one machine support; candidates are implementations with a name.
 
     Raises:
-      ValueError: the runs are from several machines, timed replayed graphs, or have no workload that timed both `sdpa` and
-          another implementation.
+        ValueError: the runs are from several machines, timed replayed graphs, or have no workload that timed both
+            `sdpa` and another implementation.
     """
     if graphs := [run.run for run in results if run.plan.launch == "graph"]:
         raise ValueError(
@@ -114,7 +114,7 @@ def measure(results: Sequence[Results]) -> list[Measured]:
     """Workloads with a time of `sdpa`, without candidates that were wrong on any workload.
 
     Raises:
-      ValueError: there is none, or no other implementation was timed.
+        ValueError: there is none, or no other implementation was timed.
     """
     table: dict[Workload, Measured] = {}
     wrong = {record.implementation for run in results for record in run.records if record.is_wrong}

@@ -60,9 +60,7 @@ class Results:
     doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are in doubt
     system_load: SystemLoad | None = None  # load from other work during the run
     devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, if a driver reports its state
-    accepted: tuple[
-        events.BaselineAccepted, ...
-    ] = ()  # for a stored baseline: reasons of it and its predecessors
+    accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
@@ -109,8 +107,8 @@ def read(path: Path) -> Results:
     """Read the run at `path`: its folder or its journal.
 
     Raises:
-      ValueError: see `storage.journal.events`.
-      DamagedError: see `storage.journal.events`; or the journal does not begin with a run.
+        ValueError: see `storage.journal.events`.
+        DamagedError: see `storage.journal.events`; or the journal does not begin with a run.
     """
     journal = journal_of(path)
     history: list[Event] = []  # without visits: there may be a million

@@ -13,7 +13,7 @@ def only(results: Results, names: Sequence[str] = (), settings: Sequence[str] = 
     """Keep these implementations and the baseline, on workloads with one of these values.
 
     Raises:
-      ValueError: the run has no such implementation, axis or value.
+        ValueError: the run has no such implementation, axis or value.
     """
     wanted, axes = set(map(name_of, names)), parse_settings(settings)
     known = dict.fromkeys(record.implementation for record in results.records)

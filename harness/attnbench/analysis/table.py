@@ -232,7 +232,7 @@ def runs_at(path: Path) -> list[Path]:
     """Runs at a path: the run itself, or all runs below the folder.
 
     Raises:
-      ValueError: there is no run.
+        ValueError: there is no run.
     """
     if path.is_file() or has_journal(path):
         return [path]

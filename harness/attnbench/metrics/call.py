@@ -1,6 +1,6 @@
 """The time of one call, and its memory beyond inputs and mask: exact on the CPU, from the profiler's memory events.
 
-All of the memory is read from one recorded call (devices/recording.py).
+All memory metrics are read from one recorded call (devices/recording.py).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from attnbench.workloads.workload import Workload
 
 OUTSIDE_SHARE = 0.1
-"""Share of the peak from which memory outside of torch's allocator is mentioned."""
+"""Least share of the peak for a note on memory outside of torch's allocator."""
 
 
 def has_caching_allocator(workload: Workload) -> bool:
-    """Whether torch keeps memory that it has taken from the device, as CUDA's allocator does."""
+    """Whether torch keeps freed device memory, as CUDA's allocator does."""
     return device(workload.device).has_caching_allocator
 
 
 def left_out(case: Case) -> str:
-    """Device memory that the peak leaves out, where it matters, in words."""
+    """A note on device memory that the peak leaves out, if it matters."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")

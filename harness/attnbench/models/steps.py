@@ -1,4 +1,4 @@
-"""The time of a whole model's step with one attention or another."""
+"""The time of a whole model's step with different attentions."""
 
 import functools
 import time
@@ -67,7 +67,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
 
 
 def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The function, which appends the seconds of each call to `spent`."""
+    """Wrap the function to append the seconds of each call to `spent`."""
 
     def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - the package's own signature
         start = time.perf_counter()
@@ -92,7 +92,7 @@ def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) ->
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Every configuration that a module of the model reads, once."""
+    """All configurations that modules of the model read, each once."""
     found = getattr(model, "_attnbench_configs", None)
     if found is None:
         every = {id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None}

@@ -51,7 +51,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     """Compare two stored runs.
 
     Raises:
-      ValueError: one of the runs compared two sides.
+        ValueError: one of the runs compared two sides.
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
@@ -163,7 +163,7 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     timed = [
         ruling
         for ruling in rulings
-        if ruling.metric == LATENCY and (ruling.effect is not None or ruling.kind is not Kind.same)  # skip the reference
+        if ruling.metric == LATENCY and (ruling.effect is not None or ruling.kind is not Kind.same)
     ]
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
@@ -444,7 +444,7 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
     if agreement is not None and agreement.agrees:
         probes = {probe.probe for probe in agreement.probes}
         before = tried(match.base.agreement if match.base else None)
-        if set(WHOLE_CHECK) <= probes or (before and before <= tried(agreement) and len(probes) > 1):  # as complete as the base's check
+        if set(WHOLE_CHECK) <= probes or (before and before <= tried(agreement) and len(probes) > 1):  # like the base's
             words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
             return msgspec.structs.replace(made, words=words)
     words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"

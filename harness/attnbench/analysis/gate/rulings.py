@@ -200,7 +200,7 @@ def load(path: Path | None) -> Thresholds:
     """Read the thresholds of a file; without one, of attnbench.toml in the working folder, or the defaults.
 
     Raises:
-      ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
+        ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
     """
     if path is None:
         path = Path(TOOL_FILE)
@@ -218,7 +218,7 @@ def parse(text: bytes) -> Thresholds:
     """Parse thresholds from TOML.
 
     Raises:
-      ValueError: the text is not TOML, or holds an unknown key or a bad value.
+        ValueError: the text is not TOML, or holds an unknown key or a bad value.
     """
     given = msgspec.toml.decode(text)
     gate = given.get("gate")

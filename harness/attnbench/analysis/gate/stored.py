@@ -37,7 +37,7 @@ def locate(name: str, results: Path) -> Path:
     """Find a run by its name below `results`, its folder or its journal; or any journal, baselines included, by file.
 
     Raises:
-      ValueError: there is none.
+        ValueError: there is none.
     """
     path = Path(name)
     return path if path.suffix == ".jsonl" and path.is_file() else find_run(name, results)
@@ -47,7 +47,7 @@ def find(candidate: Results, results: Path) -> Path:
     """The baseline of the candidate's environment, or else the last one accepted on any other.
 
     Raises:
-      ValueError: no baseline is stored.
+        ValueError: no baseline is stored.
     """
     for fingerprint in list(candidate.environments)[:1]:
         if (own := _own(fingerprint, results)) is not None:
@@ -70,7 +70,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     """Make the run at `run`, its folder or journal, the baseline of its environment; return the new path.
 
     Raises:
-      ValueError: the reason is missing, or the run cannot be a baseline; the message says why and what to do.
+        ValueError: the reason is missing, or the run cannot be a baseline; the message says why and what to do.
     """
     reason = " ".join(reason.split())
     if len(reason.split()) < FEWEST_WORDS:
