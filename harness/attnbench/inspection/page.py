@@ -78,7 +78,7 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
         pictures["mask"] = _mask(inspection.walks[0])
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
         differing = [(diff, each) for diff, each in pairs if each.outcome is not Outcome.agrees]
-        for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
+        for diff, comparison in (differing or pairs)[:1]:  # the first sentence with a difference, or the first
             if comparison.actual is not None and comparison.place is not None:
                 pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
         pictures["scaling"] = _scaling(inspection)

@@ -135,8 +135,8 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
     """One sentence as a workload of scope `module`; `mask` overrides the settings.
 
     Raises:
-        ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too large to
-            inspect.
+        ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
+            large to inspect.
     """
     chosen: dict[str, str] = {}
     for axis, values in sweep.parse_settings(settings).items():

@@ -190,7 +190,10 @@ def tried(subject: Subject) -> Iterator[LawTried]:
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """The first place where two outputs (B, H, T, V) differ, their share, and the largest difference; or ""."""
+    """Describe the difference of two outputs (B, H, T, V): first place, share of places, and the largest difference.
+
+    Returns "" if they are equal.
+    """
     if made.shape != right.shape or made.dtype != right.dtype:
         return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"
     differs = (made != right) & ~(made.isnan() & right.isnan())

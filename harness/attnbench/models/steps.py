@@ -16,9 +16,9 @@ from attnbench.timing.functions import FunctionComparison
 
 
 def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> list[StepTime]:
-    """The step of the whole model, forward or forward and backward, in interleaved blocks; the first is the baseline.
+    """Time the step of the whole model, forward or with backward, in interleaved blocks; the first is the baseline.
 
-    The package is asked for every attention by a name of its own, so that a call pays nothing for the exchange.
+    Each attention is registered under a name of its own, so that switching costs nothing inside a call.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

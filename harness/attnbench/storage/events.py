@@ -75,8 +75,8 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     base: Side
     candidate: Side
     is_apart: bool = False  # each side has its own processes; otherwise they share one
-    lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
-    new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
+    lost: dict[str, str] = msgspec.field(default_factory=dict)  # only in the base: reason by name
+    new: dict[str, str] = msgspec.field(default_factory=dict)  # only in the candidate: reason by name
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):

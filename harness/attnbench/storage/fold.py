@@ -31,7 +31,7 @@ class State:
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     probes: list[ProbeVisit] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up: there may be 100,000 of them
+    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up to date: there may be 100,000
 
     def conclude(self, cell: Key, status: Status) -> None:
         """Set the status of a cell, replacing an earlier one."""

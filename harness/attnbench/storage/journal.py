@@ -242,8 +242,8 @@ def events(path: Path) -> Iterator[Event]:
 
     Raises:
         ValueError: there is no such file.
-        DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer than
-            this version's.
+        DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
+            than this version's.
     """
     sense = soundness.Sense()
     for line in lines(path):

@@ -140,7 +140,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a rule about special rows, memory or layouts holds; one that is only noted does not decide."""
+    """The result of a rule on special rows, memory or layouts; a rule that is only noted does not affect the grade."""
 
     rule: str
     holds: bool
