@@ -84,7 +84,7 @@ def compare(
 
 
 def _are_stored(names: tuple[str, str], results: Path) -> bool:
-    """Whether both names stand for stored runs."""
+    """Whether both names refer to stored runs."""
     from attnbench.analysis.gate import stored
 
     try:

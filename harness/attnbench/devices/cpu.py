@@ -158,7 +158,7 @@ class Cpu(Device):
 
     @contextmanager
     def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Within: the private memory of the process is limited (setrlimit(2), RLIMIT_DATA), with `SLACK_BYTES` more."""
+        """Allow `limit_bytes` and `SLACK_BYTES` of additional private memory (setrlimit(2), RLIMIT_DATA) in the context."""
         gc.collect()
         with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)

@@ -50,7 +50,7 @@ class ShortlistStage(Stage):
                 continue
             session.show_progress("predict", workload.id, number, len(plan.asked))
             seconds, failed = _predictions(session, workload, plan.call_limit_s)
-            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
+            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # a retry
             seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
             out = _too_slow(session, seconds)
             for arm, reply in failed.items():

@@ -108,7 +108,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         session.start_worker()
         stages = plan.stages or stages
         planned = _stages(plan, stages, folder, stops_when_wrong=stops_when_wrong)
-        reasons = {type(stage): stage.run(session) for stage in planned}  # of stages that time, the last one's
+        reasons = {type(stage): stage.run(session) for stage in planned}  # the last stage that times
         reason = "; ".join(filter(None, reversed(reasons.values())))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)

@@ -104,9 +104,10 @@ class Exchange:
 
 
 def move(transfer: Callable[[int, list[memoryview], int], int], file: int, memory: memoryview, at: int) -> int:
-    """Read or write all bytes from a place in a file on, by preadv or pwritev; how many: fewer where the file ends.
+    """Read or write all bytes from a file position on, by preadv or pwritev; return their number.
 
-    One transfer moves 0x7ffff000 bytes at most: https://man7.org/linux/man-pages/man2/write.2.html.
+    The number is smaller if the file ends. One transfer moves 0x7ffff000 bytes at most:
+    https://man7.org/linux/man-pages/man2/write.2.html.
     """
     moved = 0
     while moved < len(memory) and (step := transfer(file, [memory[moved:]], at + moved)):

@@ -163,7 +163,7 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
-    """By name, each implementation on both sides: those given, or else every file of implementations/ on either."""
+    """Each implementation on both sides, by name: those in `given`, or all files of implementations/ on either."""
     roots = [Path(side.root) for side in sides if side.root]
     specs = list(dict.fromkeys(given))
     if not specs and not roots:  # two environments: compare the installed ones
@@ -186,7 +186,10 @@ def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
 
 
 def _on_side(spec: str, side: Side) -> OneSided:
-    """A path that was typed lies below the side's root; in a repository, it was typed from the current folder in it."""
+    """An implementation on one side; a typed path is below the side's root.
+
+    In a repository, the path was typed relative to the current folder.
+    """
     path, attribute = plugins.split(spec)
     if side.root:
         if path is None:

@@ -430,9 +430,9 @@ class ObserveStage(Stage):
 
 
 class KeptMemoryStage(Stage):
-    """Measure what calls of each foreign implementation keep, with gradients and without, each in its cheapest cell.
+    """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
 
-    One cell is as good as another: code that keeps something keeps it everywhere.
+    One cell suffices: code that keeps memory keeps it everywhere.
     """
 
     def run(self, session: Session) -> str:

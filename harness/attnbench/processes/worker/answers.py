@@ -257,7 +257,7 @@ class Worker:
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is one of many, timed or a judge's: what it has changed is looked for by a later one."""
+        """Whether a request is one of many, timed or a judge's: a later one looks for its changes of the process."""
         return isinstance(request, messages.Witness | messages.Consulted | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )
