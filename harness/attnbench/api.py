@@ -1,11 +1,11 @@
-"""From Python: `check`, `compare`, `run` and `load`, which give what the commands give, as objects.
+"""The Python API: `check`, `compare`, `run`, `fastest` and `load` return the results of the commands as objects.
 
     import attnbench
 
     attnbench.check(mine, mask="causal")
     attnbench.compare(mine, "sdpa", seq_len=[128, 512], mask="causal", budget=30)
 
-They work in scripts and in notebooks: a function that lies in no file is handed to the measuring processes by value.
+They work in scripts and in notebooks: functions without a file are passed to the measuring processes by value.
 """
 
 import base64

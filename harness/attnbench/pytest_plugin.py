@@ -4,7 +4,7 @@
         found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
         assert found.verdict != "slower"
 
-It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
+Pytest loads it automatically if attnbench is installed; heavy imports wait until a test uses the fixture.
 """
 
 import itertools

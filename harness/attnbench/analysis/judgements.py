@@ -132,7 +132,7 @@ class Judgement:
 
     @property
     def worst(self) -> float | None:
-        """The largest error as a share of the tolerance; None where an error is not finite."""
+        """The largest error as a share of the tolerance; None if an error is not finite."""
         ratios = [record.agreement.error_ratio for record in self.compared if record.agreement is not None]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None

@@ -52,7 +52,7 @@ def totals(results: Results) -> list[Total]:
     return sorted(found, key=lambda each: (order[each.mix.label], each.seconds is None, each.seconds or 0.0))
 
 
-def _total(  # noqa: PLR0913 - what is known of each cell
+def _total(  # noqa: PLR0913 - facts about each cell
     mix: Mix,
     arm: Arm,
     times_s: Mapping[Key, float],

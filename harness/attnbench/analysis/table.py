@@ -123,7 +123,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
     useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
 
     Raises:
-        ValueError: nothing can be read there; the message says what is wrong.
+        ValueError: nothing can be read there; the message explains why.
     """
     return _frame([row for results in _results(paths) for row in _cells(results)], CELL_COLUMNS)
 
@@ -132,7 +132,7 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
     """Every raw sample of every metric, in time order within its cell, with its place.
 
     Raises:
-        ValueError: nothing can be read there; the message says what is wrong.
+        ValueError: nothing can be read there; the message explains why.
     """
     return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 
@@ -147,7 +147,7 @@ def table(results: Results) -> "pd.DataFrame":
 
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
-    """The rows of a table, or of a part of one, as dictionaries with None where a value is missing."""
+    """The rows of a table, or of a part of one, as dictionaries with None for missing values."""
     bare = cells.to_numpy(dtype=object, na_value=None)  # type: ignore[arg-type]
     return [dict(zip(cells.columns, row, strict=True)) for row in bare.tolist()]
 

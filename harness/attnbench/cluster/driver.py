@@ -141,7 +141,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has n
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
-def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - likewise
+def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - as above
     """Start a task on a node; it holds its bench_slot and all processors and GPUs that Ray counts."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

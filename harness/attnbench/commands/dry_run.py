@@ -162,7 +162,7 @@ def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> lis
             if spec not in loaded:
                 try:
                     loaded[spec] = implementation(spec)
-                except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+                except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
                     loaded[spec] = error
             made = loaded[spec]
             if isinstance(made, Exception):

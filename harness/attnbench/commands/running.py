@@ -218,7 +218,7 @@ def write_reports(results: Results, folder: Path) -> bool:
         except OSError as error:
             again = f"finished cells are kept: free some, then attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
-        except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
+        except Exception as error:  # noqa: BLE001 - a broken report must not affect the others
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
     return failed

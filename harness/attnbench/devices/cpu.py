@@ -158,7 +158,10 @@ class Cpu(Device):
 
     @contextmanager
     def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Allow `limit_bytes` and `SLACK_BYTES` of additional private memory (setrlimit(2), RLIMIT_DATA) in the context."""
+        """Limit the private memory of the process inside the context to `limit_bytes` more, plus `SLACK_BYTES`.
+
+        Source: setrlimit(2), RLIMIT_DATA.
+        """
         gc.collect()
         with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)

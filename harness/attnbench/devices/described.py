@@ -83,7 +83,7 @@ def load(given: str) -> DataSheet:
     """Read the data sheet of that name, or that file.
 
     Raises:
-        ValueError: there is no such sheet, or the file is malformed; the message says what is wrong.
+        ValueError: there is no such sheet, or the file is malformed; the message names the error.
     """
     path = Path(given)
     is_file = path.suffix in {".toml", ".json"}

@@ -1,4 +1,4 @@
-"""How long threads wait for a processor, as Linux counts it: the plainest sign that other work disturbs a process."""
+"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other work."""
 
 import os
 import time

@@ -290,5 +290,5 @@ def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exce
             return call()
     except passing:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything
         return _Trouble(f"{what} {describe(error)[1]}")

@@ -184,7 +184,7 @@ def tried(subject: Subject) -> Iterator[LawTried]:
                 yield LawTried(law=law, num_tried=number)
         except UntriedError as untried:
             yield LawTried(law=law, num_tried=number, reason=str(untried))
-        except Exception as error:  # noqa: BLE001 - somebody's code
+        except Exception as error:  # noqa: BLE001 - foreign code
             text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
             yield LawTried(law=law, num_tried=number, broken=text)
 

@@ -576,7 +576,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
                         continue
                     error, allowed = compared.decisive
                     differences.append(Difference(place=place, batch=name, error=error, allowed=allowed))
-    except Exception as error:  # noqa: BLE001 - whatever somebody's code raises
+    except Exception as error:  # noqa: BLE001 - foreign code may raise anything
         is_refused = isinstance(error, RefusedError)
         reason = str(error) if is_refused else f"{type(error).__name__}: {error}"
         first = (reason.splitlines() or ["no reason given"])[0]

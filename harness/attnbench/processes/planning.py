@@ -91,7 +91,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed;
     takes part even if it is not named, since ratios need it, unless `with_baseline` is false.
 
     Raises:
-        ValueError: a value is not possible; the message says what is allowed.
+        ValueError: a value is not possible; the message lists the allowed ones.
     """
     file = Path(sweep)
     is_traced = file.suffix == flashinfer_trace.SUFFIX
@@ -167,7 +167,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed;
     )
 
 
-def _suited(  # noqa: PLR0913 - workloads, and what decides about them
+def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     workloads: tuple[Workload, ...],
     specs: Sequence[str],
     declarations: Mapping[str, Declared],

@@ -71,7 +71,7 @@ def plan(
     nothing below the folder.
 
     Raises:
-        ValueError: a value is not possible; the message says what is allowed. Nothing is left behind.
+        ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
     given, named = (base_text, candidate_text), fields.get("implementations", ())
     same, roots = list[str](), list[Path]()

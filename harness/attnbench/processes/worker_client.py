@@ -378,7 +378,7 @@ def patience(timeout_s: float) -> dict[str, str]:
 class ProcessClient(WorkerClient):
     """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
 
-    def __init__(  # noqa: PLR0913 - from what processes are forked, and their environment
+    def __init__(  # noqa: PLR0913 - the template of processes, and their environment
         self,
         log: Path,
         timeout_s: float,

@@ -163,7 +163,7 @@ def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Cha
 
 
 def of_crossing(results: Results, ladder: Ladder, both: tuple[str, str], changes: Sequence[Change]) -> str:
-    """Where two change places, in a sentence; or which is faster everywhere."""
+    """The crossovers of two implementations in a sentence, or which one is faster everywhere."""
     if changes:
         return " ".join(changed(each) for each in changes)
     known = points(results, ladder, *both)

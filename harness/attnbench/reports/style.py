@@ -165,7 +165,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     num_columns: int = 1,
     finish: Callable[[Axes, T], None] = lambda *_: None,
     legend: Mapping[str, Any] = MappingProxyType({}),
-    **options: Any,  # noqa: ANN401 - what subplots takes
+    **options: Any,  # noqa: ANN401 - the arguments of subplots
 ) -> Picture:
     """A figure with rows of panels drawn by `draw`, a title, a subtitle, and a note at its foot.
 

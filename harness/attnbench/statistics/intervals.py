@@ -41,19 +41,19 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half width of the 95 % interval on the log scale."""
+        """Half-width of the 95 % interval on the log scale; None with too few processes."""
         if self.standard_error is None:
             return None
         return float(half_widths(self.standard_error, self.num_processes - 1.0, 1 - CONFIDENCE))
 
     @property
     def low(self) -> float | None:
-        """Lower end of the 95 % interval, or None."""
+        """Lower end of the 95 % interval; None with too few processes."""
         return None if self.half_width is None else self.point * math.exp(-self.half_width)
 
     @property
     def high(self) -> float | None:
-        """Upper end of the 95 % interval, or None."""
+        """Upper end of the 95 % interval; None with too few processes."""
         return None if self.half_width is None else self.point * math.exp(self.half_width)
 
 

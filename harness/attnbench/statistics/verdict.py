@@ -73,7 +73,7 @@ class Effect:
     num_processes: int
     """Processes that count: those up to the last look."""
     num_measured: int = 0
-    """All processes so far."""
+    """All processes, counting or not."""
     bias: float = 0.0
     """A half-width on the log scale that more measurements do not reduce, since all of them share one process."""
     num_looks: int = len(LOOKS)

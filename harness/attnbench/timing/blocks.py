@@ -260,7 +260,7 @@ def heat(
             return
 
 
-def _sample(  # noqa: PLR0913, PLR0917 - what a sample is made of
+def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
     timed: TimedCall, num_calls: int, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions
 ) -> Sample:
     load, waits_s = conditions.read_load(), conditions.read_waits()

@@ -125,7 +125,7 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
 
 
 def _require_plausible(before: Results, candidate: Results, thresholds: Thresholds) -> None:
-    """Raise ValueError if the run is so much better than the old baseline that it needs another check.
+    """Raise ValueError if the run is implausibly better than the old baseline, so that it needs another check.
 
     Rules are ignored here: they limit growth only.
     """

@@ -271,7 +271,7 @@ class Worker:
                 return implementation(spec)
             finally:
                 self._account(is_making=True)
-        except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+        except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
             self.load_error = attempts.load_error(spec, error)
             raise self.load_error from None
         finally:

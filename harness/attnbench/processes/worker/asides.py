@@ -57,7 +57,7 @@ class Asides:
             if isinstance(request, messages.JudgeAttention):
                 return in_model.judge(self.model, self.expected, request.attention)
             return StepsTimed(steps=tuple(steps.time_steps(self.model, request.attentions, request.budget_s)))
-        except Exception as error:  # noqa: BLE001 - somebody's code
+        except Exception as error:  # noqa: BLE001 - foreign code
             status, message = attempts.describe(error)
             return messages.Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
 
@@ -65,5 +65,5 @@ class Asides:
 def _declared(spec: str) -> messages.Declared:
     try:
         return messages.Declared(built_in=dict(loading.implementation(spec).built_in()))
-    except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+    except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
         return messages.Declared(problem=str(attempts.load_error(spec, error)))

@@ -227,7 +227,7 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(  # noqa: PLR0913 - what is climbed, and how far
+def require_within(  # noqa: PLR0913 - the staircase and its limits
     limit_s: float,
     limit_bytes: int,
     workload: Workload,

@@ -191,7 +191,7 @@ def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tu
     with warnings.catch_warnings(record=True) as caught, choices:
         warnings.simplefilter("always")
         try:
-            taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - what the function itself asks
+            taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - the function itself uses it
         except RuntimeError:
             taken = SDPBackend.ERROR
     lines = [_TRIGGERED.sub("", str(warning.message)).strip() for warning in caught]

@@ -213,7 +213,7 @@ class Guard:
     def __init__(self, earlier: "Guard | None" = None) -> None:
         """Take a snapshot; functions come from an earlier guard that found none replaced."""
         self._settings = {name: _look(each) for name, each in SETTINGS.items()}
-        self._folder = os.getcwd()  # noqa: PTH109 - it is asked for often
+        self._folder = os.getcwd()  # noqa: PTH109 - called often
         self._functions: Functions = (
             earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
         )
