@@ -208,7 +208,7 @@ def check(
     return Outcome(results, terminal.verdicts(results))
 
 
-def compare(  # noqa: PLR0913 - all have defaults that serve
+def compare(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     baseline: Given | None = None,
     budget: float = 30.0,
@@ -299,7 +299,7 @@ class Fastest:
         return "\n".join(self.answer)
 
 
-def fastest(  # noqa: PLR0913 - all have defaults that serve
+def fastest(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     budget: float | None = None,
     memory: str = "",
@@ -419,7 +419,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
     return specs
 
 
-def _in_a_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
+def _in_a_file(value: Any) -> str:  # noqa: ANN401 - any value
     """FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", "")

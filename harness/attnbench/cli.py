@@ -20,7 +20,7 @@ PANELS = {
     "batch-size seq-len dtype gradients invariance interpret",
     "Output": "results resume json quiet verbose to open format policy dry-run salvage help",
 }
-"""Titles of option groups in help, by long option name; other options are in the last group."""
+"""Long option names by the title of their group in help; all other options are in the group How."""
 
 
 def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
@@ -115,8 +115,8 @@ def main() -> None:
     if received:
         typer.echo(f"stopped by {signal.Signals(received[0]).name}", err=True)
         code = 128 + received[0]
-        # Python ends itself by SIGINT where a string that it executed was interrupted, even if that was caught, and
-        # dataclasses execute some. To execute another forgets it (CPython's run_eval_code_obj).
+        # Python exits by SIGINT if a string that it executed was interrupted, even if the exception was caught, and
+        # dataclasses execute some. Executing another string resets this (CPython's run_eval_code_obj).
         exec("")  # noqa: S102
     sys.exit(code)
 

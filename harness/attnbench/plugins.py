@@ -334,7 +334,7 @@ def digest(spec: str) -> str:
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
-def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py makes an Implementation of whatever it is
+def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
     """Import the value of `name` or `path/to/file.py:Name`.
 
     Raises:

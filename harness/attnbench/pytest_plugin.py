@@ -38,7 +38,7 @@ class AttentionBench:
         """Keep the seed of the inputs and of all orders."""
         self.seed = seed
 
-    def __call__(  # noqa: PLR0913 - all but the first two have defaults that serve
+    def __call__(  # noqa: PLR0913 - all but the first two have useful defaults
         self,
         candidate: Given,
         baseline: Given = "sdpa",

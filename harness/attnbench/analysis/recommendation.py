@@ -240,8 +240,8 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
     """Crossovers of two implementations along a ladder that were searched for, in order.
 
-    Without `only`, these are all pairs that were sampled together and include the fastest at the base. A place that
-    contains a narrower one is left out: it was not searched for.
+    `only` selects one pair. The default is the pairs of the ladder or, if it has none, the fastest at the base with each
+    implementation sampled elsewhere. A place that contains a narrower one is left out: it was not searched for.
     """
     both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
     found = []
@@ -284,7 +284,6 @@ def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
 
 
 def _timed(results: Results, workload: str) -> list[Arm]:
-    """Arms with times on a workload."""
     taken = samples_of(results).get(workload, {})
     return [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
 

@@ -184,7 +184,6 @@ def judged(
 
 
 def _share(record: Record, flag: Flag) -> float:
-    """Share of a cell's samples with a flag."""
     samples = record.samples(LATENCY)
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 

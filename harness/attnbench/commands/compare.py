@@ -84,7 +84,6 @@ def compare(
 
 
 def _are_stored(names: tuple[str, str], results: Path) -> bool:
-    """Whether both names refer to stored runs."""
     from attnbench.analysis.gate import stored
 
     try:

@@ -60,7 +60,7 @@ class SelectionOptions:
             "PHASE is prefill (the default), decode or training.",
         ),
     ] = ""
-    context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
+    context: typer.Context = None  # type: ignore[assignment]  # typer passes it
     implementations: Annotated[
         list[str] | None,
         typer.Option(
@@ -280,7 +280,7 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
     parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in shared.items()]
 
     @functools.wraps(function)
-    def call(**given: Any) -> None:  # noqa: ANN401 - whatever the options are
+    def call(**given: Any) -> None:  # noqa: ANN401 - any options
         VERBOSITY.is_quiet, VERBOSITY.is_verbose = (given.pop(name) for name in shared)
         for name, group in groups.items():
             given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})

@@ -73,7 +73,7 @@ class Clock(Protocol):
             elapsed_s += self.elapsed(call, 1)
         return Reading(elapsed_s=elapsed_s)
 
-    def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for who can see something
+    def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for devices that can inspect calls
         """Check that this call can be timed; return its problems as flags. May make a few calls."""
         return 0
 
@@ -156,7 +156,7 @@ class Device(Protocol):
             Exception: any exception of the call.
         """
 
-    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:  # noqa: ARG002 - for who has graphs
+    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:  # noqa: ARG002 - for devices with graphs
         """Record the call that `make` creates as a graph, and return a function that replays it.
 
         A replay returns the result of the recorded call, in the same memory.

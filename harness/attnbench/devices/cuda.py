@@ -93,7 +93,6 @@ class Cuda(Device):
     has_graphs = True
 
     def __init__(self, name: str) -> None:
-        """Take the name, which torch uses too."""
         self.name = self.torch_device = name
         self.clock = QueuedClock(CudaRuntime(name))
 
@@ -256,7 +255,7 @@ class Cuda(Device):
         """Write to a buffer of twice the second-level cache's size."""
         return self._beyond_caches.add_(1)
 
-    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - all of the device
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - it uses the whole device
         """A matrix product and a copy."""
         import torch
 

@@ -43,7 +43,6 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     compute_capability: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Check values that types cannot express."""
         numbers = {
             **{name: getattr(self, name) for name in ("memory_bytes", "bytes_per_s", "cache_bytes", "num_sms")},
             **{f"flops_per_s.{dtype}": rate for dtype, rate in self.flops_per_s.items()},

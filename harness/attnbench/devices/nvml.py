@@ -32,7 +32,7 @@ def library() -> Any:  # noqa: ANN401 - a module without types, or None
     try:
         found = import_module("pynvml")
         found.nvmlInit()
-    except Exception:  # noqa: BLE001 - its own errors have no common type before it is imported; it is optional
+    except Exception:  # noqa: BLE001 - an optional module: its error type is unknown before the import
         return None
     return found
 

@@ -265,7 +265,7 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
         *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
     )
 
-    def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
+    def actual(values: Tensor) -> Any:  # noqa: ANN401 - any result
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
     context = Comparison(right, _asked(lambda: actual(value)))

@@ -339,7 +339,7 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
             )
         number = max(1, number // 2)
     torch.manual_seed(spec.seed)
-    model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads names that are not known here
+    model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads unknown names
     _draw(model, spec.seed)
     model = model.to(TORCH_DTYPES[spec.dtype])
     reference = copy.deepcopy(model).double()

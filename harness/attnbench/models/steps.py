@@ -79,7 +79,6 @@ def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]
 
 
 def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) -> object:  # noqa: FBT001 - see `time_steps`
-    """One step with the attention of that name."""
     for config in _configs(model):
         config._attn_implementation_internal = name  # noqa: SLF001 - set_attn_implementation walks all modules
     with torch.set_grad_enabled(grads):

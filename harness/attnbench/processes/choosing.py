@@ -113,7 +113,7 @@ class Search:
         self._steps: Steps | None = None
         self._workloads = {each.id: each for each in session.plan.workloads}
 
-    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - as of a Strategy
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - the signature of Strategy
         """The next visit."""
         self._steps = self._steps or self._all(state)
         step = next(self._steps, None)
@@ -208,7 +208,6 @@ class Search:
                     yield from self._halve(state, ladder, (stands.leader, there.leader), sorted(way[place:]))
 
     def _standing(self, state: State, workload: str) -> Standing | None:
-        """The standing of a workload's arms."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         live = state.live(workload, self.plan.specs)
         return standing(self.plan, state.samples.get(workload, {}), live, discarded)

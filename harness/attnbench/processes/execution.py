@@ -68,7 +68,7 @@ class Predicted(NamedTuple):
     reply: messages.Prepared | messages.Failed
 
 
-def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
+def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     plan: Plan,
     folder: Path,
     watch: Watch,
@@ -115,7 +115,6 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
 
 
 def _stages(plan: Plan, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> Iterator[Stage]:
-    """The stages of a run, in order."""
     is_timed = LATENCY in plan.metrics
     if "shortlist" in names:
         yield ShortlistStage()

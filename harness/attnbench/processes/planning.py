@@ -57,7 +57,7 @@ def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
-def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed; they are settled in order
+def build_plan(  # noqa: PLR0913 - a parameter for each option
     sweep: str,
     *,
     settings: Sequence[str] = (),

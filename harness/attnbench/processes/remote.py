@@ -133,7 +133,7 @@ def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
 
 
 def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None:
-    """Set the state of each."""
+    """Restore the state of each generator."""
     for each, state in zip(generators, states, strict=True):
         each.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
@@ -236,7 +236,7 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - as each is answered
+    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
         """Send a request to the candidate's process; return the reply.
 
         Raises:

@@ -418,7 +418,7 @@ def current_commit() -> str:
 def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:
     environment = {**os.environ, **(variables or {})}
     try:
-        return subprocess.run(  # noqa: S603 - no shell; a revision stands behind --end-of-options
+        return subprocess.run(  # noqa: S603 - no shell; revisions follow --end-of-options
             ["git", *arguments],  # noqa: S607 - the user's own git
             cwd=folder,
             env=environment,

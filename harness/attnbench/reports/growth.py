@@ -83,7 +83,6 @@ def answered_for(growths: Sequence[Growth]) -> str:
 
 
 def _longest(growth: Growth) -> Workload:
-    """The longest measured workload."""
     return growth.workload(growth.points[-1][0])
 
 

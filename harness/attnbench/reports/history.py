@@ -97,7 +97,6 @@ def _line(series: Series, place: Mapping[str, int]) -> Line:
 
 
 def _where(series: Series) -> str:
-    """The workload in words."""
     return f"{title(series.cell)}, T={length(series.cell)}"
 
 

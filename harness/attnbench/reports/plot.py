@@ -174,7 +174,6 @@ def _draw_line(axes: Axes, line: Line, *, is_named: bool) -> None:
 
 
 def _scale(axes: Axes, points: Sequence[Point], unit: str) -> None:
-    """Set the vertical scale and its ticks."""
     values = [point.y for point in points]
     if unit == "bytes":
         style.byte_ticks(axes)

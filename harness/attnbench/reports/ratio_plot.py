@@ -110,7 +110,7 @@ def _draw_shape(panel: Axes, shape: Rows, arms: Sequence[Arm], reach: float, *, 
     for place, arm in enumerate(arms):
         _draw_row(panel, shape.get(arm), place, reach)
     steps = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
-    ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - else they would touch
+    ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - otherwise they touch
     style.ticks(panel.xaxis, FixedLocator([step for step in steps if step == 1.0 or step in ends]), "{:g}".format)
     panel.set_yticks(range(len(arms)), [style.label(arm) for arm in arms] if has_names else [])
     panel.tick_params(axis="y", length=0)

@@ -127,7 +127,7 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         verdict=verdict(results, others),
         machine=machine(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
-        library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
+        library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
 

@@ -216,7 +216,7 @@ def picture(figure: Figure, title: str, caption: str) -> Picture:
         title=title,
         caption=caption,
         svg=_fit_for_a_page(vector.decode()),
-        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, **PNG)),  # the PNG has options of its own
+        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, **PNG)),  # cached: a second drawing differs
     )
 
 

@@ -81,6 +81,6 @@ def _choosing(numbers: Mapping[int, float]) -> float:
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """Log ratios of the judging processes; of the first few processes while there are too few for two halves."""
+    """Log ratios of the judging processes; while these are too few for two halves, too few values for a verdict."""
     judging = [log for epoch, log in numbers.items() if epoch % 2]
     return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]

@@ -76,7 +76,6 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, place: slice) -> "Samples": ...
 
     def __getitem__(self, place: int | slice) -> "Sample | Samples":
-        """One sample, or a slice."""
         if isinstance(place, slice):
             return Samples(*(read(self)[place] for read, _ in _READ))
         return Sample(*(read(self)[place].item() for read, _ in _READ))

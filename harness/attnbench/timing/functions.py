@@ -32,7 +32,7 @@ class FunctionComparison:
         ValueError: the baseline is not among the calls.
     """
 
-    def __init__(  # noqa: PLR0913 - all but the first two have defaults that serve
+    def __init__(  # noqa: PLR0913 - all but the first two have useful defaults
         self,
         calls: Mapping[str, Callable[[], object]],
         baseline: str,

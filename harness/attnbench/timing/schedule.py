@@ -173,7 +173,7 @@ class Choice(Passes):
 
     share: ClassVar[float] = 0.75  # the rest is for the search for crossovers
 
-    def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - as of Passes
+    def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
         """At first all arms; then the leader, the open ones and the baseline."""
         found, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():

@@ -88,7 +88,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.implementation} on {self.workload}"
 
 
-def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them
+def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
     """Build a ruling on one metric of a cell; the outcome defaults to that of its kind."""
     given = {"outcome": OUTCOMES[kind], **fields}
     return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **given)
@@ -136,7 +136,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def __post_init__(self) -> None:
-        """Check that `allowed` is a share."""
         _require_share("allowed", self.allowed, highest=math.inf)
 
     def covers(self, workload: str, implementation: str, metric: str | None = None) -> bool:
@@ -158,7 +157,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
 
     def __post_init__(self) -> None:
-        """Check that shares lie from 0 to 1."""
         for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
         if self.fewest_epochs < 1:

@@ -164,7 +164,7 @@ class Worker:
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
 
-    def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - from one end to the other
+    def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - one sequence of steps
         """Handle any request; for a workload, under its settings.
 
         An exception or a changed state of an implementation affects only its own cell.

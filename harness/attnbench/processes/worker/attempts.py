@@ -200,7 +200,7 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
                 call = case.call()
                 if is_first:
                     call()
-        except Exception:  # noqa: BLE001 - it may support only other lengths; at the workload's own it will show
+        except Exception:  # noqa: BLE001 - it may support only other lengths
             return None
         clock = case.device.clock
         with case.grad_mode():

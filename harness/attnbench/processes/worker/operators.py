@@ -120,7 +120,7 @@ def operators_in(recording: Recording) -> tuple[Operator, ...]:
 
 
 @cache
-def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number is another cost
+def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - a key of the cache
     """Seconds that a minor page fault adds to a call: the median of a few pairs; 0.0 if fresh memory has none.
 
     An operator writes a large block, fresh and then kept, with all threads of torch in this process, as in a call: the
@@ -162,7 +162,7 @@ class Asking(TorchFunctionMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever torch returns
+    ) -> Any:  # noqa: ANN401 - any result of torch
         if func is scaled_dot_product_attention:
             taken, _ = _choice(args, kwargs or {})
             if taken:

@@ -141,7 +141,7 @@ SETTINGS: dict[str, Flag] = {
 def _look(flag: Flag) -> object:
     try:
         return flag.read()
-    except Exception as error:  # noqa: BLE001 - torch refuses to tell where its older and newer settings were mixed
+    except Exception as error:  # noqa: BLE001 - torch raises if its older and newer settings were mixed
         return f"unreadable ({type(error).__name__})"
 
 
