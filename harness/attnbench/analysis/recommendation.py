@@ -240,8 +240,8 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
     """Crossovers of two implementations along a ladder that were searched for, in order.
 
-    `only` selects one pair. The default is the pairs of the ladder or, if it has none, the fastest at the base with each
-    implementation sampled elsewhere. A place that contains a narrower one is left out: it was not searched for.
+    `only` selects one pair. The default is the pairs of the ladder or, if it has none, the fastest at the base with
+    each implementation sampled elsewhere. A place that contains a narrower one is left out: it was not searched for.
     """
     both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
     found = []
