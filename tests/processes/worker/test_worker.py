@@ -64,8 +64,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     arms = ((Arm(implementation="f"), spec),)
     visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
     assert isinstance(visited, VisitFinished)
-    seen = worker.implementation(spec).build.attend.__closure__
-    function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
+    function = worker.implementation(spec).build.signature.function
     assert set(function.__globals__["seen"]) == {precision}
     assert torch.get_float32_matmul_precision() == "highest"
 
