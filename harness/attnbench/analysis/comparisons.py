@@ -285,7 +285,7 @@ def cell_doubts(results: Results) -> set[Key]:
 
 @lru_cache(maxsize=1)
 def session_doubts(results: Results) -> list[str]:
-    """Reasons to doubt every time of a session, one sentence each; empty if the times can be trusted.
+    """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
     Contention alone is no reason if the samples show whether threads waited: a busy neighbour may cost nothing on one
     thread and a factor of ten on two.
@@ -310,7 +310,7 @@ def session_doubts(results: Results) -> list[str]:
 
 
 def doubts(results: Results) -> list[str]:
-    """Reasons to doubt times, one sentence each: of the session or, if it is fine, of each affected implementation."""
+    """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
     slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}

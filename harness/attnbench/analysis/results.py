@@ -57,7 +57,7 @@ class Results:
     ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # for several hosts, those of the first
     host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name
     warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # warnings about suspicious times
-    doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are in doubt
+    doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
     system_load: SystemLoad | None = None  # load from other work during the run
     devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, if a driver reports its state
     accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors

@@ -310,7 +310,7 @@ def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
-    """Reasons to doubt times from the device states of a workload's visits; ratios are less affected."""
+    """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
     falls, fallen, states = list[float](), 0, list[DeviceState]()
     for visit in visits:
         highest = fall = 0.0

@@ -28,7 +28,7 @@ from attnbench.storage.journal import events as read_events
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
 SLOT = "ATTNBENCH_BENCH_SLOT"
-"""Set for all processes of a share, to find those that outlive their parent."""
+"""Set for all processes of a share, to find those that outlive the share."""
 POLL_S = 0.5
 LEFT_S = 20.0
 """Seconds until leftover processes of a killed share are ended: they would block every later measurement."""
@@ -144,7 +144,7 @@ def bench_slot() -> Iterator[None]:
         while left := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
             for process in left if time.monotonic() - began_s > LEFT_S else ():
                 with suppress(psutil.Error):
-                    process.kill()  # it measures without holding the lock, so its parent was killed
+                    process.kill()  # it measures without holding the lock, so its starter was killed
             time.sleep(POLL_S)
         os.environ[SLOT] = str(os.getpid())
         if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors that it counts

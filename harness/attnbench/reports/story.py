@@ -253,7 +253,7 @@ def troubles(results: Results) -> list[str]:
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     said, is_usual = throttled(results)
-    if said and is_usual:  # otherwise it is a doubt
+    if said and is_usual:  # if unusual, it is listed elsewhere
         lines.append(said)
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
     busy = contention(results)

@@ -1,6 +1,6 @@
 """The look of each implementation, stable across pictures and versions, and the conversion of figures to files.
 
-Colours can be told apart with any kind of colour vision, and are never the only clue: each name has a marker too, and
+Colours differ for any kind of colour vision, and are never the only clue: each name has a marker too, and
 names from outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul
 Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """

@@ -343,7 +343,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     called_s: float = 0.0  # inside calls of the arms, untimed ones and checks of their answers included
     elapsed_s: float = 0.0  # of the run, at the end of the visit
     states: tuple[DeviceState, ...] = ()  # states of the device before the first block and after each; none: unknown
-    doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: reasons to doubt its times
+    doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: reasons to distrust its times
     probe: str = ""  # the kind of interference probe: one device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:

@@ -175,7 +175,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
-    mistakes: tuple[str, ...] = ()  # known mistakes that fit; several if they cannot be told apart
+    mistakes: tuple[str, ...] = ()  # known mistakes that fit; several if they are indistinguishable
     step: str = ""  # the first step that differs, if known
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
