@@ -60,7 +60,7 @@ class Given(Mask):
         return self.visible
 
     def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """No limits if a key may be hidden: None."""
+        """The first and the last visible key (None: no bound); no span if the mask may hide keys between."""
         return (None, None) if self.visible is None else None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask

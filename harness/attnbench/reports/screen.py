@@ -194,7 +194,7 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
 """Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
 WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
-"""Weights of columns when their widths are reduced."""
+"""Relative widths of columns; all others have 1."""
 
 
 def _fitting(fold: Fold, mark: Mark, size: int) -> str:
