@@ -233,7 +233,7 @@ class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witnes
 
 
 class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
-    """Make the prepared calls in the range `first` to `last` (excluded), and keep their results."""
+    """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
 
     first: int
     last: int
@@ -271,7 +271,7 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
 class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
     """Make a call that may not fit, and measure its memory.
 
-    `limit_bytes` limits the memory beyond its inputs; 0: no limit.
+    `limit_bytes` limits the memory beyond its inputs; 0: all free memory.
     """
 
     limit_bytes: int = 0
@@ -448,7 +448,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply with its transport, and whether the worker is unusable: its device fails, or its state was changed."""
+    """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
 
     reply: Reply
     ends: bool = False

@@ -301,7 +301,7 @@ class Clocked:
         return self.raw.finding(call_s, waited_s)
 
     def finding(self, call_s: float, waited_s: float) -> str:
-        """Why the samples are wrong under any other load on the machine, or ""."""
+        """Why the samples are wrong even if other work explains lost time, or ""."""
         return self.unexplained.finding(call_s, waited_s, FAR if self.was_busy else HIDDEN)
 
 

@@ -271,7 +271,7 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
 
 
 def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether the file imports no module of a side with one of `roots`, and registers nothing.
+    """Whether the file imports no module that may belong to a side with one of `roots`, and registers nothing.
 
     Two states of such a file can live in one process without interfering.
 
