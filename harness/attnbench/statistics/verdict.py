@@ -177,7 +177,7 @@ def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Ef
 
 
 def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The standard error of a sum of independent parts and its degrees of freedom; a part is a variance with its own.
+    """The standard error and degrees of freedom of a sum of independent parts, given by variance and degrees each.
 
     Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
     """
@@ -302,7 +302,7 @@ class Judgement:
 
     @property
     def processes_needed(self) -> int | None:
-        """Total number of processes that should decide it if nothing else changes; None if all looks would not."""
+        """Total number of processes that should decide it if nothing else changes; None if all looks would not suffice."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
         if self.is_doubtful:

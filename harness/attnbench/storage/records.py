@@ -65,7 +65,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grade(enum.StrEnum):
-    """The precision of an answer; imprecise: honest rounding errors that add up, as in half-precision sums."""
+    """The correctness of an answer; imprecise: honest rounding errors add up, as in half-precision sums."""
 
     right = "right"
     imprecise = "imprecise"
