@@ -158,7 +158,7 @@ def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
 
 
 def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
-    """Cross-validate the policy: each workload uses the winner at the nearest other workload."""
+    """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
     kinds: dict[Kind, list[int]] = {}
     for row, entry in enumerate(table):
         kinds.setdefault(kind_of(entry.workload, entry.num_threads), []).append(row)

@@ -112,7 +112,7 @@ def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad 
 def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Counters]]]:
     """The number of each worker, with the counters at its start and at its end.
 
-    Workers of a killed run have no end and are left out.
+    The last worker of a killed run has no end and is left out.
     """
     start: Counters | None = None
     number = -1

@@ -84,7 +84,7 @@ class CudaRuntime(Runtime):
 
 
 class Cuda(Device):
-    """The current CUDA device as `cuda`, or another one as `cuda:N`."""
+    """The current CUDA device `cuda`, or the device `cuda:N`."""
 
     is_host = False
     has_caching_allocator = True

@@ -302,7 +302,7 @@ class Judgement:
 
     @property
     def processes_needed(self) -> int | None:
-        """Total number of processes that should decide it if nothing else changes; None if all looks would not suffice."""
+        """Total number of processes that should decide it if nothing else changes; None if no look is enough."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
         if self.is_doubtful:
