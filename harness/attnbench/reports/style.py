@@ -194,7 +194,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 
 
 def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:
-    """Add a legend with the most columns that fit the right half of the figure; return its height in inches."""
+    """Add a legend with the most columns that fit the right half of the figure; return its width in inches."""
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     for ncols in range(options.get("ncols", 1), 0, -1):
         legend = figure.legend(**{"loc": "outside right upper", **options, "ncols": ncols})

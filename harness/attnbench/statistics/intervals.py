@@ -158,7 +158,8 @@ def visit_numbers(
     """One log ratio for each visit; each side is code that is sampled once or twice in a block.
 
     Takes the median over the visit's blocks for each combination of samples, then the mean of these medians. Averaging
-    two samples before taking the median would be biased: the mean of skewed noise is not distributed like a single sample.
+    two samples before taking the median would be biased: the mean of skewed noise is not distributed like a single
+    sample.
     """
     baselines = list(baselines)
     both = [pairs(arm, baseline, discarded).medians for arm, baseline in itertools.product(arms, baselines)]
