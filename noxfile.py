@@ -213,7 +213,7 @@ def capabilities(session: nox.Session) -> None:
 def audit(session: nox.Session) -> None:
     """Measure the cost of fixed choices: renew results/gallery/fastest.
 
-    It takes an hour, and goes on where it was stopped.
+    It takes an hour; rerun it to resume.
     """
     install(session)
     folder = str(RESULTS / "gallery" / "fastest")

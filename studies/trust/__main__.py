@@ -87,7 +87,7 @@ def _clean(case: Case, *, short: bool) -> Clean:
     """Run the honest candidate at the settings of a case, several times.
 
     Raises:
-        ValueError: nobody cheats, and yet some implementation has no time.
+        ValueError: an implementation has no time although none cheats.
     """
     number = NUM_CLEAN_ELSEWHERE if short or case.settings else NUM_CLEAN
     found = tuple(sessions.run(clean(), case.settings, short=short) for _ in range(number))

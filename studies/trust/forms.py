@@ -28,12 +28,12 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _hidden(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with -inf at what is hidden."""
+    """Scores with -inf at hidden keys."""
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights, 0 at what is hidden."""
+    """Weights, 0 at hidden keys."""
     weights = _hidden(scores, mask).softmax(dim=-1)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
