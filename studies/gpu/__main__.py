@@ -20,7 +20,7 @@ FINDING, INCOMPLETE = 1, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the remaining steps, print the table, and write the archive; the exit code tells whether all succeeded."""
+    """Run the remaining steps, print the table, and write the archive; the exit code shows whether all succeeded."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; three steps fail on purpose")
