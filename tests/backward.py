@@ -6,7 +6,7 @@ import torch
 
 
 class Backward(torch.autograd.Function):
-    """Each of `changes` is a function of a step's result; `made` is one of the gradients and the saved tensors."""
+    """`changes` are functions of a step's result; `made` is a function of the gradients and the saved tensors."""
 
     @staticmethod
     def forward(ctx, query, key, value, hidden, changes):

@@ -15,7 +15,7 @@ NUM_NOISES = 2**12
 SHARE_AFTER_TOUCH = 0.02
 """Share of the slowdown by other work that remains after one stretch of an arm's own work."""
 LARGEST_CARRY_S = 1e-3
-"""Longest slowdown by earlier work, for calls of any length."""
+"""Only this first part of a call is slowed by earlier work."""
 TAKEN = 0.2
 """In a shared world, a drift above this means that another program runs."""
 

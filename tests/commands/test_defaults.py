@@ -17,7 +17,7 @@ PROGRAM = typer.main.get_command(app)
 OPTIONS = defaults.options_of(PROGRAM)
 COMMANDS = plugs("attnbench.commands", "COMMAND")
 TYPES = re.compile(r"<(?!=|x|\w+\|)")
-"""Typer's own names for types of values, which must be lists of choices instead."""
+"""Typer's names for types of values, except lists of choices."""
 
 
 def found(folder: Path, text: str = "", **environment: str) -> dict[str, dict[str, defaults.Default]]:

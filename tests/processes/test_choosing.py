@@ -40,7 +40,7 @@ def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """The hand-written one is the fastest where the others have the highest overhead: up to a length of 512."""
+    """Return times in which the textbook forms are the fastest up to a length of 512."""
     own = {"fused": (0.7e-3, 1.5), "bmm": (0.72e-3, 1.5)}.get(name, (SPEEDS[name] * 1e-3, 1.0))
     return own[0] * (workload.longest / LENGTH) ** own[1]
 

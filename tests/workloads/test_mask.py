@@ -24,7 +24,7 @@ def ancestors(token: int, parent) -> set[int]:
 
 
 def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
-    """Whether one pair is hidden, by the mask's description as code; by its own rule if it has no words here."""
+    """Whether one pair is visible, by the mask's description as code; by its own rule if it has none here."""
     batch, queries, keys = sizes
     is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
     half = keys - keys // 2
