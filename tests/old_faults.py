@@ -1,7 +1,7 @@
 """Old faults of docs/cuda.md, brought back one by one in a copy of the project: its test must fail on each.
 
-python -m tests.old_faults                 # all, and the page's table is written python -m tests.old_faults queued
-xformers # those whose test has one of these words; the page is not written
+python -m tests.old_faults                 # all, and the page's table is written
+python -m tests.old_faults queued xformers # those whose test has one of these words; the page is not written
 
 tests/old_faults.toml defines each fault as a change of today's source. A test must pass in the unchanged copy, and fail
 with the fault by an assertion, or by the error that the fault raises. Exit code 1 if one does not.

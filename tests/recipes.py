@@ -1,7 +1,7 @@
 """The recipes of CONTRIBUTING.md, applied in copies of the project; `nox -s recipes` runs all tests there.
 
-python -m tests.recipes                      # all in one copy python -m tests.recipes axis metric -- -x    # these two,
-each in its own copy; arguments after -- go to pytest
+python -m tests.recipes                      # all in one copy
+python -m tests.recipes axis metric -- -x    # these two, each in its own copy; arguments after -- go to pytest
 """
 
 import os

@@ -1,14 +1,14 @@
-"""Every fenced block of the documents does what it says, one after the other in a copy of the project.
+"""Every fenced block of the documents does as it says, in order, in a copy of the project.
 
 - `python` runs as a program of its own; with `# file: PATH` as first line it is saved there instead, and with
   `# append to: PATH` it is added to that file. `toml` with `# file: PATH` is saved.
 - `diff` is applied.
 - `bash` runs; `attnbench` in it is the copy's, on small settings. A block with a comment `# exits N` or
-  `# exits N or M` ends with that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they
-  are not run but compared with .ci/run and the sessions that exist.
-- `text`, `console` and `json` show output, and `yaml` is for CI systems. In the documents of
-  PRINTED, a `text` right below a block is what it prints: a number to its last digit or nearly, `...` for anything, any
-  white space for any other.
+  `# exits N or M` must end with that exit code. Set-up commands (pip, nox, git, ...) are in separate blocks. They do
+  not run, but are compared with .ci/run and the existing sessions.
+- `text`, `console` and `json` show output, and `yaml` is for CI systems. In the documents of PRINTED, a `text` right
+  below a block is its output: numbers match to the last digit or nearly, `...` matches anything, and any white space
+  matches any other.
 """
 
 import os

@@ -202,7 +202,7 @@ class Wrong(virtual.SimulatedClient):
 
     def ask(self, request: Work) -> Reply:
         found = super().ask(request)
-        if not isinstance(request, Check):  # what calls keep is read at the end
+        if not isinstance(request, Check):  # kept memory is read at the end
             return found
         self.asked.append((request.arm.implementation, request.workload.kv_len))
         if request.arm.implementation == "bad" and request.workload.kv_len > 8:

@@ -84,7 +84,7 @@ SAVED = {
     "sdpa_flash": ROWS,
     "sdpa_bias": ROWS,
     "sdpa_mask": ROWS + MASK,
-    "torch_mha_weights": SCORES + 5 * OUTPUT + DOUBLE,  # with what goes into the last projection
+    "torch_mha_weights": SCORES + 5 * OUTPUT + DOUBLE,  # with the input of the last projection
     "chunked": OUTPUT + 4 * (RNG + DOUBLE),  # the scaled query
 }
 

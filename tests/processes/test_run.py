@@ -183,10 +183,10 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
         grown = journal.read_bytes()
-        assert grown.startswith(lines[: lines.rfind(b"\n") + 1])  # what was finished is still there
+        assert grown.startswith(lines[: lines.rfind(b"\n") + 1])  # finished work is kept
         lines = grown
         with journal.open("ab") as file:
-            file.write(b'{"type":"visit_fini')  # and what a kill cuts short does no harm
+            file.write(b'{"type":"visit_fini')  # a partial last line does no harm
     execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {Status.ok}

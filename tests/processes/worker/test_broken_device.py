@@ -141,7 +141,7 @@ def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
 def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile, is_clocked):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    worker.answer(ready := asked(Prepare, file, "right"))  # as before any visit; it sets what a first workload sets
+    worker.answer(ready := asked(Prepare, file, "right"))  # as before any visit; it sets the process up
     point = ready.workload
     arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
     visit = SampleBlocks(
