@@ -1,7 +1,7 @@
 """A known mistake as an implementation, to try the check on."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.checking import steps
 from attnbench.checking.mistakes import Mistake
@@ -16,6 +16,21 @@ def implementation(mistake: Mistake) -> Implementation:
     """Build the textbook form with the mistake."""
 
     class Mistaken(Attention):
+        def make_layers(self) -> None:
+            heads = {
+                "query": (self.num_heads, self.head_dim),
+                "key": (self.num_kv_heads, self.head_dim),
+                "value": (self.num_kv_heads, self.value_dim),
+            }
+            for name, sizes in heads.items():
+                self.register_parameter(f"{name}_weight", nn.Parameter(torch.empty(*sizes, self.embed_dim)))
+                bias = nn.Parameter(torch.empty(sizes)) if self.has_bias else None
+                self.register_parameter(f"{name}_bias", bias)
+
+        def pack(self, weights: Weights) -> dict[str, Tensor]:
+            named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
+            return {name if name.endswith("_bias") else f"{name}_weight": tensor for name, tensor in named.items()}
+
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             num_scores = query.shape[0] * query.shape[1] * key.shape[2]
             block = query.shape[2] if mistake.needs_all_rows else max(1, BLOCK_SCORES // num_scores)

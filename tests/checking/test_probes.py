@@ -63,11 +63,6 @@ class WrongWithoutGradients(Honest):
         return out if torch.is_grad_enabled() else out * 1.1
 
 
-class WrongInInferenceMode(Honest):
-    def attend(self, *given):
-        return super().attend(*given) * (1.1 if torch.is_inference_mode_enabled() else 1.0)
-
-
 class SumsInHalf(Honest):
     """Sums the keys' contributions in the dtype of the inputs."""
 
@@ -144,7 +139,6 @@ def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
     ("module", "rule"),
     [
         (WrongWithoutGradients, "without gradients"),
-        (WrongInInferenceMode, "without gradients"),
         (UsesTheStridesOfTheQuery, "layouts"),
     ],
 )

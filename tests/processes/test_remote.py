@@ -113,6 +113,16 @@ def test_a_wrong_module_is_wrong_in_the_same_way():
     assert there == here
 
 
+def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong():
+    def doubled(query, key, value, mask):
+        weights = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
+        return weights @ value * (1 + torch.is_inference_mode_enabled())
+
+    found = check(ask_oracle(POINT, 0), doing(doubled))
+    assert [each.rule for each in found.broken_rules] == ["without gradients"]
+    assert "inference_mode" in found.broken_rules[0].found
+
+
 def test_what_is_changed_in_place_is_seen_to_change():
     def zeroes(query, key, value, mask):
         key.data.zero_()

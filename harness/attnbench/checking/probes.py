@@ -271,7 +271,7 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "large": draw_large,
     "huge": draw_huge,
     "shifted": draw_shifted,
-    "equal": draw_equal,
     "offset": draw_offset,
+    "equal": draw_equal,
 }
 """Every kind of input that the check tries, by name."""

@@ -294,18 +294,24 @@ def fewer_keys(candidate: Candidate) -> str | None:
 
 
 def without_gradients(candidate: Candidate) -> str:
-    """Calls without gradients are right, and so is the next one on inputs that are nearly the same."""
+    """Calls without gradients are right, and so is the next one on inputs that are nearly the same.
+
+    Code in a process of its own is also called in torch.inference_mode.
+    """
     if right_when_short(candidate):
         return ""
-    for mode in (torch.no_grad, torch.inference_mode):
+    for is_inference in (False, True):
         outputs: list[Tensor] = []
         for reference in (candidate.normal, candidate.references.near):
             case = candidate.case(reference)
-            with mode():
+            vars(case.mask).update(is_inference=is_inference)
+            with torch.no_grad():
                 outputs.append(case.output())
+            vars(case.mask).update(is_inference=False)
             if found := output_off(candidate, outputs[-1], reference):
                 is_kept = len(outputs) > 1 and torch.equal(*outputs)
-                return KEPT if is_kept else f"without gradients (torch.{mode.__name__}), {found}"
+                mode = "inference_mode" if is_inference else "no_grad"
+                return KEPT if is_kept else f"without gradients (torch.{mode}), {found}"
     return ""
 
 

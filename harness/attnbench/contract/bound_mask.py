@@ -51,6 +51,7 @@ class BoundMask:
         self.world_size = world_size
         self.inputs: Mapping[str, Tensor] = {}
         self.form = ""  # one of MASK_FORMS, in which functions are handed it
+        self.is_inference = False  # whether a process of its own calls in torch.inference_mode
         self.device = torch.device(device)
         self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys
         self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score

@@ -208,7 +208,7 @@ class Remote:
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
-            is_inference=torch.is_inference_mode_enabled(),
+            is_inference=mask.is_inference,
         )
         self._see_changes(reply, inputs)
         output = self._exchange.receive(reply.tensors["output"], mask.device)

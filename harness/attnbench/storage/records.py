@@ -203,6 +203,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return Grade.imprecise if Grade.imprecise in grades else Grade.right
 
     @property
+    def is_never_finite(self) -> bool:
+        """Whether there are outputs, and none of them is finite everywhere."""
+        outputs = [tensor for _, tensor in self.tensors() if tensor.tensor == "output"]
+        return bool(outputs) and all(output.error is None for output in outputs)
+
+    @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
         """The rules that do not hold and decide."""
         return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)

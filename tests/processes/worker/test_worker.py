@@ -23,7 +23,7 @@ from attnbench.processes.messages import (
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked, VisitFinished
-from attnbench.storage.records import PROBE, Arm
+from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 from tests.checks import checked
 
@@ -64,10 +64,33 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     arms = ((Arm(implementation="f"), spec),)
     visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
     assert isinstance(visited, VisitFinished)
-    seen = worker.implementation(spec).build.attend.__closure__
-    function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
+    function = worker.implementation(spec).build.signature.function
     assert set(function.__globals__["seen"]) == {precision}
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+ADDS_THE_LEAST = """
+import torch
+
+def f(query, key, value, *, mask=None):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores + ~mask * torch.finfo(scores.dtype).min).softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize(("dtype", "status"), [("float32", Status.ok), ("float64", Status.unsupported)])
+def test_code_that_leaves_the_range_of_float32_is_not_judged_in_float64(tmp_path, dtype, status):
+    (tmp_path / "adds.py").write_text(ADDS_THE_LEAST)
+    point = Workload(seq_len=20, num_heads=2, head_dim=8, mask="causal", dtype=dtype)
+    request = Check(
+        workload=point,
+        arm=Arm(implementation="f"),
+        spec=f"{tmp_path / 'adds.py'}:f",
+        call_limit_s=5.0,
+        memory_limit_bytes=2**30,
+        seed=0,
+    )
+    assert checked(request, Worker(Heartbeat())).status is status
 
 
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):

@@ -121,6 +121,7 @@ class Bench:
 
 
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
+NO_FLOAT64 = "in float64 it gives no finite output: a number leaves float32's range, as finfo.min does times a boolean"
 
 
 class Worker:
@@ -374,6 +375,8 @@ class Worker:
             agreed = compared.agreement
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
+            if request.workload.dtype == "float64" and agreed.is_never_finite:
+                return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
                 earlier = self.diagnosed[request.spec]
                 agreed = agreement.diagnose(references, candidate, compared, earlier)
