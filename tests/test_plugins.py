@@ -1,4 +1,4 @@
-"""Plugs: what people hand in takes part; what cannot is refused in words, and nothing is imported to find that out."""
+"""Plugs: users' files are included; invalid ones are refused in words, and nothing is imported for that."""
 
 import re
 import sys
