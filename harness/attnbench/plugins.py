@@ -11,8 +11,10 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
+from importlib.machinery import SourceFileLoader
 from itertools import count
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from attnbench.units import meant
@@ -334,6 +336,13 @@ def digest(spec: str) -> str:
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file at each load: its stored bytecode is stale after an edit of the same size in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the loader is of one module
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
     """Import the value of `name` or `path/to/file.py:Name`.
 
@@ -345,7 +354,8 @@ def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any va
     if path is not None:
         digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
         names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())  # each load gets a new module
-        found = importlib.util.spec_from_file_location(next(name for name in names if name not in sys.modules), path)
+        name = next(name for name in names if name not in sys.modules)
+        found = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
         assert found is not None
         assert found.loader is not None
         module = importlib.util.module_from_spec(found)
