@@ -402,6 +402,14 @@ def _hiding(rule: Mask) -> Mask:
     return hiding[0] if len(hiding) == 1 else rule
 
 
+def hides_by_bias(made: Implementation, workload: Workload) -> bool:
+    """Whether a function without a mask is passed -inf in its bias to hide keys."""
+    signature = getattr(made.build, "signature", None)
+    if not isinstance(signature, Signature) or not workload.mask_rule.hides:
+        return False
+    return "bias" in signature.names and not {"mask", "is_causal", f"is_causal{END}"} & set(signature.names)
+
+
 def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
     """The arguments about the mask of one call by the function's own names, and the queries whose output becomes 0."""
     names, rule, dtype = signature.names, mask.rule, query.dtype

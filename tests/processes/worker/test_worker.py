@@ -93,6 +93,30 @@ def test_code_that_leaves_the_range_of_float32_is_not_judged_in_float64(tmp_path
     assert checked(request, Worker(Heartbeat())).status is status
 
 
+SHIFTS_BY_THE_MEAN = """
+def f(query, key, value, *, bias=None):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = scores if bias is None else scores + bias
+    scores = scores - scores.mean(-1, keepdim=True)
+    return scores.softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize(("mask", "status"), [("alibi", Status.ok), ("boolean(40)", Status.unsupported)])
+def test_a_bias_need_not_hold_minus_infinity(tmp_path, mask, status):
+    (tmp_path / "shifts.py").write_text(SHIFTS_BY_THE_MEAN)
+    point = Workload(seq_len=20, num_heads=2, head_dim=8, mask=mask)
+    request = Check(
+        workload=point,
+        arm=Arm(implementation="f"),
+        spec=f"{tmp_path / 'shifts.py'}:f",
+        call_limit_s=5.0,
+        memory_limit_bytes=2**30,
+        seed=0,
+    )
+    assert checked(request, Worker(Heartbeat())).status is status
+
+
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
     begin = torch.autograd.profiler.profile._start_trace

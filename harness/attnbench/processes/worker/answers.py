@@ -26,6 +26,7 @@ from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
 from attnbench.contract import Implementation
+from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
@@ -120,6 +121,9 @@ class Bench:
 
 
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
+NO_INFINITY = (
+    "its bias may not hold -inf, which hides keys from a function without the parameter mask: name a mask, too"
+)
 NO_FLOAT64 = "in float64 it gives no finite output: a number leaves float32's range, as finfo.min does times a boolean"
 
 
@@ -343,6 +347,7 @@ class Worker:
             has_dropout=made.has_dropout,
             executed_flops=made.executed_flops(request.workload),
             is_approximate=made.is_approximate,
+            hides_by_bias=hides_by_bias(made, request.workload),
             call_s=call_s,
             peak_bytes=peak_bytes,
         )
@@ -376,6 +381,8 @@ class Worker:
                 return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             if request.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
+            if request.prepared.hides_by_bias and agreed.is_never_finite:
+                return CellChecked(**request.names, status=Status.unsupported, message=NO_INFINITY)
             if agreed.grade is Grade.wrong:
                 earlier = self.diagnosed[request.spec]
                 agreed = agreement.diagnose(references, candidate, compared, earlier)
