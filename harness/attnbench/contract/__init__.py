@@ -329,7 +329,7 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         if found is None:
             break
         found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
-    is_missing = found is None or found.origin is None  # a folder without code, such as one shared with another package
+    is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
     if is_missing and (there := described.assumed()) is not None:
         there.packages.append(distribution or package)
         return None
