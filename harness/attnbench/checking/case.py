@@ -34,9 +34,9 @@ TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "b
 class Inputs:
     """The operands of a call, by name and in order, and the canonical weights.
 
-    Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V). Scope `module`: x (B, T, D) and, if S
-    differs from T, context (B, S, D). In either scope the workload's other operands follow: sinks (H,), and the tensors
-    of learned biases.
+    Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
+    Scope `module`: x (B, T, D) and, if S differs from T, context (B, S, D). In either scope the workload's other
+    operands follow: sinks (H,), and the tensors of learned biases.
     """
 
     tensors: dict[str, Tensor]
@@ -324,7 +324,7 @@ class Case:
             forward = self.output
         if self.workload.direction in {"inference", "forward"}:
             return lambda: {"output": forward()}
-        names = [f"gradient of {name}" for name in self.tensors]  # the first of the leaves
+        names = [f"gradient of {name}" for name in self.tensors]  # they come first in `leaves`
         kept, pull = self._graph(forward)
         if self.workload.direction == "backward":
             grad_output = torch.full_like(kept, grad_value(self.workload))

@@ -59,7 +59,7 @@ LEAST_VALUES = 64
 LEAST_SHARE = 0.03
 """A further rounding must explain at least this additional share."""
 ROUNDING_SPAN = 8.0
-"""The largest ratio of an error to the roundings computed here: sums in another order are larger."""
+"""The largest ratio of an error to the roundings computed here; sums in another order may reach it."""
 OF_FEATURES = 1e-6
 """The largest share of an error's squares that factors of features may leave unexplained."""
 SMALLEST = torch.finfo(torch.float64).tiny
@@ -536,7 +536,7 @@ def match(
         limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
     explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
     if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
-        on_step()  # a fitted number must beat this
+        on_step()  # no mistake fits closely: fit numbers
         explaining += _fitted([each for each in known if each.fit], evidence)
     if explaining:
         explaining.sort(key=lambda trial: trial.worst)

@@ -262,8 +262,8 @@ class _Recomputed(torch.autograd.Function):
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
 
-    Its backward pass uses an output that is off by one rounding in each number, since others sum in another order, and
-    by a rounding of each row's logsumexp in float32 at least, since parts of a row are merged by theirs.
+    Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
+    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
@@ -317,8 +317,8 @@ def answer(
 ) -> Tensor:
     """The output of a workload at the chosen query rows in the dtype of `inputs`, by the oracle or another form.
 
-    It is computed on the inputs' device; `on_step` is called before each part. Scope `attention`: (B, H, R, V). Scope
-    `module`: (B, R, D), or (B, R, H*V) without an output projection.
+    It is computed on the inputs' device; `on_step` is called before each part.
+    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) without an output projection.
     """
     query, key, value = heads(workload, inputs, rows)
     attended = in_parts(form, query, key, value, row_mask(workload, rows, query.device, inputs.tensors), on_step)

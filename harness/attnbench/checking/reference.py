@@ -261,7 +261,7 @@ class Reference:
 def untouched(shape: tuple[int, ...]) -> Tensor:
     """Zeros in float64 that use memory only for written pages.
 
-    Numpy requests huge pages, of which a few numbers in each row would touch all.
+    Numpy would request huge pages, and a few numbers in each row would touch all of them.
     """
     memory = mmap.mmap(-1, torch.float64.itemsize * math.prod(shape))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -592,7 +592,7 @@ def hidden_keys(candidate: Candidate) -> str:
     """The contents of a hidden key and its value, if they and the scores are finite, change nothing.
 
     The poison shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
-    computes in finite precision loses little. Leaks of larger scores show on the large inputs.
+    computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
     poison = 1.0 + candidate.normal.workload.kv_len
     if (key := candidate.hidden_key) is None:

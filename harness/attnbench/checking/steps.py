@@ -1,8 +1,8 @@
 """Attention in the textbook form, step by step; each step can be displayed, or replaced to create a `Mistake`.
 
 The steps in order, with their results: `projection` query, key and value; `heads` a key/value head for every query
-head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`. Source:
-https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
+head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
+Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
 """
 
 import itertools
@@ -207,7 +207,7 @@ class Mistake:
 
 
 def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces these steps, with `_` for a space; `flags` is like "is_gradient is_memory"."""
+    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient is_memory"."""
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
     named: dict[str, Any] = dict.fromkeys(flags.split(), True)

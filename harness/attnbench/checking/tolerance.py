@@ -192,5 +192,5 @@ def _with_neighbours(shown: Tensor) -> Tensor:
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
-    """Each error as a share of its limit: 0 for no error, infinite for an error without an allowance."""
+    """Each error as a share of its limit: 0 without an error, infinite for any error if the limit is 0."""
     return torch.where(shown > 0, shown / limit, 0.0)

@@ -1,7 +1,7 @@
 """Exact counts that follow from a workload alone: visible pairs, FLOPs, bytes. One pure function each.
 
-FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and not counted. Source:
-FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
+FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and not counted.
+Source: FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
 
@@ -106,7 +106,7 @@ def _tokens(workload: Workload) -> tuple[int, int]:
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """The smallest numbers of queries and keys with this many visible pairs: each query sees at most S keys."""
+    """Lower bounds on queries and keys for the visible pairs: a query sees at most S keys, a key T queries."""
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 

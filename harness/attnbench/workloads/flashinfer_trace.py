@@ -1,8 +1,8 @@
 """flashinfer-trace files: read a service's recorded calls as workloads, and write workloads in that format.
 
 A line is a call: `{"definition", "workload": {"uuid", "axes", "inputs"}, ...}`, or the workload alone, in which case
-the file is named after the definition. A definition's name contains the shapes of one kind of attention. Source:
-https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace and docs/op-types.
+the file is named after the definition. A definition's name contains the shapes of one kind of attention.
+Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace and docs/op-types.
 """
 
 import itertools

@@ -361,8 +361,8 @@ class StreamingBottomRight(Streaming):
 class Tree(Mask):
     """Speculative decoding: queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
 
-    The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level. Source: SpecInfer,
-    https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
+    The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level.
+    Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
     """
 
     name = "tree"
@@ -564,8 +564,8 @@ STEEPEST = 8.0
 class Alibi(Mask):
     """Attention with linear biases: subtract a head's slope times the distance, with positions from the start.
 
-    The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form. Source:
-    https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
+    The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
+    Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
     https://github.com/ofirpress/attention_with_linear_biases
     """
 
@@ -603,8 +603,8 @@ class RelativeBuckets(Mask):
     """A learned bias for each head and distance bucket: small distances have their own bucket, larger ones share one.
 
     Half of the n buckets are for keys before the query and half for keys after it, as in T5's encoder. Bucket widths
-    grow geometrically up to a distance of `farthest`; all larger distances share the last bucket. Source: T5,
-    https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
+    grow geometrically up to a distance of `farthest`; all larger distances share the last bucket.
+    Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
     """
 
@@ -671,8 +671,8 @@ class RelativeBucketsPast(RelativeBuckets):
 class Decomposed(Mask):
     """Keys in a grid: each query adds one number for the key's row and one for its column.
 
-    The numbers are products of the query with learned tables, computed before attention is called. Source: SAM,
-    https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
+    The numbers are products of the query with learned tables, computed before attention is called.
+    Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
     https://github.com/facebookresearch/segment-anything/blob/main/segment_anything/modeling/image_encoder.py
     """
 

@@ -1,8 +1,8 @@
 """Wrong backward passes after a right output: FlashAttention's backward pass with one step replaced.
 
 The weights P are recomputed; dP = dO V^T; dS = P * (dP - D), where D is the row sum of P * dP; dQ = dS K, dK = dS^T Q
-and dV = P^T dO. A constant times the right gradient is not included: the diagnosis measures it. Source:
-https://arxiv.org/abs/2307.08691, algorithm 2.
+and dV = P^T dO. A constant times the right gradient is not included: the diagnosis measures it.
+Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
 import functools

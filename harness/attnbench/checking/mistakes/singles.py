@@ -386,7 +386,7 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def reused(output: Tensor) -> Tensor:
-    """A buffer that later outputs are written to."""
+    """Copy the output into a shared buffer that later calls overwrite."""
     return STALE.setdefault((output.shape, output.dtype), output.detach().clone()).copy_(output)
 
 

@@ -141,7 +141,7 @@ def by_head(mask: RowMask) -> Tensor:
 
 
 def of_queries(mask: RowMask) -> Tensor:
-    """The padding applied to the queries."""
+    """The padding applied to queries instead of keys."""
     parts = [part for part in mask.rule.parts if part.hides]
     padding = next(part for part in parts if isinstance(part, masks.Padding))
     lengths = torch.from_numpy(padding.table(*mask.sizes))[:, None, None, None].to(mask.rows.device)
