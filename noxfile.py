@@ -1,4 +1,4 @@
-"""Everything that is run on this project, as sessions: `nox` alone runs lint and tests, `nox --list` shows all."""
+"""Sessions for everything that is run on this project: `nox` alone runs lint and tests, `nox --list` shows all."""
 
 import shutil
 from pathlib import Path
@@ -23,25 +23,25 @@ GALLERY = {
         *("--set", "dtype=float32", "--set", "scope=attention", "--set", "batch_size=1", "--budget", "240"),
     ],
 }
-"""The runs that are kept, by name, as options of `attnbench run`."""
+"""Runs stored in the gallery, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
 QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
-"""The exit code of a run whose machine was too busy for verdicts: its report is there all the same, and says so."""
+"""Exit code of a run on a machine too busy for verdicts; its report is written all the same."""
 ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only take turns
+    "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only compete
     "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, which would compile the project once more
 }
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install the project in place, so that its code can be changed without another install, and dependency groups."""
+    """Install the project in editable mode, and dependency groups."""
     session.install(*QUICKLY, "-e", ".", *nox.project.dependency_groups(GROUPS, *groups))
 
 
 def borrow(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups next to the packages of the session `tests`: installing torch takes a minute.
+    """Install dependency groups on top of the packages of the session `tests`: installing torch takes a minute.
 
     Without that session's environment everything is installed. Programs of borrowed packages are started as modules,
     `python -m`.
@@ -61,9 +61,8 @@ def borrow(session: nox.Session, *groups: str) -> None:
 def lint(session: nox.Session) -> None:
     """Check style, types, the direction of imports, and spelling.
 
-    The whole project is installed with what its tests need, torch included: without torch's own types, mypy would take
-    every tensor and every module for Any, and strictness would mean little in the very files that this project exists
-    for.
+    The whole project is installed with the packages of its tests, torch included: without torch's types, mypy would
+    treat every tensor and module as Any, and strictness would mean little in the files that matter most.
     """
     borrow(session, "lint", "test")
     session.run("ruff", "check", ".")
@@ -103,7 +102,7 @@ def triton(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run all tests but the documents' and require their coverage, which makes each a third slower."""
+    """Run all tests except those of documents, and require their coverage; tracing slows them down by a third."""
     borrow(session, "test")
     session.run("python", "-m", "coverage", "erase")
     everything = [*IN_PARALLEL, "-m", "not browser", "--ignore=tests/test_documents.py"]
@@ -114,7 +113,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def recipes(session: nox.Session) -> None:
-    """Apply the recipes of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: each of these alone)."""
+    """Apply the recipes of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: only these)."""
     borrow(session, "test")
     session.run("python", "-m", "tests.recipes", *session.posargs, "--", *IN_PARALLEL, env=ONE_THREAD)
 
@@ -128,7 +127,7 @@ def old_faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the quick sweep, here on the CPU and on CUDA where there is one; arguments after -- replace its options."""
+    """Run the quick sweep on the CPU, and on CUDA if there is one; arguments after -- replace its options."""
     install(session)
     found = set(RESULTS.glob("runs/*"))
     try:
@@ -141,7 +140,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def bench_pytest(session: nox.Session) -> None:
-    """The quick sweep as a suite of pytest-benchmark, kept in results/benchmarks; arguments after -- go to pytest."""
+    """Run the quick sweep under pytest-benchmark, stored in results/benchmarks; arguments after -- go to pytest."""
     install(session, "histogram")
     options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
     session.run("pytest", "--override-ini=addopts=", "harness/attnbench/pytest_suite", *options, *session.posargs)
@@ -149,7 +148,7 @@ def bench_pytest(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation site in build/site; a broken link or a missing page is an error. It needs no network."""
+    """Build the documentation site in build/site, without a network; a broken link or a missing page is an error."""
     borrow(session, "docs")
     session.run("python", "docs/site.py")
     session.run("python", "-m", "mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
@@ -158,7 +157,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Build the wheel and the source distribution, and check what an index would; tests look into the wheel."""
+    """Build the wheel and the source distribution, and check them as an index would."""
     session.install("build", "twine")
     shutil.rmtree("build/dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "build/dist")
@@ -167,7 +166,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def field(session: nox.Session) -> None:
-    """Check attention that other packages have, and renew results/gallery/field; not among the default sessions."""
+    """Check the attention of other packages, and renew results/gallery/field; not among the default sessions."""
     needs = ["-r", "examples/field/requirements.txt"]
     session.install("-c", "constraints.txt", "-e", ".", *needs)
     session.run("python", "examples/field/check.py")
@@ -188,7 +187,7 @@ CAPABILITY = "import torch; print(torch.backends.cpu.get_cpu_capability().lower(
 
 @nox.session
 def margins(session: nox.Session) -> None:
-    """Measure how near honest code and numeric tests come to a limit: renew results/gallery/margins (15 minutes)."""
+    """Measure how close honest code and numeric tests come to a limit: renew results/gallery/margins (15 minutes)."""
     borrow(session, "test")
     folder = RESULTS / "gallery" / "margins"
     session.run("python", "-m", "studies.margins", *(session.posargs or ["--to", str(folder)]), env=ONE_THREAD)
@@ -201,20 +200,20 @@ def margins(session: nox.Session) -> None:
 
 @nox.session
 def capabilities(session: nox.Session) -> None:
-    """Run the numeric tests with each instruction set that PyTorch can be held to; `tests` has the processor's own."""
+    """Run the numeric tests with each instruction set that PyTorch can be limited to; `tests` uses the default."""
     borrow(session, "test")
     options = [*IN_PARALLEL, "-q", "-k", "agree or right or tolerance or wrong", *NUMERIC]
     fastest = session.run("python", "-c", CAPABILITY, silent=True)
-    for name in CAPABILITIES:  # one that the processor lacks is ignored by PyTorch
+    for name in CAPABILITIES:  # PyTorch ignores one that the processor lacks
         if name not in str(fastest):
             session.run("python", "-m", "pytest", *options, env=ONE_THREAD | {"ATEN_CPU_CAPABILITY": name})
 
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Measure what fixed choices cost: renew results/gallery/fastest.
+    """Measure the cost of fixed choices: renew results/gallery/fastest.
 
-    It takes an hour, and goes on where it was stopped.
+    It takes an hour; rerun it to resume.
     """
     install(session)
     folder = str(RESULTS / "gallery" / "fastest")
@@ -247,14 +246,14 @@ def cluster(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Take real sessions with a known truth: renew results/gallery/acceptance (hours; -- V4 --sessions 5: minutes)."""
+    """Run real sessions with a known truth: renew results/gallery/acceptance (hours; -- V4 --sessions 5: minutes)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 
 
 @nox.session
 def first_answer(session: nox.Session) -> None:
-    """Measure how soon first answers come: renew results/gallery/first_answer (-- --old DIR: next to another tree)."""
+    """Measure the time to first answers: renew results/gallery/first_answer (-- --old DIR: next to another tree)."""
     install(session)
     folder = str(RESULTS / "gallery" / "first_answer")
     session.run("python", "-m", "studies.first_answer", "--to", folder, *session.posargs)
@@ -272,12 +271,12 @@ def gallery(session: nox.Session) -> None:
         for run in sorted(set(RESULTS.glob("runs/*")) - found):
             shutil.rmtree(RESULTS / "gallery" / name, ignore_errors=True)
             session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / name))
-    session.run("python", "docs/figures.py")  # reduces the gallery to what is committed
+    session.run("python", "docs/figures.py")  # reduces the gallery to its committed files
 
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Look at reports and at TensorBoard in a browser without a network, and renew their pictures in results/gallery.
+    """Open reports and TensorBoard in a browser without a network, and renew their pictures in results/gallery.
 
     It needs Chromium: `apt install chromium`, or the path of any in ATTNBENCH_CHROMIUM.
     """

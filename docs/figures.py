@@ -1,9 +1,10 @@
-"""Regenerate what is made from results/gallery: blocks of two documents, and the gallery's page.
+"""Regenerate everything derived from results/gallery: blocks of two documents, and the gallery's page.
 
-Command: `python docs/figures.py [RUN ...]`. The tables and pictures of the runs that are named (quick, full, compiled)
-are drawn again from their journals first. The whole gallery is then reduced to what is committed.
+Command: `python docs/figures.py [RUN ...]`. With names of runs (quick, full, compiled), their tables and pictures are
+first drawn again from their journals. Then the gallery is reduced to the files that are committed.
 
-A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds both to their sources.
+A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py compares blocks and pages with
+their sources.
 """
 
 import csv
@@ -34,7 +35,7 @@ RUNS = {
     "full": "Lengths, widths, dtypes, masks, layouts and directions, in forty minutes",
     "compiled": "One mask in five forms, and the textbook form by torch.compile",
 }
-"""The runs of the gallery and what they are about; each is a folder."""
+"""Folders of the gallery, and their subjects."""
 OTHERS = {
     "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
     "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
@@ -54,18 +55,18 @@ FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
 SCREEN = "screen.txt"
 """The closing screen of a run."""
 NUM_FIRST, ROW = 5, 0.145
-"""The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
+"""Shapes in the README's picture and inches per row: the picture fits the first screen."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
-"""Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
+"""Width in pixels and palette size of committed pictures: text and lines stay sharp, and a picture takes some 60 KB."""
 REGENERATED = re.compile(r".*\.(svg|html)|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
-"""Files that are not committed: `attnbench report` makes them from a journal at any time, `nox -s detection` the trials
-of honest implementations. Of several pictures of one kind the first is committed."""
+"""Files that are not committed, because commands regenerate them: `attnbench report` from a journal, and `nox -s
+detection` the trials of honest implementations. Only the first of several pictures of one kind is committed."""
 
 
 def redraw(folder: Path) -> None:
-    """Write the tables, the picture and the closing screen of a run again, from its journal."""
+    """Rewrite the tables, the picture and the closing screen of a run from its journal."""
     results = read(folder)
     for stale in (*folder.glob("*_plot.png"), *folder.glob("winner_map*.png")):
         stale.unlink()
@@ -83,7 +84,7 @@ def redraw(folder: Path) -> None:
 
 
 def reduce(folder: Path) -> None:
-    """Keep tables, small pictures and compressed journals below `folder`, and delete what a journal gives again."""
+    """Keep tables, small pictures and compressed journals below `folder`; delete what a journal can regenerate."""
     for path in sorted(folder.rglob("*")):
         if REGENERATED.fullmatch(path.name):
             path.unlink()
@@ -98,7 +99,7 @@ def reduce(folder: Path) -> None:
 
 
 def shrink(path: Path) -> None:
-    """Give a picture the width and the palette of those that are committed; one that has them stays as it is."""
+    """Reduce a picture to the width and palette of committed ones; a picture that already has them is left alone."""
     with Image.open(path) as picture:
         if picture.mode == "P" and picture.width <= MAX_WIDTH:
             return
@@ -109,7 +110,7 @@ def shrink(path: Path) -> None:
 
 
 def tried() -> str:
-    """What became of cheats and contaminations, by group, and of honest forms; or that they were not run yet."""
+    """Summarise the outcomes of cheats, contaminations and honest forms by group; or say that they were not run yet."""
     folder = GALLERY / "trust"
     account, honest = folder / "trust.md", folder / "trust_honest.csv"
     if not account.exists():
@@ -129,7 +130,7 @@ def tried() -> str:
 
 
 def followed() -> str:
-    """The cost of choosing by the nearest shape of a policy."""
+    """Report the cost of choosing by the nearest shape of a policy."""
     policy = Policy.load(GALLERY / "fastest" / "policy.json")
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"
@@ -141,7 +142,7 @@ def followed() -> str:
 
 
 def renewed(text: str, found: dict[str, str]) -> str:
-    """`text` with its blocks as `found` has them.
+    """Replace the blocks of `text` with those in `found`.
 
     Raises:
         ValueError: a block has no place there.
@@ -155,7 +156,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """The gallery's page: every run with its closing screen, next to its pictures."""
+    """Write the gallery's page: every run with its closing screen, next to its pictures."""
     lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
     for name, about in RUNS.items():
         summary = GALLERY / name / "summary.md"
@@ -167,7 +168,7 @@ def page() -> str:
 
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
-    """A run: its main facts, its closing screen and pictures."""
+    """Format a run: main facts, closing screen and pictures."""
     yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` writes its"
     yield f"page; [tables]({name}/summary.md)."
     yield ""
@@ -180,7 +181,7 @@ def _run(name: str, summary: list[str]) -> Iterator[str]:
 
 
 def main(runs: Sequence[str]) -> None:
-    """Draw these runs again, reduce the gallery, and write what depends on it.
+    """Draw the named runs again, reduce the gallery, and update everything that depends on it.
 
     Raises:
         ValueError: the gallery has no such run.

@@ -1,10 +1,10 @@
 """Measure the findings of docs/findings.md again, and write the page and its pictures.
 
-Command: `python docs/findings.py [NAME ...]`, all in about ten minutes on two cores; or these alone. With `page` as
-argument, the page and its pictures are written from the numbers that are kept in results/gallery/findings. Two findings
-need packages: `pip install monai==1.6.1 transformers==5.23.0`.
+Command: `python docs/findings.py [NAME ...]`; all findings take about ten minutes on two cores. With `page` as
+argument, the page and its pictures are written from the numbers stored in results/gallery/findings. Two findings need
+packages: `pip install monai==1.6.1 transformers==5.23.0`.
 
-A finding is kept only where its `least` is reached: what does not hold on a machine is said and not written.
+A finding is kept only if its `least` is reached. One that does not hold on a machine is reported, but not written.
 """
 
 import json
@@ -53,7 +53,7 @@ the time that it took. `python docs/findings.py` measures all of them again and 
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a finding's picture: a cell of a run, by the implementation and the axes that set it apart."""
+    """A row of a finding's picture: one cell of a run, selected by implementation and axes."""
 
     run: str
     implementation: str
@@ -61,7 +61,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The quotient of two points, by their labels; below `least` the finding does not hold."""
+    """The ratio of two points, named by their labels; below `least` the finding does not hold."""
 
     over: str
     under: str
@@ -69,7 +69,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was found, and the command lines by name that show it: one that begins with `attnbench check` has errors."""
+    """A finding and the commands, by name, that show it: a command that begins with `attnbench check` has errors."""
 
     title: str
     cause: str
@@ -81,11 +81,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FINDINGS = msgspec.toml.decode(SOURCE.read_bytes(), type=dict[str, Finding])
-"""In the order of the page."""
+"""Findings in the order of the page."""
 
 
 def measure(finding: Finding) -> dict[str, Any]:
-    """Run its commands and take its numbers: for each point the value, and the ends of its interval where it has one.
+    """Run the commands and collect the value of each point, with the ends of its interval if it has one.
 
     Raises:
         LookupError: a point has no number, or the finding does not hold here.
@@ -103,7 +103,7 @@ def measure(finding: Finding) -> dict[str, Any]:
 
 
 def _cells(command: str) -> pd.DataFrame:
-    """What a command line measured: the table of its run, or the cells of a check."""
+    """Load the result of a command: the table of a run, or the cells of a check."""
     with tempfile.TemporaryDirectory(prefix="attnbench-finding-") as folder:
         words = shlex.split(command)[1:]
         is_check = words[0] == "check"
@@ -132,7 +132,7 @@ def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:
 
 
 def _made(finding: Finding) -> str:
-    """Where and when: what a reader needs to know before comparing."""
+    """Describe where and when the numbers were measured."""
     here = environment.collect()
     packages = [each.partition("==")[0] for each in finding.needs.split()]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
@@ -140,7 +140,7 @@ def _made(finding: Finding) -> str:
 
 
 def draw(name: str, kept: Mapping[str, Any]) -> None:
-    """A dot for each point, with its interval and its number, the points of the page's order from the top."""
+    """Draw a dot for each point, with its interval and number, top to bottom in the order of the page."""
     finding, points = FINDINGS[name], kept["points"]
     label, unit = AXES[finding.what]
     warned = {fact.over for fact in finding.facts.values() if fact.least}
@@ -175,16 +175,16 @@ def draw(name: str, kept: Mapping[str, Any]) -> None:
 
 
 def said(text: str, kept: Mapping[str, Any]) -> str:
-    """A text with its facts in it."""
+    """Insert the facts into a text."""
     return text.format_map({name: significant(value, 2) for name, value in kept["facts"].items()})
 
 
 def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page, from the numbers that are kept."""
+    """Build the page from stored numbers."""
     lines = ["# Findings", "", BEGINNING.format(len(kept)), ""]
     for number, (name, found) in enumerate(kept.items(), 1):
         finding = FINDINGS[name]
-        is_shown = finding.needs or finding.what == ERROR  # a check that finds something ends with 1
+        is_shown = finding.needs or finding.what == ERROR  # a check that reports a failure exits with 1
         language, prompt = ("console", "$ ") if is_shown else ("bash", "")
         commands = [f"{prompt}{command}" for command in finding.runs.values()]
         if finding.needs:
@@ -202,7 +202,7 @@ def _keep(kept: Mapping[str, Any]) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Measure these, or all, and write the page; 1 if one does not hold."""
+    """Measure the named findings, or all, and write the page; return 1 if one does not hold."""
     GALLERY.mkdir(parents=True, exist_ok=True)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     failed = 0

@@ -1,8 +1,8 @@
-"""Regenerate docs/first-hour.md: run the command of each question here, and keep what it prints and how long it took.
+"""Regenerate docs/first-hour.md: run the command of each question, and keep its output and duration.
 
-Command: `python docs/first_hour.py [NUMBER ...]`, all eight in about six minutes on two cores; or these alone. With
-`readme` as argument, what README.md shows is printed again.
-The page is a draft between `<!-- begin N -->` and `<!-- end N -->`; what stands outside of them is written by hand.
+Command: `python docs/first_hour.py [NUMBER ...]`; all eight take about six minutes on two cores. With `readme` as
+argument, the outputs in README.md are renewed. Only text between `<!-- begin N -->` and `<!-- end N -->` is generated;
+the rest is written by hand.
 """
 
 import os
@@ -27,14 +27,14 @@ EXAMPLES = ROOT / "examples" / "first_hour"
 MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
-"""Lines are broken where a terminal of that width would break them."""
+"""Lines break where a terminal of that width would break them."""
 FIRST, LAST = 5, 5
-"""Lines of a long output that are shown from its beginning and its end."""
+"""Lines shown from the beginning and the end of a long output."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What somebody asks, and the command that answers it; `before` prepares it and is shown, but not timed."""
+    """A user's question and the command that answers it; `before` prepares the command and is shown, but not timed."""
 
     text: str
     command: str
@@ -95,18 +95,18 @@ SHOWN = {
     ),
     "check": Question("Is it right?", "attnbench check mine.py:mistaken", exit_codes=(1,)),
 }
-"""What the README shows, by the names of its blocks."""
+"""Commands shown in the README, by the names of its blocks."""
 
 
 def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
-    """Return the command and its output as a block of Markdown; if short, a part of the output, and the time it took.
+    """Format the command and its output as a block of Markdown: shortened if `short`, and with the duration.
 
     Raises:
         RuntimeError: it ended with another exit code than was expected.
     """
     if question.before:
         before = _shell(question.before, folder)
-        if before.returncode not in {0, 3}:  # 3: a busy machine gives no verdict, and the run is stored all the same
+        if before.returncode not in {0, 3}:  # 3: a busy machine, so no verdicts; the run is stored anyway
             raise RuntimeError(f"{question.before} exits {before.returncode}:\n{before.stdout}\n{before.stderr}")
     start = time.monotonic()
     done = _shell(question.command, folder)
@@ -133,7 +133,7 @@ def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def page(earlier: str, made: Mapping[int | str, str]) -> str:
-    """The page with these texts in place of those between their marks."""
+    """Replace the texts between the marks of the page."""
     text = earlier
     for name, answer in made.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
@@ -144,7 +144,7 @@ def page(earlier: str, made: Mapping[int | str, str]) -> str:
 
 
 def machine() -> str:
-    """Processor, cores, versions and day."""
+    """Describe the machine: processor, cores, versions and day."""
     from attnbench.devices import environment
 
     found = environment.collect()
@@ -155,7 +155,7 @@ def machine() -> str:
 
 
 def show_in_readme() -> None:
-    """Print again what the README shows."""
+    """Renew the outputs in the README."""
     with tempfile.TemporaryDirectory(prefix="attnbench-shown-") as name:
         (Path(name) / MINE).write_text((EXAMPLES / MINE).read_text(encoding="utf-8"), encoding="utf-8")
         found = {block: answered(question, Path(name), is_short=False) for block, question in SHOWN.items()}
@@ -163,7 +163,7 @@ def show_in_readme() -> None:
 
 
 def main(numbers: list[int]) -> None:
-    """Answer these questions, or all, in one folder; the page is written after each."""
+    """Answer the given questions, or all, in one folder; write the page after each."""
     with tempfile.TemporaryDirectory(prefix="attnbench-first-hour-") as name:
         folder = Path(name)
         for file in EXAMPLES.glob("*.py"):

@@ -1,4 +1,4 @@
-"""Stage the pages of the documentation site below build/pages, and write those that follow from the code.
+"""Stage the pages of the documentation site below build/pages, and write those generated from the code.
 
 Command: `python docs/site.py`, then `mkdocs build`; `nox -s docs` does both. Documents keep their places relative to
 each other, so that a link that works in the repository works on the site.
@@ -24,7 +24,7 @@ PAGES = ROOT / "build" / "pages"
 SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 SHOWN = {".md", ".png", ".svg", ".js", ".css"}
 BADGE = re.compile(r"^\[?!\[[^\]]*\]\((?:\.\./\.\./|https:)[^\n]*\n", re.MULTILINE)
-"""Badges come from elsewhere: the site does without."""
+"""Badges are loaded from other servers; the site leaves them out."""
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 WIDTH = 100
 
@@ -48,7 +48,7 @@ def stage() -> None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """A document, its links to what has no page turned into plain text; anything else as it is."""
+    """Copy a document, with links to targets without a page turned into plain text; copy other files unchanged."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".md":
         shutil.copyfile(path, to)
@@ -58,7 +58,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _link(found: "re.Match[str]", path: Path) -> str:
-    """The link as it is to be on the site: the README is the first page, a folder its own README or nothing."""
+    """Rewrite a link for the site: the README is the first page, a folder is its own README or plain text."""
     target, anchor = (path.parent / found[1]).resolve(), found[2] or ""
     if not target.is_relative_to(ROOT) or not target.exists():
         raise ValueError(f"{path.relative_to(ROOT)} links to {found[1]}, which is not there")
@@ -83,7 +83,7 @@ def _has_page(target: Path) -> bool:
 
 
 def commands() -> Iterator[str]:
-    """The page of the command line: the help of each command, and the exit codes."""
+    """Build the page of the command line: the help of each command, and the exit codes."""
     yield from ("# Commands", "", "What `attnbench COMMAND --help` prints.", "", "## Exit codes", "")
     yield from ("| code | means |", "| --- | --- |")
     yield from (f"| {int(code)} | {text} |" for code, text in EXIT_CODES.items())
@@ -100,7 +100,7 @@ def _help(name: str) -> str:
 
 
 def journal() -> Iterator[str]:
-    """The page of the journal's schema: every kind of line, and every structure in it, with its fields."""
+    """Build the page of the journal's schema: every kind of line and every structure, with its fields."""
     yield from ("# The journal", "")
     yield f"A run's `journal.jsonl` has one JSON object in each line; schema {events.SCHEMA}."
     yield from ("Its `type` says which. [The decision](../docs/adr/0003-journal.md) says why.", "")
@@ -120,7 +120,7 @@ def journal() -> Iterator[str]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A JSON schema in a few words."""
+    """Describe a JSON schema in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -137,7 +137,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def decisions() -> Iterator[str]:
-    """The page that lists the decisions, in their order."""
+    """Build the page that lists the decisions, in their order."""
     yield from ("# Decisions", "", "Each says what was decided, why, and what follows.", "")
     for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

@@ -1,1 +1,1 @@
-"""How the method was validated: acceptance, detection power, and a simulated machine. Not part of the package."""
+"""Validation of the method: acceptance, detection power, and a simulated machine. Not part of the package."""

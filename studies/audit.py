@@ -1,11 +1,11 @@
-"""What do fixed choices of an implementation cost? The regret of choosers on presets and on random shapes.
+"""The cost of fixed choices of an implementation: the regret of choosers on presets and on random shapes.
 
-    python -m studies.audit --run DIR train held_out compiled     measures, and goes on where it was stopped
+    python -m studies.audit --run DIR train held_out compiled     measures; rerun it to resume
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
-A policy is learned from the training shapes alone; everybody is judged on the held-out ones: those of all presets and
-shapes drawn at random. On each of these all implementations are checked and then timed in the same blocks. The best is
-chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret.
+A policy is learned from the training shapes alone. All choosers are judged on the held-out shapes: those of all
+presets, and random ones. On each, all implementations are checked and then timed in the same blocks. Every second visit
+selects the best, and the other visits measure all choosers, so that luck does not count as regret.
 """
 
 import argparse
@@ -39,33 +39,33 @@ CHOOSERS = {
     "always flash": "sdpa_flash",
     "always math": "sdpa_math",
 }
-"""Who always takes one implementation, by name."""
+"""Choosers that always take one implementation, by name."""
 COMPILED = ("fused+compile", "sdpa+compile")
-"""Who is compiled."""
+"""Implementations to compile."""
 EVERY = 10
 OTHERS = ("fused", "bmm", "einsum")
-"""What a policy and the best may take as well."""
+"""Further implementations that a policy and the best may choose."""
 OURS = "our policy"
 NAMES = (*CHOOSERS.values(), *OTHERS)
 STEPS = ("train", "held_out", "compiled", "table")
 NUM_TRAINED, NUM_DRAWN = 500, 200
 SEED_TRAINED, SEED_DRAWN = 11, 18
 DECODE, TRAINING = 0.25, 0.3
-"""Shares of shapes drawn at random: of one query, and of the others those with gradients."""
+"""Shares of random shapes: single-query shapes, and training shapes among the others."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
-"""What is trained on, with each dtype: a mask and what is done."""
+"""Masks and kinds of work in the training set, each with every dtype."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 12
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
-"""What the regret of a policy may be: in the mean, and beyond the noise floor at worst."""
+"""Limits of a policy's regret: the mean, and the worst case beyond the noise."""
 CALL_LIMIT_S = 0.25
 MOST_FLOPS, MOST_SCORE_BYTES = 4e9, 2.0**28
-"""Of a shape that is drawn, so that its calls take milliseconds on one core."""
+"""Limits of a random shape: its calls take milliseconds on one core."""
 POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_len": ["1024"]}}
-"""Where presets are looked at."""
+"""Settings at which presets are measured."""
 
 
 def drawn(number: int, seed: int, num_threads: int) -> list[Workload]:
-    """So many shapes at random: short and long, one query with a cache, batches, grouped heads, both directions."""
+    """Draw random shapes: short and long, one query with a cache, batches, grouped heads, both directions."""
     draws, found = random.Random(seed), dict[str, Workload]()
     while len(found) < number:
         is_decode = draws.random() < DECODE
@@ -79,7 +79,7 @@ def drawn(number: int, seed: int, num_threads: int) -> list[Workload]:
 
 
 def of_each_kind(number: int, seed: int, num_threads: int) -> list[Workload]:
-    """At least so many shapes at random, as many of each kind: what is rare is learned as well as what is frequent."""
+    """Draw at least `number` random shapes, equally many of each kind, so that rare kinds are learned too."""
     draws, found = random.Random(seed), dict[str, Workload]()
     while len(found) < number:
         for dtype, (mask, kind) in itertools.product(("float32", "bfloat16"), KINDS):
@@ -111,7 +111,7 @@ def _is_small(workload: Workload) -> bool:
 
 
 def of_presets(num_threads: int) -> list[Workload]:
-    """Each kind of layer of each preset, in each phase that it has."""
+    """List each kind of layer of each preset, in each phase that it has."""
     found: dict[str, Workload] = {}
     for name in models.names():
         model = models.preset(name)
@@ -119,13 +119,13 @@ def of_presets(num_threads: int) -> list[Workload]:
             if phase in model.phases:
                 for each in models.mixes(model, phase, settings if model.kind == "decoder" else {})[0]:
                     workload = msgspec.structs.replace(each, num_threads=num_threads)
-                    if not workload.features:  # what a function of query, key and value can be given
+                    if not workload.features:  # features that a function of query, key and value cannot be passed
                         found.setdefault(workload.id, workload)
     return list(found.values())
 
 
 def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
-    """A run that checks everybody and then visits each workload equally often, each time in a fresh process."""
+    """Plan a run that checks everything, then visits each workload equally often, each time in a fresh process."""
     limits = build_plan(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
@@ -140,7 +140,7 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
 
 
 def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> None:
-    """Start the run in that folder, or resume the one that is there."""
+    """Start the run in that folder, or resume it."""
     plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
     running.execute(plan, folder, stages=("check",))
     running.execute(plan, folder, stages=("time",))
@@ -148,7 +148,7 @@ def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], s
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """What a choice costs on one workload: the logarithm of its time over the best's, from visits that did not choose.
+    """Cost of a choice on one workload: the logarithm of its time over the best's, from visits that did not choose.
 
     `log` is None where the choice has no time. Both logs have half the width of their interval; what lies within that
     is noise.
@@ -159,12 +159,12 @@ class Regret:
     best: str
     log: float | None
     half: float
-    against_reference: float | None  # the logarithm of its time over that of PyTorch's own choice
+    against_reference: float | None  # logarithm of the time over that of PyTorch's own choice
     half_reference: float
 
     @property
     def beyond(self) -> float:
-        """What of its log lies beyond the noise."""
+        """The part of its log beyond the noise."""
         return max(0.0, (self.log or 0.0) - self.half)
 
     @property
@@ -174,7 +174,7 @@ class Regret:
 
 
 def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
-    """What one chooser costs on each workload on which anybody has a time."""
+    """Compute the regret of one chooser on each workload with a time."""
     for found in recommend(results):
         stands = found.standing
         if stands is None:
@@ -197,7 +197,7 @@ def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Reg
 
 
 def mean(logs: Sequence[float]) -> tuple[float, float]:
-    """The geometric mean of ratios less 1, and half of its 95 % interval, by workloads."""
+    """Return the geometric mean of ratios less 1, and half of its 95 % interval, by workloads."""
     number = len(logs)
     centre = sum(logs) / number
     error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)
@@ -205,7 +205,7 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
 
 
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
-    """What a chooser costs, in one row."""
+    """Summarise the cost of a chooser in one row."""
     logs = [each.log for each in found if each.log is not None]
     centre, half = mean(logs)
     worst = max(found, key=lambda each: each.beyond)
@@ -222,7 +222,7 @@ def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
 
 
 def miss(found: Regret) -> str:
-    """One shape on which a choice was not good enough, in words."""
+    """Describe one shape on which a choice missed its limit."""
     best, own = (significant(math.exp(log or 0.0), 3) for log in (found.log, found.against_reference))
     return f"{found.chosen} on {found.workload.id}: {best}x of {found.best}, {own}x of PyTorch's own choice"
 
@@ -232,7 +232,7 @@ def _share(log: float) -> str:
 
 
 def table(run: Path, to: Path) -> str:
-    """Learn the policy, judge everybody, and write what came out."""
+    """Learn the policy, judge all choosers, and write the results."""
     trained, held_out = read(run / "train"), read(run / "held_out")
     policy = learn([trained])
     to.mkdir(parents=True, exist_ok=True)
@@ -299,12 +299,12 @@ Made by `python -m studies.audit --run DIR train held_out compiled` and then
 
 
 def visits(plan: Plan) -> str:
-    """In how many visits each shape was measured, and in how many processes."""
+    """Count the visits and processes of each shape."""
     return f"{plan.num_rounds} visits, each in a fresh process"
 
 
 def main() -> None:
-    """Measure what was named, or write the table."""
+    """Measure the named parts, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("steps", nargs="*", choices=STEPS, default=[])
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="where both runs lie")

@@ -1,7 +1,7 @@
-"""`python -m studies.first_answer`: how soon the first answers come, and how much a quick sweep decides.
+"""`python -m studies.first_answer`: time to the first answers, and the share that a quick sweep decides.
 
-With `--old FOLDER`, another working tree of the project, everything is done by both, in turns: before and after.
-The machine must have nothing else to do, else its noise is all that is seen; its A/A spread is printed, too.
+With `--old FOLDER`, another working tree of the project, both trees run everything in turns: before and after. The
+machine must be idle, or its noise dominates; the A/A spread is printed, too.
 """
 
 import csv
@@ -71,7 +71,7 @@ CHECKS = {
     "a wrong function, until its sentence": ("check mine.py:mistaken", "first_s", 5),
     "a wrong module, until its sentence": ("check mine.py:wrong_module", "first_s", 5),
 }
-"""The checks that are timed: the command, what counts of its time, and the limit in seconds."""
+"""Timed checks: the command, the duration that counts, and the limit in seconds."""
 MISSING = {"", "NA", "baseline"}
 FINDING = ("WRONG",)
 CLASSES = {
@@ -80,11 +80,11 @@ CLASSES = {
     "1.05 to 1.1": (1.05, 1.1),
     "within 1.05": (1, 1.05),
 }
-"""Comparisons by their measured ratio, either way round."""
+"""Groups of comparisons by their measured ratio, in either direction."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """One command of one tree."""
+    """Timing of one command in one tree."""
 
     tree: str
     what: str
@@ -100,10 +100,10 @@ def first_answer(
     sweeps: Annotated[int, typer.Option(min=0, help="Quick sweeps of each tree.")] = 2,
     checks: Annotated[int, typer.Option(min=0, help="Checks of each kind and tree.")] = 5,
 ) -> None:
-    """Time the commands that a new user tries first; exit code 1 where a stated limit is missed."""
+    """Time the commands that a new user tries first; exit code 1 if a stated limit is missed."""
     trees = {"after": ROOT} if old is None else {"before": old.resolve(), "after": ROOT}
     to.mkdir(parents=True, exist_ok=True)
-    kept = to / "first_answer.json"  # what is stopped goes on where it was
+    kept = to / "first_answer.json"  # resumes an interrupted study
     runs = msgspec.json.decode(kept.read_bytes(), type=list[Timed]) if kept.exists() else []
     with tempfile.TemporaryDirectory(prefix="first-answer-") as name:
         folder = Path(name)
@@ -127,7 +127,7 @@ def first_answer(
 
 
 def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -> Timed:
-    """Run a command of a tree in an empty folder for its results, and watch it for its first diagnosis."""
+    """Run a command of a tree in an empty results folder, and time its first diagnosis."""
     results = folder / "results"
     shutil.rmtree(results, ignore_errors=True)
     place = ["--results", str(results)] if what == "quick" else []
@@ -162,7 +162,7 @@ def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -
 
 
 def table(runs: Sequence[Timed]) -> list[tuple[str, str, str, str, str]]:
-    """Rows of what was asked, the limit, before, after, and whether the limit is kept."""
+    """Build the rows: command, limit, before, after, and whether the limit is kept."""
     rows = []
 
     def add(
@@ -213,7 +213,7 @@ def table(runs: Sequence[Timed]) -> list[tuple[str, str, str, str, str]]:
 
 
 def markdown(runs: Sequence[Timed]) -> str:
-    """The table, as a page."""
+    """Format the table as a page."""
     head = ("what", "limit", "before", "after", "")
     lines = ["# The first answer", "", "Medians, with the smallest and the largest.", ""]
     lines += ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *table(runs))]

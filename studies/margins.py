@@ -1,8 +1,8 @@
-"""`python -m studies.margins`: how near honest code comes to what is allowed, on every kind of processor at hand.
+"""`python -m studies.margins`: distance of honest code from the limits, on every kind of processor available.
 
 Each seed draws a small workload and two kinds of input, answered by every bundled implementation that needs no
-compiler. A process of its own, with one or two threads, does so for each instruction set that PyTorch can be held to.
-What is stopped goes on where it was.
+compiler. A separate process, with one or two threads, does so for each instruction set that PyTorch can be limited to.
+Rerun the command to resume.
 """
 
 import json
@@ -33,19 +33,19 @@ CAPABILITIES = ("default", "avx2", "avx512")
 THREADS = (1, 2)
 CLOSEST = ("dtype", "tensor", "implementation", "workload", "probe")
 MOST_SHARE = 0.5
-"""Honest code shows no more than this share of a limit."""
+"""Honest code may use at most this share of a limit."""
 DTYPES = ("float32", "float32", "bfloat16", "float16", "float64")
 MASKS = ("none", "causal", "causal", "padding", "window(15,0)")
 SIZES = ((1, 64, 2, 64), (2, 64, 4, 16), (2, 96, 2, 32), (1, 131, 4, 16), (1, 160, 2, 32), (2, 13, 4, 8))
 """Batch rows, tokens, heads, width."""
 PROBES = ("normal", "equal", "large")
-"""One of these is tried besides needles, which come nearest to a limit."""
+"""One of these is tried along with needles, which come nearest to a limit."""
 SKIPPED = ("context_parallel", "fastest")
 """The first needs a GPU for each rank, the second calls one of the others."""
 
 
 class Margin(msgspec.Struct, frozen=True):
-    """What one implementation showed in one tensor, as shares of what is allowed."""
+    """One implementation's errors in one tensor, as shares of the limits."""
 
     capability: str
     threads: int
@@ -60,7 +60,7 @@ class Margin(msgspec.Struct, frozen=True):
 
 
 def workload_of(seed: int) -> Workload:
-    """The workload of a seed; one in five has scope `module`."""
+    """Draw the workload of a seed; one in five has scope `module`."""
     draws = random.Random(seed)
     batch_size, seq_len, num_heads, head_dim = draws.choice(SIZES)
     scope = draws.choice(("attention",) * 4 + ("module",))
@@ -79,7 +79,7 @@ def workload_of(seed: int) -> Workload:
 
 
 def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, int]) -> Iterator[Margin]:
-    """What every implementation shows with one seed."""
+    """Measure every implementation with one seed."""
     workload = workload_of(seed)
     for probe in ("needles", PROBES[seed % len(PROBES)]):
         try:
@@ -102,7 +102,7 @@ def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, in
 
 
 def measure(file: Path, seeds: int, place: tuple[str, int]) -> None:
-    """Go through the seeds that the file does not have, and add a line for each."""
+    """Measure the seeds missing from the file, and append a line for each."""
     torch.set_num_threads(place[1])
     done = {json.loads(line)["seed"] for line in file.read_text().splitlines()} if file.exists() else set()
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED}
@@ -116,7 +116,7 @@ def measure(file: Path, seeds: int, place: tuple[str, int]) -> None:
 
 
 def capabilities() -> list[str]:
-    """The instruction sets that PyTorch can be held to here, up to its own choice."""
+    """List the instruction sets that PyTorch can be limited to here, up to its own choice."""
     here = torch.backends.cpu.get_cpu_capability().lower()
     return list(CAPABILITIES[: CAPABILITIES.index(here) + 1]) if here in CAPABILITIES else ["default"]
 
@@ -126,7 +126,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each instruction set and number of threads.")] = 300,
     only: Annotated[str, typer.Option(metavar="NAME,N", help="One instruction set and number of threads.")] = "",
 ) -> None:
-    """Find the largest share of a limit that honest code shows; exit 1 above one half."""
+    """Find the largest share of a limit that honest code uses; exit 1 above one half."""
     folder = to / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     if only:
@@ -148,7 +148,7 @@ def main(
 
 
 def write(frame: pd.DataFrame, to: Path, seeds: int) -> float:
-    """The table of every implementation and dtype, and a page; returns the largest share."""
+    """Write the table of every implementation and dtype, and a page; return the largest share."""
     places = ["capability", "threads"]
     frame["share"] = frame[["largest", "rms"]].max(axis=1)
     table = frame.loc[frame.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
@@ -177,7 +177,7 @@ def write(frame: pd.DataFrame, to: Path, seeds: int) -> float:
 
 
 def _row(row: dict[Hashable, Any], columns: Sequence[str]) -> dict[str, str]:
-    """A row of a table: some columns, and the shares."""
+    """Format a row of a table: some columns, and the shares."""
     shares = {"largest error": f"{row['largest']:.2f}", "RMS error": f"{row['rms']:.2f}"}
     return {name: str(row[name]) for name in columns} | shares
 

@@ -1,8 +1,8 @@
-"""Tests marked `cuda` in a process of their own each: one that loses the device's context costs the others nothing.
+"""Run each test marked `cuda` in its own process: a test that loses the device's context fails alone.
 
-These are hooks of pytest, for a conftest.py. The child reports to a file of JSON lines, one for each phase of the test;
-a test that leaves none has died, and fails with what it printed last. Without a device nothing is started: such tests
-are skipped where they are.
+These are hooks of pytest, for a conftest.py. The child writes JSON lines to a file, one for each phase of the test; a
+test without a report has died, and fails with its last output. Without a device no child is started: such tests are
+skipped in this process.
 """
 
 import json
@@ -17,12 +17,12 @@ import pytest
 
 MARK = "cuda"
 FILE = "ATTNBENCH_TEST_REPORTS"
-"""The variable that names a child's file; where it is set, this is a child."""
+"""The variable that names a child's file; if it is set, this process is a child."""
 PAIRS = ("location", "longrepr")
-"""What is a tuple in a report, and a list in JSON; the place and reason of a skipped test are."""
+"""Fields that are tuples in a report but lists in JSON: the location, and the reason of a skipped test."""
 LIMIT_S = 600.0
 SHOWN = 4000
-"""Characters of what a lost child has printed."""
+"""Characters of a lost child's output to show."""
 
 
 def has_device() -> bool:
@@ -34,7 +34,7 @@ def has_device() -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Run a marked test in a process of its own, and report what it has reported."""
+    """Run a marked test in its own process, and forward its reports."""
     if item.get_closest_marker(MARK) is None or FILE in os.environ or not has_device():
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -45,7 +45,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 class Reporter:
-    """A child's plug-in: it writes each report down."""
+    """The child's plug-in: it writes each report to the file."""
 
     def __init__(self, config: pytest.Config, file: Path) -> None:
         self.config, self.file = config, file
@@ -57,16 +57,16 @@ class Reporter:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a child, write reports."""
+    """Write reports if this is a child."""
     if FILE in os.environ:
         config.pluginmanager.register(Reporter(config, Path(os.environ[FILE])))
 
 
 def reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
-    """What a test's own process reports of it; a failure where it dies or hangs before its call has ended."""
+    """Return the reports of a test's process; a failure if it dies or hangs before its call has ended."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "reports.jsonl"
-        shown = "--capture=tee-sys"  # what is printed is known even if the process dies
+        shown = "--capture=tee-sys"  # keeps the output even if the process dies
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", shown, "-m", MARK, item.nodeid]
         ending = ""
         try:

@@ -1,4 +1,4 @@
-"""Attention with a backward pass of its own, in which some steps are changed."""
+"""Attention with a hand-written backward pass in which some steps are changed."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Backward(torch.autograd.Function):
-    """Each of `changes` is a function of a step's result; `made`, of the gradients and what was saved."""
+    """`changes` are functions of a step's result; `made` is a function of the gradients and the saved tensors."""
 
     @staticmethod
     def forward(ctx, query, key, value, hidden, changes):

@@ -18,7 +18,7 @@ def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> Ref
 
 
 def checked(request: Check, runner: Worker | None = None, judge: Worker | None = None) -> Reply:
-    """What a judge says of a cell whose implementation `runner` holds; a fresh one, where none is given."""
+    """Judge a cell of an implementation in `runner`, by default a fresh one."""
     runner = runner or Worker(Heartbeat())
     prepared = runner.answer(Prepare(**{name: getattr(request, name) for name in PREPARE}))
     if not isinstance(prepared, Prepared):

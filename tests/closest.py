@@ -1,4 +1,4 @@
-"""The closest call of all numeric tests: how near to its limit each test's worst tensor is, on either side.
+"""The closest call of all numeric tests: the ratio of each test's worst tensor to its limit, on either side.
 
 With ATTNBENCH_CLOSEST=FILE each test that compares tensors with the one tolerance adds a line to FILE: its name, and
 the largest error / tolerance that it met.
@@ -19,7 +19,7 @@ from attnbench.storage.records import TensorError
 
 @pytest.fixture(autouse=True)
 def closest_call(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Note the largest error / tolerance that a test meets, where a file for it is named."""
+    """Record the largest error / tolerance of a test, if a file for it is named."""
     if not (file := os.environ.get("ATTNBENCH_CLOSEST")):
         yield
         return
@@ -40,7 +40,7 @@ def closest_call(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def report(file: Path, number: int = 5) -> str:
-    """The tests that came closest to a limit, below it and above it."""
+    """Return the tests closest to a limit, below it and above it."""
     calls = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     sides = {
         "right": sorted((each for each in calls if each["ratio"] <= 1), key=lambda each: -each["ratio"]),

@@ -1,7 +1,8 @@
-"""Another device for tests: its tensors are meta tensors, which know shapes, dtypes and places, and have no numbers.
+"""Another device for tests: its tensors are meta tensors, with shapes, dtypes and places, but no numbers.
 
-What is read from it is drawn, so that code that computes there and compares here runs to its end. An operation between
-tensors of two devices fails as it does with any other device. `Counted` counts what would have been computed and held.
+Reads from it return random numbers, so that code that computes there and compares here runs to its end. An operation
+between tensors of two devices fails as it does with any other device. `Counted` counts the work and memory that it
+would have needed.
 """
 
 import sys
@@ -24,7 +25,7 @@ COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 
 
 class Elsewhere(Cpu):
-    """The device: nothing of it is the host's."""
+    """The device; none of it is the host's."""
 
     torch_device = "meta"
     is_host = False
@@ -32,7 +33,7 @@ class Elsewhere(Cpu):
 
 @contextmanager
 def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
-    """Within: a file of devices has that one, by that name."""
+    """Register the device under that name within the context."""
     module = types.ModuleType(f"attnbench.devices.{name}")
     module.DEVICE = made
     known = (*devices.names(), name)
@@ -44,9 +45,9 @@ def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
 
 
 class Counted(TorchDispatchMode):
-    """Reads of numbers are answered; bytes of storages there are counted while they are held.
+    """Reads of numbers are answered; bytes of storages there are counted during their lifetime.
 
-    What has `large` elements or more takes no memory on the host either: it is one number, expanded.
+    Tensors with `large` elements or more take no memory on the host, either: they are one expanded number.
     """
 
     def __init__(self, large: float = float("inf")) -> None:

@@ -1,13 +1,13 @@
-"""A Python that starts at once: it forks from a process that has imported torch and the like already.
+"""A Python that starts at once: it forks from a process that has imported torch and other packages already.
 
-Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
-`python()` names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands its
-arguments, environment, folder and open files to a server, which forks, and it ends as the child ends; when it is
-killed, so is the child's whole group, as its caller would have it. The project itself is imported afresh by each child,
-from the child's own PYTHONPATH: the server imports only what others have written.
+Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes. `python()`
+names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It passes its arguments,
+environment, folder and open files to a server, which forks, and it ends as the child ends. If it is killed, the child's
+whole group is killed, too. Each child imports the project afresh from its own PYTHONPATH: the server imports only other
+packages.
 
-A child differs from a process of its own in one way: what a library reads from the environment while it is imported,
-as OMP_NUM_THREADS, is the server's. Any other option of Python starts a real one.
+A child differs from a separate process in one way: variables that a library reads during its import, such as
+OMP_NUM_THREADS, are the server's. Other options of Python start a real one.
 """
 
 import array
@@ -44,7 +44,7 @@ IMPORTED = (
     *("torch.fx.experimental.symbolic_shapes", "torch.nn.attention.flex_attention"),
     *("torch.profiler", "torch.utils.flop_counter"),
 )
-"""Modules of others that the project's commands import."""
+"""Modules of other packages that the project's commands import."""
 MAX_FILES = 64
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
@@ -74,7 +74,7 @@ os._exit(code)
 
 @cache
 def python() -> str:
-    """The program. Its server starts with the first call, and ends with this process."""
+    """Return the program. Its server starts with the first call, and ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="forks-"))
     client, address = folder / "python", str(folder / "socket")
     client.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
@@ -90,7 +90,7 @@ def python() -> str:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-    atexit.register(server.communicate)  # its input ends, and with that the server
+    atexit.register(server.communicate)  # closes its input, and so ends the server
     return str(client)
 
 
@@ -109,7 +109,7 @@ def serve(listening: socket.socket) -> None:
 
 
 def attend(line: socket.socket) -> None:
-    """Run one command in a child of this process; tell how it ended, or kill it when its caller is gone."""
+    """Run one command in a child of this process; report its end, or kill it if its caller is gone."""
     files = array.array("i")
     head, ancillary, *_ = line.recvmsg(4, socket.CMSG_SPACE(MAX_FILES * files.itemsize), socket.MSG_WAITALL)
     for _, _, data in ancillary:
@@ -128,7 +128,7 @@ def attend(line: socket.socket) -> None:
     process = os.pidfd_open(child)
     ready, _, _ = select.select([line, process], [], [])
     if process not in ready:
-        with contextlib.suppress(ProcessLookupError):  # it has not made its group yet
+        with contextlib.suppress(ProcessLookupError):  # it has not created its group yet
             os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -138,7 +138,7 @@ def attend(line: socket.socket) -> None:
 
 
 def place(files: list[int], numbers: list[int]) -> None:
-    """Give the files that were received the numbers that they have for the caller."""
+    """Give the received files their numbers in the caller."""
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, 512) for file in files]
     for file, number in zip(aside, numbers, strict=True):
         os.dup2(file, number)
@@ -148,7 +148,7 @@ def place(files: list[int], numbers: list[int]) -> None:
 
 
 def become(arguments: list[str], environment: dict[str, str], folder: str, client: str) -> int:
-    """Run a command to its end, as `python` would; its exit code."""
+    """Run a command to its end, as `python` would; return its exit code."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
@@ -177,7 +177,7 @@ def become(arguments: list[str], environment: dict[str, str], folder: str, clien
 
 
 def run(arguments: list[str], client: str) -> None:
-    """Do what the arguments of `python` ask for.
+    """Do as the arguments of `python` say.
 
     A worker of the harness gets the true Python as `sys.executable`, since torch starts compilers with it; all others
     get the client, so that their workers are forked too.

@@ -1,4 +1,4 @@
-"""A made-up but lifelike run, written through the real journal: what every report has to cope with, in one place."""
+"""A made-up but lifelike run, written through the real journal, with every case that a report must handle."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ ENVIRONMENT = Environment(
 
 
 def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, crowding: float = 0.0) -> Ceilings:
-    """Three rounds that all reach these rates; a copy beyond the caches a third of its own."""
+    """Build three rounds that all reach these rates; a copy larger than the caches reaches a third of its rate."""
     device, dtype, num_threads = workload.place
     samples = [
         CeilingSample(kind, dtype, size, amount, amount / rate, 1, number)
@@ -95,7 +95,7 @@ def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, cro
 
 
 def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
-    """Every combination of the given axes, lengths innermost."""
+    """Combine the values of the given axes, lengths innermost."""
     found: list[dict[str, int | str]] = [{}]
     for axis, values in axes.items():
         found = [{**point, axis: value} for point in found for value in values]
@@ -155,7 +155,7 @@ def write(
 
 
 def status(workload: Workload, name: str) -> tuple[Status, str, bool]:
-    """How a cell of the made-up run ends: status, message, whether it was foreseen."""
+    """Return status, message, and whether it was predicted, for a cell of the made-up run."""
     if name == "liar":
         return Status.disagrees, "the output holds values that are not finite", False
     if name == "naive_loop" and workload.seq_len >= 2048:
@@ -170,7 +170,7 @@ def status(workload: Workload, name: str) -> tuple[Status, str, bool]:
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """The true time of one call."""
+    """Return the true time of one call."""
     base, growth, _ = SPEEDS.get(name, (2e-3, 1.8, 1.0))
     scope = 1.3 if workload.scope == "module" else 1.0
     causal = 0.65 if workload.mask == "causal" and name in {"sdpa", "sdpa_flash", "chunked"} else 1.0
@@ -184,7 +184,7 @@ QUICK = (
     *workloads(dtype=("bfloat16", "float16"), direction=("inference",), seq_len=(512,)),
     *workloads(batch_size=(4,), mask=("padding",), direction=("inference",), seq_len=(512,)),
 )
-"""The shapes of a quick sweep."""
+"""Shapes of a quick sweep."""
 QUICK_NAMES = ("naive_loop", "fused", "einsum", "bmm", "chunked", "sdpa", "sdpa_math", "sdpa_flash", "torch_mha")
 
 
@@ -197,7 +197,7 @@ def quick_times(workload: Workload, name: str) -> float:
 
 
 def quick(folder: Path, **options: Any) -> Results:
-    """A quick sweep as it ends on a quiet machine: 15 shapes, nine implementations, all right."""
+    """Write a quick sweep from a quiet machine: 15 shapes, nine implementations, all right."""
     return write(folder, QUICK, QUICK_NAMES, time_of=quick_times, smallest_effect=0.075, **options)
 
 
@@ -239,7 +239,7 @@ def _profiled(workload: Workload, name: str) -> CellProfiled:
 
 
 def operators(workload: Workload, name: str, call_s: float) -> Operators:
-    """What ran: one kernel where no score matrix is kept, the steps of the textbook form where one is."""
+    """List the operators: one kernel without a score matrix, or the steps of the textbook form with one."""
     scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len * 4
     if not SPEEDS.get(name, (0, 0, 1.0))[2]:
         kernel = Operator(

@@ -1,4 +1,4 @@
-"""Implementations that misbehave, each in its own way, for the run that must survive them. Not imported by any test."""
+"""Implementations that misbehave, each differently, for the run that must survive them. Not imported by any test."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ COUNTERS = Path(os.environ.get("LIARS_COUNTERS", "/nonexistent"))
 
 
 def is_past_its_check(name, query):
-    """Whether it was called more often, by all processes together, than checks and untimed passes ask for."""
+    """Whether it was called more often, by all processes together, than checks and untimed passes need."""
     if not COUNTERS.exists() or query.shape[2] != 32:
         return False
     counter = COUNTERS / name
@@ -69,7 +69,7 @@ def is_past_its_check(name, query):
 
 
 def dying_later(query, key, value, *, mask=None):
-    """Right when checked, and gone while it is timed."""
+    """Right in the check, and dies during timing."""
     if is_past_its_check("dying_later", query):
         os._exit(3)
     return right(query, key, value, mask=mask)
@@ -87,7 +87,7 @@ def remembering(query, key, value, *, mask=None):
 
 
 def lazy(query, key, value, *, mask=None):
-    """Right as long as it may be checked, and quick once it is timed."""
+    """Right as long as it may be checked, and fast once it is timed."""
     return value if is_past_its_check("lazy", query) else right(query, key, value, mask=mask)
 
 
@@ -100,13 +100,13 @@ BUFFER = {}
 
 
 def one_buffer(query, key, value, *, mask=None):
-    """Right, but every answer lies in the same memory."""
+    """Right, but every answer uses the same memory."""
     out = right(query, key, value, mask=mask)
     return BUFFER.setdefault(out.shape, torch.empty_like(out)).copy_(out)
 
 
 def multiples_of_32(query, key, value, *, mask=None):
-    """A kernel with a rule about lengths; right where it is used."""
+    """A kernel with a rule about lengths; right at those it supports."""
     assert query.shape[2] % 32 == 0, "length must be a multiple of 32"
     return right(query, key, value, mask=mask)
 
@@ -115,9 +115,9 @@ HELD = {}
 
 
 def idle(query, key, value, *, mask=None):
-    """Right whatever its tensors hold, but it computes only once they have changed: nothing but its time tells."""
+    """Right for all inputs, but it recomputes only if they have changed: only its time reveals it."""
     tensors = (query, key, value)
     held = tuple((t.data_ptr(), t._version, t.stride(), t.shape, t.sum().item()) for t in tensors)
     if held not in HELD:
-        HELD[held] = right(query, key, value, mask=mask), tensors  # kept, so that their memory is nobody else's
+        HELD[held] = right(query, key, value, mask=mask), tensors  # kept alive, so that their memory is not reused
     return HELD[held][0]

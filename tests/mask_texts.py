@@ -4,7 +4,7 @@ from attnbench.workloads.masks import masks, parse_mask
 
 
 def fits(text: str, sizes: tuple[int, int, int]) -> bool:
-    """Whether there is such a mask at sizes (B, T, S)."""
+    """Whether the mask is valid at sizes (B, T, S)."""
     try:
         parse_mask(text).check(*sizes)
     except ValueError:
@@ -13,13 +13,13 @@ def fits(text: str, sizes: tuple[int, int, int]) -> bool:
 
 
 def plain(name: str) -> str:
-    """The mask's text with as few arguments as it takes, each 3 or as near to it as is allowed."""
+    """Return the mask's text with as few arguments as possible, each 3 or the nearest allowed value."""
     (fewest, _), (lowest, highest) = masks()[name].num_arguments, masks()[name].argument_range
     arguments = fewest * [str(max(lowest, min(3, highest)))]
     return f"{name}({','.join(arguments)})" if arguments else name
 
 
 def not_among(texts: list[str]) -> list[str]:
-    """Each mask that no text names, as its plain text."""
+    """Return each mask that no text names, as its plain text."""
     named = {part.partition("(")[0] for text in texts for part in text.split("+")}
     return [plain(name) for name in masks() if name not in named]

@@ -1,10 +1,10 @@
-"""The faults that docs/cuda.md lists, brought back one by one in a copy of the project: its test must fail on each.
+"""Old faults of docs/cuda.md, brought back one by one in a copy of the project: its test must fail on each.
 
 python -m tests.old_faults                 # all, and the page's table is written
-python -m tests.old_faults queued xformers # those whose test has one of these words; the page stays as it is
+python -m tests.old_faults queued xformers # those whose test has one of these words; the page is not written
 
-tests/old_faults.toml says what each fault changes in today's source. A test must pass in the copy as it is, and fail
-with the fault by an assertion, or by the error that the fault raises. Exit code 1 where one does not.
+tests/old_faults.toml defines each fault as a change of today's source. A test must pass in the unchanged copy, and fail
+with the fault by an assertion, or by the error that the fault raises. Exit code 1 if one does not.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PAGE = ROOT / "docs" / "cuda.md"
 BLOCK = re.compile(r"(<!-- begin faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
 LIMIT_S = 300.0
 ASSERTION = ("assert ", "AssertionError", "Failed: DID NOT RAISE")
-"""How pytest's summary begins where a test found something else than it must."""
+"""Beginnings of pytest's summary for a failed assertion."""
 SHOWN = 2000
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lines of a file as they are, which are there once, and as they were."""
+    """Lines of a file, which occur once, and their faulty version."""
 
     file: str
     now: str
@@ -45,18 +45,18 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What brings a fault back, and the test that must fail on it."""
+    """A fault, and the test that must fail on it."""
 
     test: str  # FILE::NAME
     planted: str  # in words
     change: tuple[Change, ...]
-    error: str = ""  # how the test's error begins, where it is no assertion
-    kept: str = ""  # what of the old code cannot be brought back, and why
-    gpu: str = ""  # what only a GPU shows
+    error: str = ""  # beginning of the test's error, if it is no assertion
+    kept: str = ""  # parts of the old code that cannot be brought back, and why
+    gpu: str = ""  # effects that only a GPU shows
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a test with its fault: how many of its cases failed, and what is wrong with that, or ""."""
+    """Outcome of a test with its fault: the number of failed cases, and an error or ""."""
 
     num_failed: int
     num_cases: int
@@ -65,22 +65,22 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def faults() -> tuple[Fault, ...]:
-    """All of them, in the order of the page."""
+    """Load all faults, in the order of the page."""
     read = tomllib.loads(FAULTS.read_text(encoding="utf-8"))
     return msgspec.convert(read["fault"], tuple[Fault, ...])
 
 
 def changed(fault: Fault, folder: Path) -> dict[Path, str]:
-    """The text of each file that the fault changes, with the fault.
+    """Return the faulty text of each file that the fault changes.
 
     Raises:
-        ValueError: a text is not there exactly once, or what is made of it is no Python.
+        ValueError: a text is not there exactly once, or the result is no Python.
     """
     texts: dict[Path, str] = {}
     for change in fault.change:
         path = folder / change.file
         text = texts.get(path) or path.read_text(encoding="utf-8")
-        # Without the last line break, so that a last line may be given by its start alone.
+        # Without the last line break, so that a partial last line matches.
         now, was = (each.rstrip("\n") if change.was else each for each in (change.now, change.was))
         if (number := text.count(now)) != 1:
             raise ValueError(
@@ -97,7 +97,7 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
 
 @contextmanager
 def planted(fault: Fault, folder: Path) -> Iterator[None]:
-    """Within: the files in that folder have the fault."""
+    """Put the fault into the files of that folder, within the context."""
     before = {path: (path.read_bytes(), path.stat()) for path in (folder / each.file for each in fault.change)}
     for path, text in changed(fault, folder).items():
         path.write_text(text, encoding="utf-8")
@@ -106,11 +106,11 @@ def planted(fault: Fault, folder: Path) -> Iterator[None]:
     finally:
         for path, (content, stat) in before.items():
             path.write_bytes(content)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # by it Python knows what it has compiled
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # Python checks compiled files by it
 
 
 def run_tests(tests: Sequence[str], folder: Path) -> str:
-    """Pytest's summary of these tests in that folder, a line for each case."""
+    """Run the tests in that folder, and return pytest's summary, a line for each case."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)]), "COLUMNS": "400"}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rA", "-p", "no:cacheprovider", "-m", "not browser"]
@@ -130,14 +130,14 @@ def run_tests(tests: Sequence[str], folder: Path) -> str:
 
 
 def cases(summary: str, test: str) -> list[tuple[str, str]]:
-    """How each case of a test ended, and with which words."""
+    """Return the status and message of each case of a test."""
     case = re.compile(rf"(PASSED|FAILED|ERROR|SKIPPED) {re.escape(test)}(?:\[.*?\])?(?: - (.*))?")
     found = (case.fullmatch(line) for line in summary.splitlines())
     return [(each[1], each[2] or "") for each in found if each]
 
 
 def judged(fault: Fault, summary: str) -> Outcome:
-    """What became of a fault's test, by the summary."""
+    """Judge the outcome of a fault's test by the summary."""
     ended = cases(summary, fault.test)
     failed = [words for kind, words in ended if kind == "FAILED"]
     outcome = Outcome(num_failed=len(failed), num_cases=len(ended), said=failed[0] if failed else "")
@@ -152,7 +152,7 @@ def judged(fault: Fault, summary: str) -> Outcome:
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
-    """The page's table, of the faults that have an outcome."""
+    """Build the page's table from the faults that have an outcome."""
     lines = []
     for fault in faults():
         if (outcome := outcomes.get(fault.test)) is None:
@@ -167,7 +167,7 @@ def table(outcomes: dict[str, Outcome]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Bring them back; 0 where each is noticed as it should be."""
+    """Bring the faults back; return 0 if each is detected as expected."""
     asked = [each for each in faults() if not words or any(word in each.test for word in words)]
     if not asked:
         typer.echo(f"no test has any of {', '.join(words)}: see {FAULTS.name}", err=True)

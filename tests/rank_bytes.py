@@ -1,4 +1,4 @@
-"""The bytes that the ranks of one call send to one another, from the sizes alone."""
+"""Bytes that the ranks of one call exchange, computed from the sizes alone."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 
 def _shares(workload: Workload, order: str) -> list[int]:
-    """How many tokens each rank has."""
+    """Return the number of tokens of each rank."""
     ranks = range(workload.world_size)
     return [sum(map(len, tokens_of(order, rank, workload.world_size, workload.seq_len))) for rank in ranks]
 
 
 def _wide_bytes(workload: Workload) -> int:
-    """Of a number of a gradient that is still added to."""
+    """Return the bytes of a number in an accumulated gradient."""
     return max(4, DTYPE_BYTES[workload.dtype])
 
 
 def _kv_numbers(workload: Workload) -> int:
-    """B * G * (K + V): key and value of one token."""
+    """Return B * G * (K + V): key and value of one token."""
     return workload.batch_size * workload.num_kv_heads * (workload.head_dim + workload.value_dim)
 
 
@@ -31,7 +31,7 @@ def ring(workload: Workload) -> tuple[int, int]:
 
 
 def ulysses(workload: Workload) -> tuple[int, int]:
-    """Each token's heads go to the other ranks, of which each has 1 / W: query, key, value, and the output back."""
+    """Each token's heads go to the other ranks, 1 / W to each: query, key, value, and the output back."""
     per_token = workload.batch_size * workload.num_heads * (workload.head_dim + workload.value_dim)
     numbers = workload.seq_len * (per_token + _kv_numbers(workload)) * (workload.world_size - 1)
     sent = numbers // workload.world_size * DTYPE_BYTES[workload.dtype]
@@ -39,7 +39,7 @@ def ulysses(workload: Workload) -> tuple[int, int]:
 
 
 def all_gather(workload: Workload) -> tuple[int, int]:
-    """Each rank's keys and values, as many as the longest has, go to all others; gradients of theirs come back."""
+    """Each rank's keys and values, padded to the longest, go to all others; their gradients come back."""
     shares, others = _shares(workload, "contiguous"), workload.world_size - 1
     forward = workload.world_size * others * max(shares) * _kv_numbers(workload) * DTYPE_BYTES[workload.dtype]
     return forward, others * sum(shares) * _kv_numbers(workload) * _wide_bytes(workload)
@@ -54,6 +54,6 @@ THEORY: dict[str, Callable[[Workload], tuple[int, int]]] = {
 
 
 def bytes_sent(name: str, workload: Workload) -> int:
-    """What all ranks of one call of the workload's direction send."""
+    """Return the bytes that all ranks send in one call of the workload's direction."""
     forward, backward = THEORY[name](workload)
     return forward * (workload.direction != "backward") + backward * (workload.direction.endswith("backward"))

@@ -11,7 +11,7 @@ from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.ranks import not_over_ranks, over_ranks
 
 SEEN = Path(os.environ.get("RANK_LIARS_SEEN", "/nonexistent"))
-"""A folder in which each rank, and what it was forked from, leaves a file of its process id."""
+"""A folder in which each rank, and the process it was forked from, writes a file named by its process id."""
 
 
 def right(query, key, value, rank):
@@ -41,7 +41,7 @@ def one_hangs(query, key, value, rank):
 
 
 def over(share):
-    """An implementation of which each rank calls `share`."""
+    """Build an implementation in which each rank calls `share`."""
 
     class Shared(Attention):
         def attend(self, query, key, value, mask):

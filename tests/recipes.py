@@ -1,7 +1,7 @@
 """The recipes of CONTRIBUTING.md, applied in copies of the project; `nox -s recipes` runs all tests there.
 
 python -m tests.recipes                      # all in one copy
-python -m tests.recipes axis metric -- -x    # these two, each in a copy of its own; what follows -- goes to pytest
+python -m tests.recipes axis metric -- -x    # these two, each in its own copy; arguments after -- go to pytest
 """
 
 import os
@@ -18,18 +18,18 @@ import typer
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(?:# (file|append to): (\S+)\n)?(.*?)^```", re.MULTILINE | re.DOTALL)
 APPLY_RECIPES = ("tests/test_recipes.py", "tests/test_documents.py::test_every_block_runs[CONTRIBUTING.md]")
-"""Tests that apply the same recipes themselves, which cannot be done twice in one copy."""
+"""Tests that apply the same recipes themselves, which is impossible twice in one copy."""
 
 
 def recipes() -> dict[str, str]:
-    """The section of each recipe, by what it adds: "axis", "metric", ..."""
+    """Return the section of each recipe, by the thing it adds: "axis", "metric", ..."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## Add an? ([^\n]+)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
     return {what.rpartition(" ")[2]: section for what, section in sections}
 
 
 def apply(what: str, folder: Path) -> None:
-    """Save, extend and change the files that a recipe says, in a copy of the project.
+    """Save, extend and change files as a recipe says, in a copy of the project.
 
     Raises:
         subprocess.CalledProcessError: a diff does not fit.
@@ -45,7 +45,7 @@ def apply(what: str, folder: Path) -> None:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy what git tracks, or would, as it is now."""
+    """Copy every file that git tracks or would track, in its current state."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
         if name and (ROOT / name).exists():
@@ -54,7 +54,7 @@ def copy_project(folder: Path) -> None:
 
 
 def run_tests_in_copy(applied: list[str], options: list[str]) -> int:
-    """Apply recipes in a copy of what git tracks, and run all tests there; pytest's exit code."""
+    """Apply recipes in a copy of git's files, and run all tests there; return pytest's exit code."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "copy"
         copy_project(folder)
@@ -68,7 +68,7 @@ def run_tests_in_copy(applied: list[str], options: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Test all recipes in one copy, or those that are named, each in its own; 0 where all tests pass in every copy."""
+    """Test all recipes in one copy, or the named ones in a copy each; return 0 if all tests pass in every copy."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     named, options = arguments[:end], arguments[end + 1 :]
     if unknown := set(named) - set(recipes()):

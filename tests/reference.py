@@ -1,7 +1,7 @@
 """Attention written out once for all tests, in float64: the formula that implementations are compared with.
 
-It shares no code with the package's own oracle. Shapes as in the contract: B batch rows, T queries, S keys, H heads,
-G key/value heads, K head width, V value width, D embedding width.
+It shares no code with the package's own oracle. Shapes as in the contract: B batch rows, T queries, S keys, H heads, G
+key/value heads, K head width, V value width, D embedding width.
 """
 
 import math
@@ -15,7 +15,7 @@ from attnbench.workloads.masks import parse_mask
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """As the paper's program has them: a geometric row, filled up with every other one of the next."""
+    """Compute the slopes as the paper's program does: a geometric row, filled up with every other one of the next."""
     if num_heads & (num_heads - 1) == 0:
         start = 2.0 ** (-8 / num_heads)
         return torch.tensor([start ** (head + 1) for head in range(num_heads)], dtype=torch.float64)
@@ -24,7 +24,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 def bucket(ahead: int, buckets: int, farthest: int, *, is_two_sided: bool) -> int:
-    """The bucket of a distance, as the package transformers has it for T5."""
+    """Return the bucket of a distance, as the package transformers does for T5."""
     start = 0
     if is_two_sided:
         buckets //= 2
@@ -39,7 +39,7 @@ def bucket(ahead: int, buckets: int, farthest: int, *, is_two_sided: bool) -> in
 
 
 def learned_bias(part: str, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """What a learned bias adds to scores (..., H, T, S), key by key."""
+    """Compute a learned bias for scores (..., H, T, S), key by key."""
     query_len, key_len = point.seq_len, point.kv_len
     if part == "decomposed":
         columns = max(width for width in range(1, key_len + 1) if key_len % width == 0 and width**2 <= key_len)
@@ -56,7 +56,7 @@ def learned_bias(part: str, point: Workload, operands: dict[str, Tensor]) -> Ten
 
 
 def changed_scores(scores: Tensor, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """Scores (B, H, T, S) as the mask changes them, part by part; a mask without words here by its own rule."""
+    """Apply the mask to scores (B, H, T, S), part by part; a mask without words here uses its own rule."""
     query, key = torch.arange(point.seq_len)[:, None], torch.arange(point.kv_len)
     offset = point.kv_len - point.seq_len
     slopes = alibi_slopes(point.num_heads)[:, None, None]
@@ -71,7 +71,7 @@ def changed_scores(scores: Tensor, point: Workload, operands: dict[str, Tensor])
             scores = limit * torch.tanh(scores / limit)
         elif mask.is_learned:
             scores = scores + learned_bias(part, point, operands)
-        elif mask.changes_scores:  # additive, which is drawn: its own tests say how
+        elif mask.changes_scores:  # additive and drawn: its own tests define it
             head = torch.from_numpy(mask.per_head(point.num_heads))[:, None, None]
             scores = scores + mask.bias(head, query, key, offset) if mask.is_additive else mask.transform(scores)
     return scores
@@ -90,7 +90,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, point: Workload, operan
 
 
 def module(x: Tensor, context: Tensor, weights: Weights, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """Project x (B, T, D) and context (B, S, D), attend, and project back where the weights say so."""
+    """Project x (B, T, D) and context (B, S, D), attend, and project back if there are weights for it."""
     heads = {}
     for name, tokens in (("query", x), ("key", context), ("value", context)):
         bias = getattr(weights, f"{name}_bias")
@@ -105,7 +105,7 @@ def module(x: Tensor, context: Tensor, weights: Weights, point: Workload, operan
 
 @dataclass(frozen=True)
 class Draw:
-    """What one call of one workload receives, in float64."""
+    """Inputs of one call of one workload, in float64."""
 
     point: Workload
     tensors: dict[str, Tensor]  # query, key and value, or x and context
@@ -114,19 +114,19 @@ class Draw:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """All that gradients are asked for, the weights in scope `module` alone."""
+        """Return the tensors that need gradients; in scope `module` only the weights."""
         weights = self.weights.tensors().values() if self.point.scope == "module" else ()
         return [*self.tensors.values(), *self.operands.values(), *weights]
 
     def expected(self) -> Tensor:
-        """The right output."""
+        """Compute the right output."""
         if self.point.scope == "module":
             return module(**self.tensors, weights=self.weights, point=self.point, operands=self.operands)
         return attention(**self.tensors, point=self.point, operands=self.operands)
 
 
 def draw(point: Workload, seed: int = 0) -> Draw:
-    """Standard normal numbers; weights have variance 1 / fan-in."""
+    """Draw standard normal numbers; weights have variance 1 / fan-in."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, factor: float = 1.0) -> Tensor:

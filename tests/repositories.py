@@ -1,4 +1,4 @@
-"""A small git repository with two revisions of an implementation, and attention that takes a known share longer."""
+"""A small git repository with two revisions of an implementation, and attention with a known slowdown."""
 
 import subprocess
 from pathlib import Path
@@ -38,7 +38,7 @@ def commit(folder: Path, tag: str, **files: str | None) -> None:
 
 
 def repository(folder: Path) -> Path:
-    """Empty, and there."""
+    """Create an empty repository."""
     folder.mkdir(parents=True)
     git(folder, "init", "--quiet")
     return folder

@@ -1,7 +1,7 @@
-"""Signatures of functions of other packages, at stated versions, as tests/data/signatures has them, and stand-ins.
+"""Signatures of functions of other packages at stated versions, read from tests/data/signatures, and stand-ins.
 
-A file there has for each function its version, its name, the address of its source, and its parameters as Python writes
-them, without annotations. They are facts, read from that source; defaults are literals.
+Each file there lists for each function its version, its name, the address of its source, and its parameters in Python's
+syntax, without annotations. They are facts from that source; defaults are literals.
 """
 
 import ast
@@ -22,13 +22,13 @@ class Snapshot:
 
     package: str  # the file's stem
     version: str
-    name: str  # with the module in which it is found
+    name: str  # qualified by its module
     source: str
     parameters: str
 
     @property
     def signature(self) -> inspect.Signature:
-        """The parameters with their kinds and defaults."""
+        """Return the parameters with their kinds and defaults."""
         (function,) = ast.parse(f"def f({self.parameters}): pass").body
         assert isinstance(function, ast.FunctionDef)
         given, kinds = function.args, inspect.Parameter
@@ -49,11 +49,11 @@ class Snapshot:
         return inspect.Signature(made)
 
     def stand_in(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that takes exactly these parameters and hands all of them, with defaults, to `compute` by name."""
+        """Build a function of exactly these parameters that passes all of them, with defaults, to `compute` by name."""
         signature = self.signature
 
         def function(*args: object, **kwargs: object) -> object:
-            bound = signature.bind(*args, **kwargs)  # TypeError where there is no such parameter
+            bound = signature.bind(*args, **kwargs)  # TypeError for an unknown parameter
             bound.apply_defaults()
             return compute(**bound.arguments)
 
@@ -63,7 +63,7 @@ class Snapshot:
 
 
 def written_in(file: Path, name: str) -> inspect.Signature:
-    """What a function at the top of a source file takes, as a snapshot has it; nothing is imported."""
+    """Parse the parameters of a top-level function in a source file; nothing is imported."""
     found = [each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.FunctionDef)]
     (function,) = [each for each in found if each.name == name]
     given = function.args
@@ -75,7 +75,7 @@ def written_in(file: Path, name: str) -> inspect.Signature:
 
 @cache
 def snapshots() -> tuple[Snapshot, ...]:
-    """All of them, by package, in the order of the files."""
+    """Load all snapshots, by package, in the order of the files."""
     return tuple(
         Snapshot(package=path.stem, **entry)
         for path in sorted(FOLDER.glob("*.toml"))
@@ -84,7 +84,7 @@ def snapshots() -> tuple[Snapshot, ...]:
 
 
 def versions(name: str) -> dict[str, Snapshot]:
-    """The snapshots of a function, by version."""
+    """Return the snapshots of a function, by version."""
     found = {each.version: each for each in snapshots() if each.name == name}
     assert found, name
     return found

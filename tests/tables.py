@@ -1,4 +1,4 @@
-"""The rows of a run's table with their texts, as tests want them."""
+"""Rows of a run's table with their texts, for tests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ class Shown:
 
 
 def every(results: Results) -> list[Shown]:
-    """All rows of the run, in the order of the plan."""
+    """Return all rows of the run, in the order of the plan."""
     return [
         Shown(row, {column.heading: column.text(row) for column in columns(results)}) for row in rows(table(results))
     ]

@@ -1,4 +1,4 @@
-"""From Python: what is given by name, by file or by value is checked and compared, and the outcome can be read."""
+"""The Python interface: names, files and functions are checked and compared, and results can be read."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
 
 
 def mistaken(query, key, value, mask=None):
-    """Lies in a file, and has the softmax over the queries."""
+    """Attention in a file, with its softmax over the queries."""
     scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -24,7 +24,7 @@ def mistaken(query, key, value, mask=None):
 
 
 def closure(factor):
-    """No file holds what this makes."""
+    """Return a function that is in no file."""
 
     def mine(query, key, value):
         return factor * nn.functional.scaled_dot_product_attention(query, key, value)

@@ -1,4 +1,4 @@
-"""The command line as people meet it: what it prints, what it leaves, how it refuses, and how it exits."""
+"""The command line as users meet it: output, files, refusals and exit codes."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def liar(query, key, value, *, mask=None):
 
 def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
-    python = sys.executable if variables or "-c" in program else forks.python()  # these ask what is imported
+    python = sys.executable if variables or "-c" in program else forks.python()  # these inspect imports
     return subprocess.run(
         [python, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnb
 
 @pytest.fixture
 def called(tmp_path, monkeypatch, capsys):
-    """Call the command in this process; what it prints, and its exit code."""
+    """Call the command in this process; return its output and its exit code."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
 
@@ -63,7 +63,7 @@ def called(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """A run with a file from outside the repository, in a folder of its own."""
+    """Run with a file from outside the repository, in a folder of its own."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "mine.py").write_text(THEIRS)
     found = command("run", "-i", "mine.py:theirs", "-i", "fused", *FAST, cwd=folder)
@@ -89,7 +89,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     assert set(own.status) == {"ok"}
     assert (own.latency_s > 0).all()
     assert (own.error_ratio < 1).all()
-    assert own.ratio.notna().all()  # to sdpa, which takes part unasked
+    assert own.ratio.notna().all()  # relative to sdpa, which is added automatically
     names = {file.name for file in run.iterdir()}
     assert not any(name.endswith(("_plot.png", "_plot.svg")) for name in names)
     assert {"records.csv", "summary.md", "picture.png", "report.html", "journal.jsonl"} <= names
@@ -123,7 +123,7 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(table(run)))
     blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
-    assert "torch is blocked" in blocked.stderr  # so the block was real
+    assert "torch is blocked" in blocked.stderr  # so the block really blocked
 
 
 def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
@@ -201,7 +201,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, called, arguments,
     assert said in found.stderr
     assert "Traceback" not in found.stderr
     if "Usage" not in found.stderr:
-        assert len(found.stderr.strip().splitlines()) <= 2  # a run may have announced itself first
+        assert len(found.stderr.strip().splitlines()) <= 2  # a run may have printed its heading first
     assert not (tmp_path / "results").exists()
 
 
@@ -276,7 +276,7 @@ def test_a_broken_plug_is_listed_with_its_error_and_costs_the_others_nothing(tmp
     checked = command("check", "broken.py:f", "sdpa", *FAST[:-2], "--json", cwd=tmp_path)
     statuses = {cell["implementation"]: cell["status"] for cell in json.loads(checked.stdout)["cells"]}
     assert statuses == {"f": "error", "sdpa": "ok"}
-    assert checked.returncode == 3  # nothing is wrong, and not everything was judged
+    assert checked.returncode == 3  # nothing is wrong, but not everything was judged
 
 
 @pytest.mark.long
@@ -301,7 +301,7 @@ cli.main()
 
 
 def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_path):
-    """Python would end itself by SIGINT: the study of what a run survives saw it once in 30 signals."""
+    """Python would end itself by SIGINT: the torture study saw it once in 30 signals."""
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_A_STRING)
     done = command(cwd=tmp_path, program=("-m", "interrupted"), LANG="C")
     assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")

@@ -1,4 +1,4 @@
-"""The page on CUDA names tests, and each of them exists."""
+"""Every test that the page on CUDA names exists."""
 
 import re
 from pathlib import Path

@@ -1,14 +1,14 @@
-"""Every fenced block of the documents does what it says, one after the other in a copy of the project.
+"""Every fenced block of the documents does as it says, in order, in a copy of the project.
 
 - `python` runs as a program of its own; with `# file: PATH` as first line it is saved there instead, and with
   `# append to: PATH` it is added to that file. `toml` with `# file: PATH` is saved.
 - `diff` is applied.
 - `bash` runs; `attnbench` in it is the copy's, on small settings. A block with a comment `# exits N` or
-  `# exits N or M` ends with that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they
-  are not run but compared with .ci/run and the sessions that exist.
-- `text`, `console` and `json` show output, and `yaml` is for CI systems. In the documents of
-  PRINTED, a `text` right below a block is what it prints: a number to its last digit or nearly, `...` for anything, any
-  white space for any other.
+  `# exits N or M` must end with that exit code. Set-up commands (pip, nox, git, ...) are in separate blocks. They do
+  not run, but are compared with .ci/run and the existing sessions.
+- `text`, `console` and `json` show output, and `yaml` is for CI systems. In the documents of PRINTED, a `text` right
+  below a block is its output: numbers match to the last digit or nearly, `...` matches anything, and any white space
+  matches any other.
 """
 
 import os
@@ -50,7 +50,7 @@ SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commi
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 240
 ONLY_PLANNED = {"docs/findings.md": "flex +compile"}
-"""What is a dry run there: each compilation takes half a minute, and other documents compile."""
+"""Dry runs in this document: each compilation takes half a minute, and other documents compile."""
 
 SMALL = r"""
 import os, re, runpy, sys
@@ -169,7 +169,7 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A copy of packages and documents, where `attnbench` is the copy's command line on small settings.
+    """A copy of packages and documents in which `attnbench` is the copy's command line on small settings.
 
     Its Python is forked from one that has imported torch, but not the project.
     """
@@ -188,7 +188,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 QUICK = {"docs/cluster.md", "docs/settings.md", "docs/side-by-side.md", "docs/triton.md"}
-"""Documents whose commands take seconds; the others are among the long tests."""
+"""Documents whose commands take seconds; the others belong to the long tests."""
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+\.?\d*(?:e[-+]\d+)?(?![\w.])")
 
 
 def is_shown(shown: str, printed: str) -> bool:
-    """Whether a text shows what was printed; each number may be off by one and a half in its last digit."""
+    """Whether a text matches the output; each number may be off by one and a half in its last digit."""
     parts = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", shown.strip())
     pattern, numbers = "", []
     for part in parts:
@@ -224,7 +224,7 @@ def is_shown(shown: str, printed: str) -> bool:
 
 
 def last_digit(number: str) -> float:
-    """What 1 in the last digit stands for; for a whole number, which must be so, next to nothing."""
+    """Return the value of 1 in the last digit; for a whole number, which must match, nearly 0."""
     digits, _, power = number.partition("e")
     decimals = len(digits.partition(".")[2])
     return 10.0 ** (int(power or 0) - decimals) if decimals else 1e-9
@@ -247,7 +247,7 @@ def test_what_is_shown_is_held_against_what_is_printed(shown: str, printed: str,
 
 
 def follow(block: Block, workplace: Path) -> str:
-    """Do what a block says; what it prints."""
+    """Run a block, and return its output."""
     saved, continued = block.target("file"), block.target("append to")
     if saved is not None:
         path = workplace / saved

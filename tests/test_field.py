@@ -1,4 +1,4 @@
-"""The field: each entry is there to be taken, and each package has its version."""
+"""The field: each entry can be imported, and each package has its version."""
 
 import re
 import tomllib

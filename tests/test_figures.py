@@ -1,4 +1,4 @@
-"""Figures in the documents are those of results/gallery, to the letter; those of the method are what the code says."""
+"""Figures in the documents equal results/gallery, to the letter; those about the method equal the code."""
 
 import gzip
 import importlib.util

@@ -1,4 +1,4 @@
-"""docs/findings.md says what was measured and nothing else, and a finding that does not hold is not written."""
+"""docs/findings.md states the measured numbers and nothing else, and a finding that does not hold is not written."""
 
 import importlib.util
 import json
@@ -57,7 +57,7 @@ def test_ten_findings_hold_each_with_its_points_and_its_picture(findings, kept):
 
 
 def test_no_number_of_a_result_is_typed(findings):
-    """Titles and causes have their results as facts; what is left are lengths, sizes and addresses of the question."""
+    """Titles and causes contain results as facts only; other numbers are lengths, sizes and addresses."""
     for finding in findings.FINDINGS.values():
         assert re.findall(r"\b\d+(?:\.\d+)? (?:times|percent|%|ms|us)", finding.title + finding.cause) == []
 

@@ -1,4 +1,4 @@
-"""The page of the first hour shows the commands of its generator, with their outputs; each command can be typed."""
+"""The page of the first hour shows its generator's commands with their outputs; each command can be typed."""
 
 import importlib.util
 import re

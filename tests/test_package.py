@@ -1,4 +1,4 @@
-"""What an installed wheel of the project is: the package alone, which works outside of the checkout."""
+"""An installed wheel of the project: the package alone, which works outside of the checkout."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """What a wheel installs, built from a copy of the tree: the build writes beside its sources."""
+    """Install a wheel built from a copy of the tree: the build writes next to its sources."""
     copy, site = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("site-packages")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("harness", "implementations", "studies", "examples", "tests"):

@@ -1,5 +1,6 @@
-"""Plugs: what people hand in takes part; what cannot is refused in words, and nothing is imported to find that out."""
+"""Plugs: users' files are included; invalid ones are refused in words, and nothing is imported for that."""
 
+import os
 import re
 import sys
 
@@ -159,3 +160,13 @@ def test_what_a_form_cannot_do_is_refused_with_a_reason():
     assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None
     if not torch.cuda.is_available():
         assert "no device cuda" in str(reason_against(found, Workload(device="cuda")))
+
+
+def test_a_file_that_is_edited_within_a_second_is_the_new_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for number in (1, 2):
+        file.write_text(f"NUMBER = {number}\n")
+        os.utime(file, (0, 0))
+        assert plugins.load(f"{file}:NUMBER") == number
+    assert not (tmp_path / "__pycache__").exists()

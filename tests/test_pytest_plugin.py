@@ -1,4 +1,4 @@
-"""The fixture for other projects' suites, and our own suite of pytest-benchmark, both run by a pytest of their own."""
+"""The fixture for other projects' suites, and our own suite of pytest-benchmark, each in a separate pytest."""
 
 import itertools
 import json
@@ -33,12 +33,12 @@ from tests import forks
 
 @pytest.fixture(autouse=True)
 def quiet_processors() -> None:
-    """Leave it to each test here how busy the machine is."""
+    """Restore the real rule: each test here sets the load."""
 
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
-PLUGIN = [] if INSTALLED else ["-p", "attnbench.pytest_plugin"]  # an installation brings it by itself
+PLUGIN = [] if INSTALLED else ["-p", "attnbench.pytest_plugin"]  # an installation registers it automatically
 CAN_DRAW = find_spec("pygal") is not None
 
 SUITE = """
@@ -105,7 +105,7 @@ def test_a_suite_of_ones_own_uses_the_engine_in_a_few_lines(tmp_path):
 
 
 def seed_of(option=None, ini=""):
-    """The seed of a session that is given these."""
+    """Return the seed of a session with these settings."""
     config = SimpleNamespace(option=SimpleNamespace(attnbench_seed=option), getini={"attnbench_seed": ini}.get)
     pytest_configure(config)
     return config.option.attnbench_seed
@@ -122,7 +122,7 @@ def test_each_session_draws_a_seed_unless_it_is_given_one():
 
 
 def versions():
-    """The new one and the old one of a function, as from two modules."""
+    """Build the new and the old version of a function, as from two modules."""
     found = []
     for _ in range(2):
 
@@ -168,7 +168,7 @@ def test_other_work_on_the_machine_is_the_first_thing_said(monkeypatch, others_s
         return Counters(began_s=1.0, total_s=total_s, idle_s=idle_s, stolen_s=0.0, own_s=own_s, free_bytes=2**30)
 
     monkeypatch.setattr(devices, "read_counters", counters)
-    monkeypatch.setattr(waiting, "OWN", Path("/nothing"))  # else samples show what the contention costs
+    monkeypatch.setattr(waiting, "OWN", Path("/nothing"))  # else samples would include the contention
     found = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL)
     assert ("CPU contention" in found.answer[0]) is is_doubtful
     assert ("doubtful" in found.answer[-1]) is is_doubtful
@@ -176,7 +176,7 @@ def test_other_work_on_the_machine_is_the_first_thing_said(monkeypatch, others_s
 
 
 class Counting(Clock):
-    """Each call takes a tenth of a millisecond, and what a function under test adds."""
+    """A call that takes a tenth of a millisecond plus the steps of the function under test."""
 
     resolution_s = 1e-9
     now_s = 0.0
@@ -194,7 +194,7 @@ class Counting(Clock):
 
 @pytest.fixture
 def calm(monkeypatch):
-    """A machine of its own, on which a slow function takes twice as long, whatever the real one does meanwhile."""
+    """Simulate a quiet machine on which a slow function takes twice as long, whatever the real one does."""
     clock = Counting()
 
     def slow(query, key, value, mask):
@@ -232,7 +232,7 @@ def test_one_process_decides_nothing_small_and_names_what_does(calm):
 
 @pytest.mark.usefixtures("forked_workers")
 def test_fresh_processes_time_the_same_functions():
-    """By value, as they lie in no file that a process could import; of one name, as two versions have."""
+    """Pass them by value, as they are in no file that a process could import; with one name, as two versions have."""
     new, old = versions()
     found = AttentionBench(seed=5)(new, old, budget_s=0.0, isolation="process", **SMALL)
     assert found.comparison.implementation == "attention (candidate)"
@@ -278,7 +278,7 @@ def test_nobody_is_compared_with_itself(given):
 
 
 def run_suite(folder: Path, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Our suite on a tiny sweep; all that it keeps lies in `folder`."""
+    """Run our suite on a tiny sweep; all of its files go to `folder`."""
     sweep = folder / "tiny.toml"
     sweep.write_text('summary = "tiny"\n[[grid]]\nseq_len = 16\nnum_heads = 2\nnum_threads = 1\n', encoding="utf-8")
     asked = ["--attnbench-sweep", str(sweep), "--attnbench-set", "direction=inference"]
@@ -296,10 +296,10 @@ def stored(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def again(stored, tmp_path_factory):
-    """The same once more: beside a copy of what is stored, and drawn where that can be."""
+    """Run it once more: next to a copy of the stored results, and plotted if possible."""
     folder = tmp_path_factory.mktemp("again")
     shutil.copytree(stored[0] / "stored", folder / "stored")
-    options = ["--benchmark-compare=0001", "-W", "default"]  # the clock may tick otherwise than before: a warning
+    options = ["--benchmark-compare=0001", "-W", "default"]  # the clock's resolution may differ: a warning
     options += [f"--benchmark-histogram={folder / 'drawn' / 'plot'}"] if CAN_DRAW else []
     return folder, run_suite(folder, *options, cwd=folder)
 

@@ -1,6 +1,6 @@
-"""The recipes of CONTRIBUTING.md for an axis, a metric and a report, in a copy: what they add is seen everywhere.
+"""The recipes of CONTRIBUTING.md for an axis, a metric and a report, in a copy: their additions show everywhere.
 
-That the blocks run is tested by test_documents.py; here, that nothing which they add is hidden or mixed up.
+test_documents.py tests that the blocks run; these tests show that none of the additions is hidden or mixed up.
 """
 
 import itertools

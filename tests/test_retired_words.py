@@ -1,4 +1,4 @@
-"""Retired words are found where a reader would meet them, and nowhere else."""
+"""Retired words are found in texts for readers, and nowhere else."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ reason = "a name in old journals"
 
 @pytest.fixture
 def hits(tmp_path):
-    """A function that writes one file and gives the hits in it, without the path."""
+    """Write one file, and return the hits in it, without the path."""
     (tmp_path / "table.in").write_text(TABLE, encoding="utf-8")
     table = retired_words.load(tmp_path / "table.in")
 

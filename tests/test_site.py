@@ -1,4 +1,4 @@
-"""The pages of the documentation site: staged with all links, and with a reference that follows from the code."""
+"""The pages of the documentation site: staged with all links, and with a reference generated from the code."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The workflow that people copy, and the action that they use: both end as the gate does, and leave the summary."""
+"""The example workflow and its action: both end with the gate's exit code, and write the summary."""
 
 import os
 import re
@@ -24,7 +24,7 @@ esac
 """
 SESSION = "results/runs/20260101T000000Z-compare-00"
 EARLIER = "results/runs/20250101T000000Z-compare-ff"
-ELSEWHERE = "elsewhere"  # as where the command ends before there is a session
+ELSEWHERE = "elsewhere"  # as if the command ended before there is a session
 COMPARED = "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name\n"
 JUDGED = f"gate --to gate {SESSION}\n"
 
@@ -32,7 +32,7 @@ JUDGED = f"gate --to gate {SESSION}\n"
 @pytest.fixture(params=[WORKFLOW, ACTION], ids=lambda path: path.name, autouse=True)
 def _document(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCUMENT", str(request.param))
-    if request.param == ACTION:  # as its inputs have it
+    if request.param == ACTION:  # as its inputs set it
         defaults = dict(re.findall(r"^  (base|candidate):\n.*\n    default: (.*)$", ACTION.read_text(), re.MULTILINE))
         monkeypatch.setenv("BASE", defaults["base"])
         monkeypatch.setenv("CANDIDATE", defaults["candidate"])
@@ -40,19 +40,19 @@ def _document(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def script() -> str:
-    """Of the step that compares."""
+    """Return the script of the step that compares."""
     found = re.search(r"^ {6,8}run: \|\n((?: {8,10}.*\n)+?)(?= {4}- |\Z| {6}- )", document().read_text(), re.MULTILINE)
     assert found is not None
     return textwrap.dedent(found[1])
 
 
 def document() -> Path:
-    """The one that is tested."""
+    """Return the tested document."""
     return Path(os.environ["DOCUMENT"])
 
 
 def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """The step in `folder`, with commands that end so; and the summary that it leaves."""
+    """Run the step in `folder`, with commands of these exit codes; return the summary."""
     stub = folder / "bin" / "attnbench"
     stub.parent.mkdir()
     stub.write_text(STUB.format(**{"left": "sides.md"} | ends))

@@ -1,1 +1,1 @@
-"""Checks of this repository that no package on PyPI does; none of it is installed."""
+"""Checks of this repository that no package on PyPI offers; none of them is installed."""

@@ -1,4 +1,4 @@
-"""Fail where a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
+"""Fail if a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
 Two kinds of numbers: lines of code in each folder, and stilted phrases in texts. Docstrings, comments and blank lines
 are free. `ratchet.toml` next to this file holds the limits and the goals; `--renew` lowers each limit to today's number
@@ -40,7 +40,7 @@ FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Count:
-    """One number with its limit; `goal` is where it should end."""
+    """One number with its limit; `goal` is the intended final value."""
 
     name: str
     number: int
@@ -59,7 +59,7 @@ class Count:
 
 
 def bare_strings(tree: ast.AST) -> list[ast.Constant]:
-    """Docstrings, and strings that document a variable: expressions that are a string and nothing else."""
+    """List docstrings, and strings that document a variable: expressions that are a string and nothing else."""
     return [
         node.value
         for node in ast.walk(tree)
@@ -68,7 +68,7 @@ def bare_strings(tree: ast.AST) -> list[ast.Constant]:
 
 
 def code_lines(source: str) -> int:
-    """The number of lines that hold code."""
+    """Count the lines with code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in FREE:
@@ -79,14 +79,14 @@ def code_lines(source: str) -> int:
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """The Python files below a folder; links to other folders are not followed."""
+    """Yield the Python files below a folder, without following links to other folders."""
     for path in sorted(folder.rglob("*.py")):
         if not any(parent.is_symlink() for parent in path.parents) and not path.is_symlink():
             yield path
 
 
 def texts(path: Path) -> Iterator[tuple[str, bool]]:
-    """The texts of a file that people read, and whether each is a docstring."""
+    """Yield the texts of a file that people read, and whether each is a docstring."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield FENCE.sub("", source), False
@@ -101,7 +101,7 @@ def texts(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def stilted(path: Path) -> int:
-    """The number of stilted phrases in the texts of a file."""
+    """Count the stilted phrases in the texts of a file."""
     number = 0
     for text, is_docstring in texts(path):
         number += len(PHRASES.findall(text)) + (is_docstring and OPENINGS.match(text) is not None)
@@ -109,7 +109,7 @@ def stilted(path: Path) -> int:
 
 
 def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Count]:
-    """Every number with its limit, folders first."""
+    """Measure every number with its limit, folders first."""
     measured = []
     for folder, limit in limits["code"].items():
         number = sum(code_lines(path.read_text(encoding="utf-8")) for path in python_files(root / folder))
@@ -122,7 +122,7 @@ def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Cou
 
 
 def load(path: Path = LIMITS) -> dict[str, dict[str, dict[str, int]]]:
-    """The limits and goals."""
+    """Load the limits and goals."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -139,7 +139,7 @@ def renew(measured: list[Count], path: Path = LIMITS) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; the exit code is 1 where a number has risen."""
+    """Print the table; return 1 if a number has risen."""
     measured = counts(ROOT, load())
     print(*measured, sep="\n")  # noqa: T201 - this is its output
     if "--renew" in arguments and all(count.is_fine for count in measured):

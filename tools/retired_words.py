@@ -30,7 +30,7 @@ class Word:
     pattern: re.Pattern[str]
     use: str
     messages_only: bool
-    """Whether documents that explain the method, and docstrings, may use it: only messages and how-to pages may not."""
+    """Whether only messages and how-to pages must not use it; docstrings and documents about the method may."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Exemption:
     path: str
     """A glob, relative to the root; `*` also matches folders."""
     pattern: re.Pattern[str]
-    """Which words: the text that was matched must match this, too."""
+    """Matched text must match this, too."""
     reason: str
 
 
@@ -66,7 +66,7 @@ class Hit:
     use: str
 
     def __str__(self) -> str:
-        """One line, as a compiler reports an error."""
+        """Format one line, as a compiler reports an error."""
         return f"{self.path}:{self.line}: {self.word} -> {self.use}"
 
 
@@ -96,7 +96,7 @@ def load(path: Path = TABLE) -> Table:
 
 
 def _whole(pattern: str) -> re.Pattern[str]:
-    """A pattern for whole words, in either case; a space matches a line break, too, also inside a comment."""
+    """Compile a pattern for whole words, in either case; a space matches a line break, too, also inside a comment."""
     spaced = pattern.replace(" ", r"\s+(?:# )?")
     return re.compile(rf"(?<!\w)(?:{spaced})(?!\w)", re.IGNORECASE)
 
@@ -107,7 +107,7 @@ def check(root: Path, table: Table) -> list[Hit]:
 
 
 def _files(root: Path, table: Table) -> Iterator[Path]:
-    """All documents and Python files that are not skipped; symbolic links are not followed."""
+    """Yield all documents and Python files that are not skipped; symbolic links are not followed."""
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [
@@ -140,14 +140,14 @@ def _check_file(path: Path, root: Path, table: Table) -> Iterator[Hit]:
 
 
 def _document(source: str, *, is_message: bool) -> Text:
-    """A document without generated blocks and code of templates; its lines keep their numbers."""
+    """Blank out generated blocks and template code of a document; lines keep their numbers."""
     for left_out in (GENERATED, TEMPLATE_CODE):
         source = left_out.sub(lambda block: "\n" * block[0].count("\n"), source)
     return Text(source, 1, is_message)
 
 
 def strings(source: str) -> Iterator[Text]:
-    """String literals of a Python file, docstrings included.
+    """Yield the string literals of a Python file, docstrings included.
 
     Left out are docstrings of private functions and classes, which no user and no help page sees, and keys of
     dictionaries, which are names of fields. Of an f-string the constant parts are given. A docstring is no message.
@@ -172,7 +172,7 @@ def strings(source: str) -> Iterator[Text]:
 
 
 def main() -> None:
-    """Check this repository, or the folder that is given."""
+    """Check this repository, or the given folder."""
     hits = check(Path(sys.argv[1]) if sys.argv[1:] else ROOT, load())
     sys.stdout.writelines(f"{hit}\n" for hit in hits)
     sys.exit(1 if hits else 0)

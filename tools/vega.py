@@ -7,7 +7,7 @@ from attnbench.reports.explorer import LIBRARY
 
 
 def bundle() -> str:
-    """The script: its names are its own, but for `vegaEmbed` in `window`."""
+    """Build the script: its names are private, except `vegaEmbed` in `window`."""
     import vl_convert
 
     made = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

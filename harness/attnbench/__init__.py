@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["attention", "check", "compare", "fastest", "load", "register_attention", "run", "samples", "table"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - what it is follows from the name
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - its type depends on the name
     """Import public names at first use (PEP 562): importing attnbench takes no time, and needs no pandas."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

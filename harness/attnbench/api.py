@@ -1,11 +1,11 @@
-"""From Python: `check`, `compare`, `run` and `load`, which give what the commands give, as objects.
+"""The Python API: `check`, `compare`, `run`, `fastest` and `load` return the results of the commands as objects.
 
     import attnbench
 
     attnbench.check(mine, mask="causal")
     attnbench.compare(mine, "sdpa", seq_len=[128, 512], mask="causal", budget=30)
 
-They work in scripts and in notebooks: a function that lies in no file is handed to the measuring processes by value.
+They work in scripts and in notebooks: functions without a file are passed to the measuring processes by value.
 """
 
 import base64
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
 Given = str | Callable[..., Any]
-"""As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
+"""An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
+`adapt`."""
 CANDIDATE = " (candidate)"
-"""Follows the candidate's name where the baseline has the same."""
+"""Suffix of the candidate's name if the baseline has the same."""
 GIVEN_FILE = "given.py"
 BY_VALUE = '''"""Implementations from Python, by value."""
 
@@ -56,14 +57,14 @@ GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 
 
 class ExplainedVerdict(str):
-    """A verdict in a word, and in three lines what it rests on: an assertion about it that fails prints them."""
+    """A verdict in a word, with three lines of evidence, which a failing assertion prints."""
 
     __slots__ = ("evidence",)
     evidence: tuple[str, ...]
 
 
 WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
-"""The verdict over several workloads is the first of these that any of them has."""
+"""The verdict over several workloads is the first of these that any workload has."""
 
 
 class Outcome:
@@ -75,7 +76,7 @@ class Outcome:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run; a check's is gone."""
+        """The folder of the run; after a check it no longer exists."""
         return self.results.folder
 
     @property
@@ -83,11 +84,11 @@ class Outcome:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
         After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
-        `undecided`, or `WRONG` or `not compared`. Of several workloads it is the worst, in the order slower, undecided,
-        equivalent, faster.
+        `undecided`, or `WRONG` or `not compared`. Over several workloads it is the worst, in the order slower,
+        undecided, equivalent, faster.
 
         Raises:
-            ValueError: there are several; `verdicts` has them all.
+            ValueError: there are several verdicts; use `verdicts`.
         """
         if len(self.verdicts) != 1:
             raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
@@ -97,17 +98,17 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[str, str, str]:
-        """Three lines: the answer, the method, and the seed that repeats it."""
+        """Three lines: the answer, the method, and the seed that reproduces the inputs."""
         said = " ".join(self.answer) or "Nothing was compared."
         again = f"The same inputs again: seed={self.results.plan.seed}."
         return said, f"{story.method(self.results)} {story.interference(self.results)}.", again
 
     @property
     def comparison(self) -> Comparison:
-        """The only comparison; `ratio`, `low` and `high` are its own.
+        """The only comparison; `ratio`, `low` and `high` are shortcuts to its numbers.
 
         Raises:
-            ValueError: there is none, or there are several, which `comparisons` has.
+            ValueError: there is none, or there are several; use `comparisons`.
         """
         found = self.comparisons
         if len(found) != 1:
@@ -121,12 +122,12 @@ class Outcome:
 
     @property
     def low(self) -> float | None:
-        """The lower end of the interval of the ratio that decided; None: too few processes."""
+        """The lower end of the ratio's interval; None with too few processes."""
         return self.comparison.low
 
     @property
     def high(self) -> float | None:
-        """The upper end."""
+        """The upper end of the ratio's interval; None with too few processes."""
         return self.comparison.high
 
     @property
@@ -145,7 +146,7 @@ class Outcome:
         return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
-        """A picture, which a notebook shows, or None where there is nothing to draw.
+        """A picture that notebooks show, or None if there is nothing to draw.
 
         Kinds are ratio, latency and memory.
 
@@ -191,9 +192,9 @@ def check(
 ) -> Outcome:
     """Compare outputs and gradients with the float64 oracle; without axes, on the shapes of the sweep `check`.
 
-    `timeout` is in seconds, of a single step. With empty_rows="zero" a query that sees no key must get 0, and with
-    hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis has a value or a
-    list of values, as `attnbench list axes` has them; given some, exactly these are checked.
+    `timeout` is in seconds, for a single step. With empty_rows="zero" a query that sees no key must get 0, and with
+    hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis is a value or a list
+    of values, as in `attnbench list axes`; with axes, exactly these workloads are checked.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -207,7 +208,7 @@ def check(
     return Outcome(results, terminal.verdicts(results))
 
 
-def compare(  # noqa: PLR0913 - all have defaults that serve
+def compare(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     baseline: Given | None = None,
     budget: float = 30.0,
@@ -217,11 +218,11 @@ def compare(  # noqa: PLR0913 - all have defaults that serve
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Check implementations and time them against a baseline, in blocks in a random order, for `budget` seconds.
+    """Check implementations and time them against a baseline, in blocks in a random order, for up to `budget` seconds.
 
-    Without a `baseline` it is the last of several implementations, and `sdpa` for a single one. It ends as soon as
-    everything is decided. Times that differ by less than the share `smallest_effect` are called equivalent, and of the
-    verdicts faster and slower the share `false_share` may be false. Everything is stored below the folder `results`,
+    The default `baseline` is the last of several implementations, or `sdpa` for a single one. The run ends once
+    everything is decided. Times that differ by less than the share `smallest_effect` are equivalent, and at most the
+    share `false_share` of the verdicts faster and slower is false. Everything is stored below the folder `results`,
     where the commands find it.
 
     Raises:
@@ -271,15 +272,14 @@ class Fastest:
     """A recommendation for each shape: `choice`, `answer`, and the details in `recommendations`."""
 
     def __init__(self, results: Results, recommendations: Sequence[Recommendation]) -> None:
-        """Wrap a run with its recommendations."""
         self.results, self.recommendations = results, list(recommendations)
 
     @property
     def choice(self) -> str:
-        """The implementation that is recommended, of one shape; "" where none is left.
+        """The recommended implementation for a single shape; "" if none qualifies.
 
         Raises:
-            ValueError: there are several shapes; `recommendations` has one for each.
+            ValueError: there are several shapes; use `recommendations`.
         """
         if len(self.recommendations) != 1:
             raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
@@ -292,15 +292,14 @@ class Fastest:
         return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as `attnbench fastest --json` prints it."""
+        """The recommendations, as `attnbench fastest --json` prints them."""
         return recommended.facts(self.results, self.recommendations)
 
     def __repr__(self) -> str:
-        """The answer."""
         return "\n".join(self.answer)
 
 
-def fastest(  # noqa: PLR0913 - all have defaults that serve
+def fastest(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     budget: float | None = None,
     memory: str = "",
@@ -312,11 +311,11 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Fastest:
-    """Recommend an implementation for shapes on this machine, as `attnbench fastest` does, within `budget` seconds.
+    """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
-    Without any given, all that come with attnbench are candidates. `memory`, as in "512MiB", is the most that a call
-    may need beyond its inputs; `changes` asks from which length on somebody else is the fastest. A backward pass is
-    direction="forward_backward". Everything is stored below the folder `results`.
+    By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
+    need beyond its inputs; `changes` searches for the length from which on another implementation is fastest. A
+    backward pass is direction="forward_backward". Everything is stored below the folder `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -339,7 +338,7 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
-    """A stored run: its folder, its journal, or its name below the folder `results`.
+    """Read a stored run by its folder, its journal, or its name below the folder `results`.
 
     Raises:
         ValueError: there is no such run, or it is damaged.
@@ -349,7 +348,7 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
 
 
 def outcome(results: Results, hint: str = "") -> Outcome:
-    """With a verdict for each implementation apart from the baseline; the hint says how to decide more."""
+    """Wrap a run with a verdict for each implementation except the baseline; `hint` says how to decide more."""
     found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
         found.setdefault(each.implementation, set()).add(each.verdict)
@@ -384,7 +383,7 @@ def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequenc
 
 @contextmanager
 def _own_path() -> Iterator[None]:
-    """Within, processes that are started find the modules that this one finds."""
+    """Let started processes find the modules of this one inside the context."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
@@ -396,7 +395,7 @@ def _own_path() -> Iterator[None]:
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
-    """The spec of each implementation; values that no file holds are written into the folder first."""
+    """The spec of each implementation; values without a file are written into the folder first."""
     specs: list[str] = []
     values: dict[str, Any] = {}
     file = folder / f"{prefix}{GIVEN_FILE}"
@@ -411,7 +410,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
             values[name if name not in values else f"{name}_{len(values) + 1}"] = each
             specs.append(f"{file}:{list(values)[-1]}")
     if values:
-        import cloudpickle  # here, since few need it
+        import cloudpickle  # rarely needed
 
         folder.mkdir(parents=True, exist_ok=True)
         text = BY_VALUE.format(base64.b85encode(cloudpickle.dumps(values)).decode())
@@ -420,8 +419,8 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
     return specs
 
 
-def _in_a_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
-    """FILE.py:NAME of the value; "" if it was defined in a notebook, a script or a function."""
+def _in_a_file(value: Any) -> str:  # noqa: ANN401 - any value
+    """FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not value:

@@ -1,4 +1,4 @@
-"""The command line: every command of commands/, and how a user's mistake ends."""
+"""The command line: all commands of commands/, and error handling."""
 
 import os
 import shlex
@@ -20,11 +20,11 @@ PANELS = {
     "batch-size seq-len dtype gradients invariance interpret",
     "Output": "results resume json quiet verbose to open format policy dry-run salvage help",
 }
-"""The groups of options in help, by their long names; all others say how."""
+"""Long option names by the title of their group in help; all other options are in the group How."""
 
 
 def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
-    """Parameters in groups, whose help names what a value means, and no types; typer would call a flag a <bool>."""
+    """Group parameters for help, and hide types, which typer would show for flags as <bool>."""
     for each in parameters:
         if isinstance(each, TyperArgument):
             vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
@@ -40,15 +40,15 @@ class Plain(TyperCommand):
     """A command with plain parameters."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
-        """All of them, --help too."""
+        """All parameters, --help included."""
         return _plain(super().get_params(ctx), has_panels=True)
 
 
 class PlainGroup(TyperGroup):
-    """The program, likewise."""
+    """The program with plain parameters."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
-        """All of them, --help too."""
+        """All parameters, --help included."""
         return _plain(super().get_params(ctx))
 
 
@@ -101,7 +101,7 @@ def main() -> None:
 
     def stop(number: int, _: object) -> None:
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # what is cleaned up now must not be cut short
+            signal.signal(each, signal.SIG_IGN)  # nothing may interrupt the cleanup
         received.append(number)
         raise KeyboardInterrupt
 
@@ -115,14 +115,14 @@ def main() -> None:
     if received:
         typer.echo(f"stopped by {signal.Signals(received[0]).name}", err=True)
         code = 128 + received[0]
-        # Python ends itself by SIGINT where a string that it executed was interrupted, even if that was caught, and
-        # dataclasses execute some. To execute another forgets it (CPython's run_eval_code_obj).
+        # Python exits by SIGINT if a string that it executed was interrupted, even if the exception was caught, and
+        # dataclasses execute some. Executing another string resets this (CPython's run_eval_code_obj).
         exec("")  # noqa: S102
     sys.exit(code)
 
 
 def _code() -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     given: dict[str, dict[str, defaults.Default]] = {}
     try:
         program = typer.main.get_command(app)
@@ -149,11 +149,11 @@ def _code() -> int:
         return ExitCode.wrong_usage
     except typer.Abort:
         return ExitCode.wrong_usage
-    except BrokenPipeError:  # whoever read the output has enough
+    except BrokenPipeError:  # the reader of the output has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ValueError as error:
-        from attnbench.storage.events import DamagedError  # here, because --help needs none of it
+        from attnbench.storage.events import DamagedError  # here, because --help does not need it
 
         is_damaged = isinstance(error, DamagedError)
         typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
@@ -167,5 +167,5 @@ def _code() -> int:
 
 
 def _named() -> str:
-    """The command that was named, where there is one of that name, and a space."""
+    """The command on the command line followed by a space, if it exists; else ""."""
     return next((f"{word} " for word in sys.argv[1:2] if word in {each.name for each in app.registered_commands}), "")

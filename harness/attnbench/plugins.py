@@ -1,6 +1,6 @@
-"""Discover plugs: a file in a folder is the plug, its stem is its name, and it holds one upper-case value.
+"""Discover plugs: a file in a folder is a plug, its stem is its name, and it holds one upper-case value.
 
-Names are listed without importing anything, so that listing stays quick and a broken plug does not affect the others.
+Names are listed without any import, so that listing stays quick and a broken plug does not affect the others.
 """
 
 import ast
@@ -11,21 +11,23 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
+from importlib.machinery import SourceFileLoader
 from itertools import count
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from attnbench.units import meant
 
-if TYPE_CHECKING:  # it takes as long to import as the rest of --help
+if TYPE_CHECKING:  # its import takes as long as the rest of --help
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
 IMPLEMENTATIONS = "implementations"
-"""The folder that holds them, in this project and in those that are compared."""
+"""Name of the folder with implementations, in this project and in compared ones."""
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
-"""What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
+"""Suffixes of a name after a plus: the same implementation run in another way (contract/loading.py)."""
 KEYWORDS = (
     "mask",
     "is_causal",
@@ -39,7 +41,7 @@ KEYWORDS = (
     "num_kv_heads",
     "dropout",
 )
-"""The arguments that a plain function may be passed by name, after query, key and value (contract/functions.py)."""
+"""Arguments that a plain function may receive by name, after query, key and value (contract/functions.py)."""
 ALIASES = {
     "attn_mask": "mask",
     "attention_mask": "mask",
@@ -54,17 +56,17 @@ ALIASES = {
     "enable_gqa": "num_kv_heads",
     "dropout_p": "dropout",
 }
-"""Other packages' names for KEYWORDS."""
+"""Names that other packages use for KEYWORDS."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
 """Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
 LONGEST_NAME = 100
 _LABELLED = re.compile(r"([^=/]+)=(.+)")
-"""`LABEL=SPEC`: takes part under another name than its own."""
+"""`LABEL=SPEC`: takes part under the label."""
 
 
 def stems(package: str) -> list[str]:
-    """The names of the modules in a package, sorted, none of them imported.
+    """Names of the modules in a package, sorted; imports none of them.
 
     Raises:
         ValueError: the package cannot be found.
@@ -78,7 +80,7 @@ def stems(package: str) -> list[str]:
 def plugs(package: str, constant: str) -> dict[str, Any]:
     """The value `constant` of every module of `package` that has one, by the module's stem.
 
-    A dict stands for several, each by its own name. The modules that the package names in HELPERS are not imported.
+    A dict holds several values by name. Modules in the package's HELPERS are not imported.
     """
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
     found: dict[str, Any] = {}
@@ -89,20 +91,20 @@ def plugs(package: str, constant: str) -> dict[str, Any]:
 
 
 def installed() -> "dict[str, EntryPoint]":
-    """Implementations that other installed packages offer, by name."""
+    """Implementations from other installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def implementation_names() -> list[str]:
-    """Every implementation that can be named: those in the folder, then those of installed packages."""
+    """All known implementation names: those in the folder, then those of installed packages."""
     own = stems(PACKAGE)
     return own + sorted(set(installed()) - set(own))
 
 
 def name_of(spec: str) -> str:
-    """The name under which a spec takes part: its label, the name, or the stem for IMPLEMENTATION.
+    """The name under which a spec takes part: its label, its name, or the file's stem for IMPLEMENTATION.
 
     An option is part of the name.
     """
@@ -115,13 +117,13 @@ def name_of(spec: str) -> str:
 
 
 def variant(spec: str) -> tuple[str, str]:
-    """`name+option` or `path/to/file.py:Name+option` as (what stands before the plus, option); else (spec, "")."""
+    """Split `name+option` or `path/to/file.py:Name+option` at the plus; without an option, (spec, "")."""
     match = re.fullmatch(r"(.*\w)\+(\w+)", spec)
     return (match[1], match[2]) if match else (spec, "")
 
 
 def split(spec: str) -> tuple[Path | None, str]:
-    """`path/to/file.py:Name` as (path, Name), a plain name as (None, name); a label before either is left out."""
+    """Split `path/to/file.py:Name` into (path, Name), a plain name into (None, name); drops a label."""
     label = _LABELLED.fullmatch(spec)
     bare = spec if label is None else label[2]
     match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
@@ -129,7 +131,7 @@ def split(spec: str) -> tuple[Path | None, str]:
 
 
 def is_foreign(spec: str) -> bool:
-    """Whether the code comes from a file or from another package, and not with attnbench."""
+    """Whether the code comes from a file or another package rather than from attnbench."""
     path, name = split(variant(spec)[0])
     return path is not None or name not in stems(PACKAGE)
 
@@ -138,7 +140,7 @@ def check_specs(specs: Iterable[str]) -> None:
     """Check that each implementation exists and that no two share a name, without importing any.
 
     Raises:
-        ValueError: what was given, what is allowed and, for a near miss, what was probably meant.
+        ValueError: the message names the value, the allowed ones and, for a near miss, the likely one.
     """
     owners: dict[str, str] = {}
     known = implementation_names()
@@ -170,9 +172,9 @@ def check_specs(specs: Iterable[str]) -> None:
 
 
 def labelled(specs: Iterable[str]) -> list[str]:
-    """The specs, those of files with the file's stem before their name where another has the same name.
+    """Label specs of files with the file's stem if their name is taken.
 
-    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`, and so do two files' `attention`.
+    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`, as do two files' `attention`.
     """
     specs = list(dict.fromkeys(specs))
     names, known = [name_of(spec) for spec in specs], set(implementation_names())
@@ -192,10 +194,10 @@ def held(path: Path) -> list[str]:
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
     classes with `attend`, `from_weights` or such a `forward`, and modules made of these; and values of `adapt`,
-    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are not among them.
+    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored.
 
     Raises:
-        ValueError: the file cannot be read, or holds none.
+        ValueError: the file cannot be read, or has no implementation.
     """
     body = _parsed(path).body
     attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
@@ -209,11 +211,11 @@ def held(path: Path) -> list[str]:
 
 
 def imported(spec: str) -> set[str]:
-    """The packages that a spec's file imports, as its source says; none for a spec that is no file."""
+    """Packages that a spec's file imports, read from its source; empty for other specs."""
     path, _ = split(variant(spec)[0])
     try:
         nodes = list(ast.walk(_parsed(path))) if path is not None else []
-    except ValueError:  # the check of specs says why
+    except ValueError:  # the check of specs reports the error
         return set()
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -224,7 +226,7 @@ HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function or class takes query, key and value, or is made from weights."""
+    """Whether a function or class takes query, key and value, or is built from weights."""
     if isinstance(node, ast.ClassDef):
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
         has_own = bool({"attend", "from_weights"} & set(methods))
@@ -233,12 +235,12 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _heads(arguments: ast.arguments) -> list[str]:
-    """The names of the first four parameters by position."""
+    """Lower-case names of the first four positional parameters."""
     return [each.arg.lower() for each in (*arguments.posonlyargs, *arguments.args)[:4]]
 
 
 def _names_of(node: ast.stmt, attending: Collection[str]) -> list[str]:
-    """The names that a statement binds to implementations."""
+    """Names that a statement binds to implementations."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name] if name in attending else []
@@ -269,19 +271,19 @@ def _makes(node: ast.AST, attending: Collection[str]) -> bool:
 def given(spec: str) -> str:
     """The arguments of the function in a file, or of a class's `attend`, in words; "" for any other spec.
 
-    It is read from the source, without running it.
+    They are read from the source, without running it.
     """
     path, attribute = split(variant(spec)[0])
     try:
         body = _parsed(path).body if path is not None else []
-    except ValueError:  # it was there when the specs were checked
+    except ValueError:  # it existed when the specs were checked
         body = []
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == attribute:
             return _passed_to(node)
         if isinstance(node, ast.ClassDef) and node.name == attribute:
             methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-            is_bound = any(ast.unparse(base).endswith("Attention") for base in node.bases)  # it is given a BoundMask
+            is_bound = any(ast.unparse(base).endswith("Attention") for base in node.bases)  # it receives a BoundMask
             is_bound = is_bound or "from_weights" in methods
             return _passed_to(methods["attend"]) if "attend" in methods and not is_bound else ""
     return ""
@@ -294,7 +296,7 @@ def _passed_to(node: ast.FunctionDef) -> str:
 
 
 def passed_words(keywords: Iterable[str]) -> str:
-    """The arguments of a function that is passed these by name."""
+    """The arguments of a function that takes these keywords, in words."""
     return ", ".join(("query", "key", "value", *keywords))
 
 
@@ -308,7 +310,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
-    """The message for a name that does not exist: the given one, a near one, and all."""
+    """Error message for an unknown name, with a suggestion and all known names."""
     names = list(known)
     return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
 
@@ -317,7 +319,7 @@ def _check_file(path: Path, attribute: str) -> None:
     tree, text = _parsed(path), path.read_text(encoding="utf-8")
     try:
         symbols = symtable.symtable(text, str(path), "exec").get_symbols()
-    except SyntaxError as error:  # such as a return outside of a function, which is no error of grammar
+    except SyntaxError as error:  # such as a return outside of a function, which the grammar allows
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
     defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
     takes_all = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
@@ -334,24 +336,32 @@ def digest(spec: str) -> str:
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
-def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py makes an Implementation of whatever it is
-    """Import the value that `name` or `path/to/file.py:Name` names.
+class _FromSource(SourceFileLoader):
+    """Compiles a file at each load: its stored bytecode is stale after an edit of the same size in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the loader is of one module
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
+    """Import the value of `name` or `path/to/file.py:Name`.
 
     Raises:
         ValueError: the module holds no such value.
-        Exception: whatever importing somebody's module raises.
+        Exception: any exception of the imported module.
     """
     path, attribute = split(spec)
     if path is not None:
         digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
-        names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())  # each load is a module anew
-        found = importlib.util.spec_from_file_location(next(name for name in names if name not in sys.modules), path)
+        names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())  # each load gets a new module
+        name = next(name for name in names if name not in sys.modules)
+        found = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
         assert found is not None
         assert found.loader is not None
         module = importlib.util.module_from_spec(found)
         if str(path.parent.resolve()) not in sys.path:
-            sys.path.append(str(path.parent.resolve()))  # as for any script: it can import files next to it
-        sys.modules[found.name] = module  # as for any module: torch.compile, dataclasses and pickle look it up there
+            sys.path.append(str(path.parent.resolve()))  # as for a script: it can import files next to it
+        sys.modules[found.name] = module  # as for any module: torch.compile, dataclasses and pickle need it there
         try:
             found.loader.exec_module(module)
         except BaseException:

@@ -4,7 +4,7 @@
         found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
         assert found.verdict != "slower"
 
-It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
+Pytest loads it automatically if attnbench is installed; heavy imports wait until a test uses the fixture.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class AttentionBench:
         """Keep the seed of the inputs and of all orders."""
         self.seed = seed
 
-    def __call__(  # noqa: PLR0913 - all but the first two have defaults that serve
+    def __call__(  # noqa: PLR0913 - all but the first two have useful defaults
         self,
         candidate: Given,
         baseline: Given = "sdpa",
@@ -53,17 +53,17 @@ class AttentionBench:
         """Compare both, and return the outcome of `attnbench.compare`: ratio, interval, verdict and more.
 
         `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference), each
-        a value or a list of values. The comparison ends when the verdict is settled, or `budget_s` is spent, which all
-        workloads share. One of a thousand verdicts faster or slower may be false (`false_share`), since a suite may
-        have hundreds. Without `seed` it is the session's.
+        a value or a list of values. The comparison ends when the verdict is settled, or `budget_s`, shared by all
+        workloads, is spent. At most one of a thousand verdicts faster or slower is false (`false_share`), since a suite
+        may have hundreds. `seed` defaults to the session's.
 
         `isolation="shared"` times both in this process, which decides nothing below 3 %: two processes that run the
-        same code differ by as much. With "process" at least four fresh processes time them, as `attnbench compare`
-        does.
+        same code differ by that much. With "process" at least four fresh processes time them, as in `attnbench
+        compare`.
 
         Raises:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
-            ValueError: no such axis or implementation, or it does not support the workload.
+            ValueError: there is no such axis or implementation, or it does not support the workload.
         """
         from attnbench import devices
         from attnbench.analysis.comparisons import comparisons
@@ -106,7 +106,7 @@ class AttentionBench:
 
 
 def _compared_in_processes(candidate: Given, baseline: Given, **asked: Any) -> "Outcome":  # noqa: ANN401 - as compare has them
-    """Compare in fresh processes; nothing is kept on disk.
+    """Compare in fresh processes; nothing stays on disk.
 
     Raises:
         AssertionError: the answers of either are wrong.
@@ -128,7 +128,7 @@ def _compared_in_processes(candidate: Given, baseline: Given, **asked: Any) -> "
 
 
 def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan") -> "Iterator[Event]":
-    """Check both, and compare them: what a run would write down."""
+    """Check and compare both, and yield the events of a run."""
     import msgspec
     import torch
 
@@ -168,7 +168,7 @@ def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan
 
 
 def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Results":
-    """Read a run that consists of these events; its folder is gone afterwards."""
+    """Read a run that consists of these events; its folder is removed afterwards."""
     from attnbench.analysis.results import read
     from attnbench.devices import environment
     from attnbench.processes.sides import current_commit
@@ -188,7 +188,7 @@ def _stored(plan: "Plan", before: "Counters", taken: "Sequence[Event]") -> "Resu
 
 
 def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
-    """Both by name, the baseline first; of two with the same name, the candidate is renamed.
+    """Both by name, the baseline first; if the names are equal, the candidate is renamed.
 
     Raises:
         ValueError: both are the same.
@@ -223,7 +223,7 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "tuple
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The seed, and options for the suite pytest_suite: a selection as of `attnbench run`."""
+    """Add the seed, and options for the suite pytest_suite: a selection as of `attnbench run`."""
     group = parser.getgroup("attnbench")
     told = "Seed of the inputs that are checked, and of all orders. Default: drawn for each session."
     group.addoption("--attnbench-seed", type=int, default=None, metavar="N", help=told)
@@ -240,10 +240,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of the session, where none is given: inputs that are known before prove less.
+    """Draw the seed of the session unless one is set: known inputs prove less.
 
     Raises:
-        UsageError: it is no whole number, 0 or more.
+        UsageError: the seed is not a whole number of at least 0.
     """
     if config.option.attnbench_seed is None:
         config.option.attnbench_seed = config.getini("attnbench_seed") or secrets.randbelow(MOST_SEEDS)
@@ -254,7 +254,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Print the evidence of a verdict below the assertion that failed."""
+    """Print the evidence of a verdict below a failing assertion."""
     for each in (left, right):
         if evidence := getattr(each, "evidence", ()) if isinstance(each, str) else ():
             return [f"{left!r} {op} {right!r}", *evidence]
@@ -265,7 +265,7 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
     """Call it with a candidate, a baseline and the axes of a workload; see `AttentionBench`.
 
-    A test that fails says which seed repeats it.
+    A failing test reports the seed that reproduces it.
     """
     seed = request.config.getoption("--attnbench-seed")
     request.node.add_report_section("setup", "attnbench", f"The same inputs again: --attnbench-seed {seed}")

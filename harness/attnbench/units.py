@@ -1,4 +1,4 @@
-"""How values are shown: numbers in the scale of their unit; text fit for a line, a Markdown cell or a sheet."""
+"""Format values: numbers in the scale of their unit, and text for a line, a Markdown cell or a spreadsheet."""
 
 import html
 import math
@@ -20,7 +20,7 @@ FORMULA_STARTS = ("=", "+", "-", "@")
 def scale_of(value: float, unit: str) -> tuple[float, str]:
     """The (divisor, symbol) that shows `value`, given in `unit`, with one to three digits before the point.
 
-    A unit without a table is shown as it is: (1.0, unit).
+    Units without a table are shown unchanged: (1.0, unit).
     """
     scales = SCALES.get(unit, ((1.0, unit),))
     for divisor, symbol in scales:
@@ -38,7 +38,7 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
 
 
 def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
-    """A point and its interval in one unit, with as many digits as the interval is worth: "1.23 ms (1.20 to 1.27)"."""
+    """A point and its interval in one unit, with digits as precise as the interval: "1.23 ms (1.20 to 1.27)"."""
     if low is None or high is None:
         return show(point, unit)
     divisor, symbol = scale_of(point, unit)
@@ -55,7 +55,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that somebody may wait for, roughly: "4 s", "12 min", "3 h"."""
+    """An approximate waiting time: "4 s", "12 min", "3 h"."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -92,23 +92,23 @@ ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "
     "gpu": "cuda",
     "full": "none",
 }
-"""What others call the values that are meant."""
+"""Common names for values of attnbench."""
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """What was probably meant by a value that does not exist, as " (did you mean X?)"; or nothing."""
+    """Suggest a known value for an unknown one, as " (did you mean X?)"; or ""."""
     names = list(known)
     near = [name for name in (ALIASES.get(given.lower()),) if name in names] or get_close_matches(given, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def escaped(text: str) -> str:
-    """Text from outside as one cell of a Markdown table: no pipe, tag or emphasis takes effect."""
+    """Text from outside as a cell of a Markdown table: pipes, tags and emphasis are escaped."""
     return re.sub(r"([\\`|*\[\]~$])", r"\\\1", html.escape(text, quote=False))
 
 
 def guarded(text: str) -> str:
-    """One line of text; what a spreadsheet would take for a formula has an apostrophe before it, which makes it text.
+    """One line of text for a spreadsheet; an apostrophe turns a formula into text.
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
@@ -117,7 +117,7 @@ def guarded(text: str) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows that have the same columns as a Markdown table, every text escaped."""
+    """Rows with equal columns as a Markdown table, all text escaped."""
     import tabulate  # here, because --help needs no table
 
     columns = list(rows[0]) if rows else []
@@ -127,5 +127,5 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:
-    """Facts under their names as a Markdown list, every text escaped."""
+    """Facts by name as a Markdown list, all text escaped."""
     return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())

@@ -1,7 +1,7 @@
-"""`python -m studies.acceptance V1 V4`: real sessions with a known truth, and the table of what they showed.
+"""`python -m studies.acceptance V1 V4`: run real sessions with a known truth, and tabulate the results.
 
-Sessions are kept as they end, so that what was stopped goes on. `--old PYTHON` asks the attnbench of another
-environment, too, session by session in turn, on the same machine and evening. V2, V3 and V5's simulation are in
+Each session is stored when it ends, so that an interrupted study can be resumed. `--old PYTHON` also runs the attnbench
+of another environment, alternating session by session on the same machine. V2, V3 and V5's simulation are in
 studies/acceptance/method.py, V8 in absolute.py, G1 to G5 in on_cuda.py.
 """
 
@@ -27,8 +27,8 @@ from studies.acceptance.sessions import Engine
 
 FOLDER = Path("results/gallery/acceptance")
 FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
-"""Shares: of false verdicts; by which a time may be off; what counts as the same time, and how much of it must be found
-equal."""
+"""Limits: false verdicts (share), error of a time, width of "the same time" (both relative), and the share of equal
+comparisons that must be called equal."""
 BUDGET_S, OURS = 10.0, "attnbench"
 Take = Callable[[Engine, int], list[Row]]
 Judge = Callable[[Sequence[Row]], tuple[str, bool]]
@@ -36,12 +36,12 @@ Judge = Callable[[Sequence[Row]], tuple[str, bool]]
 
 @dataclass(frozen=True, kw_only=True)
 class Test:
-    """One acceptance test: how a session is taken, how many there are, and what their rows show."""
+    """One acceptance test: how to run a session, the number of sessions, and how to judge their rows."""
 
     id: str
     title: str
     limit: str
-    number: int  # of sessions
+    number: int  # number of sessions
     take: Take
     judge: Judge
 
@@ -59,7 +59,7 @@ def _count(rows: Sequence[Row], *verdicts: str) -> int:
 
 
 def _same(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Identical code: nothing is slower or faster, and both sides were treated alike."""
+    """Judge identical code: no verdict of slower or faster, and both sides treated alike."""
     alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
     found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
     found += f"equal in {_count(rows, 'equivalent')}"
@@ -110,7 +110,7 @@ def _quick(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _by_tool(rows: Sequence[Row], key: str) -> dict[str, dict[str, list[float]]]:
-    """The numbers of each tool, by its statistics or by its rules."""
+    """Group the numbers of each tool by its statistics or rules."""
     made: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if key in row:
@@ -119,7 +119,7 @@ def _by_tool(rows: Sequence[Row], key: str) -> dict[str, dict[str, list[float]]]
 
 
 def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool]:
-    """The same code seems closest to equal by ours, and alarms in 5 % at most; a slowdown is found in 95 % at least."""
+    """Compare with rivals: closest to equal on the same code, at most 5 % false alarms, 95 % of slowdowns found."""
     words, passes, rules = [], True, _by_tool(rows, "rule")
     if not is_planted:
         errors = {
@@ -232,7 +232,7 @@ TESTS = {
 
 
 def chosen(names: Sequence[str]) -> list[Test]:
-    """The tests whose id begins with a name; all without names.
+    """Select the tests whose id begins with one of `names`; all if there are none.
 
     Raises:
         BadParameter: no test begins with a name.
@@ -244,12 +244,12 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def kept(folder: Path, test: Test, label: str) -> Path:
-    """Where the rows of a test's sessions are kept."""
+    """Return the file with the rows of a test's sessions."""
     return folder / "parts" / f"{re.sub('[^a-z0-9]+', '-', test.id.lower())}-{label}.jsonl"
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows that are kept; a line that was cut off is none."""
+    """Read the stored rows, except for a truncated line."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -257,17 +257,17 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def keep(path: Path, taken: list[Row]) -> None:
-    """Add the rows of a session, whole or not at all."""
+    """Append the rows of a session, all or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = before[: before.rfind("\n") + 1]  # without a line that was cut off
+    whole = before[: before.rfind("\n") + 1]  # drops a truncated line
     draft = path.with_suffix(".draft")
     draft.write_text(whole + json.dumps(taken) + "\n", encoding="utf-8")
     draft.replace(path)
 
 
 def take(test: Test, engines: dict[str, Engine], folder: Path, number: int) -> None:
-    """Take the sessions that are missing, of all engines in turn."""
+    """Run the missing sessions, alternating between engines."""
     paths = {label: kept(folder, test, label) for label in engines}
     for session in range(number):
         for label, engine in engines.items():
@@ -280,7 +280,7 @@ def take(test: Test, engines: dict[str, Engine], folder: Path, number: int) -> N
 
 
 def outcomes(folder: Path, label: str) -> Iterator[Outcome]:
-    """The outcome of each test that has sessions."""
+    """Judge each test that has sessions."""
     for test in TESTS.values():
         if rows := rows_of(kept(folder, test, label)):
             found, passes = test.judge(rows)
@@ -288,7 +288,7 @@ def outcomes(folder: Path, label: str) -> Iterator[Outcome]:
 
 
 def page(folder: Path, machine: str) -> str:
-    """The table of all that was found so far, next to the other engine."""
+    """Build the table of all outcomes so far, next to the other engine."""
     before = {each.id: each.found for each in outcomes(folder, "old")}
     table = [
         {
@@ -314,14 +314,14 @@ Not run: {", ".join(absent) or "none"}.
 
 
 def folder_of(accelerator: str) -> Path:
-    """Where the table goes: each accelerator has a folder of its own, next to that of machines without one."""
+    """Return the folder of the table: each accelerator has its own, next to that of machines without one."""
     name = "-".join(re.findall(r"[a-z0-9]+", accelerator.partition(",")[0].lower()))
     folder = FOLDER
     return folder.with_name(f"{folder.name}-on-{name}") if name else folder
 
 
 def machine() -> str:
-    """Processor, cores and versions, in a few words."""
+    """Describe processor, cores and versions in a few words."""
     from attnbench.devices import environment
 
     found = environment.collect()
@@ -338,7 +338,7 @@ def accept(
         Path | None, typer.Option(metavar="DIR", help="Where the table goes; sessions are kept there.")
     ] = None,
 ) -> None:
-    """Take real sessions with a known truth, and write the table. Exit code 1 where a limit is missed."""
+    """Run real sessions with a known truth, and write the table. Exit code 1 if a limit is missed."""
     from attnbench.devices import device
 
     to = to or folder_of(device("cuda").facts().accelerator)

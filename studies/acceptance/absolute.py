@@ -1,11 +1,11 @@
-"""V8: does attnbench print the time that a plain loop in a plain process shows? One command prints the table.
+"""V8: does attnbench print the same time as a plain loop in a plain process? One command prints the table.
 
     python -m studies.acceptance.absolute --sessions 5
 
-In a session every cell is timed five ways, in random order: by a plain loop in a process of its own, twice, and by
-`attnbench run` with and without isolation, and by the pytest fixture. Each reading is divided by the plain loop of its
-session. Readings taken while other programs used the processors are repeated, and dropped in the end. The second plain
-loop shows how far two plain processes are apart.
+Each session times every cell five ways, in random order: twice by a plain loop in its own process, by `attnbench run`
+with and without isolation, and by the pytest fixture. Each reading is divided by the plain loop of its session.
+Readings disturbed by other programs are repeated, and finally dropped. The second plain loop shows how much two plain
+processes differ.
 """
 
 import json
@@ -35,7 +35,7 @@ def mine(query, key, value, *, is_causal=False):
 """
 NAMES = ("sdpa", "fused", "mine")
 MEDIAN_LIMIT, LIMIT = 0.05, 0.10
-BUSY_SHARE = 0.03  # of the processors, which other programs may use while a reading is taken
+BUSY_SHARE = 0.03  # share of the processors that other programs may use during a reading
 MOST_TRIES = 3
 BUDGET_S = 6.0
 LOOP = """
@@ -79,7 +79,7 @@ print(json.dumps({name.rpartition(":")[2]: seconds for name, seconds in found.it
 """
 Axes = dict[str, str | int]
 Reading = dict[str, float]
-"""Seconds by the implementation's name."""
+"""Seconds by implementation name."""
 
 
 def python(code: str, axes: Axes, specs: list[str]) -> Reading:
@@ -91,7 +91,7 @@ def python(code: str, axes: Axes, specs: list[str]) -> Reading:
 
 
 def command(isolation: str, axes: Axes, specs: list[str]) -> Reading:
-    """Run `attnbench run`; besides the times, keep by how much both times of a cell differ."""
+    """Run `attnbench run`; also store the difference between the two times of a cell."""
     with tempfile.TemporaryDirectory() as folder:
         sets = [f"--set={name}={value}" for name, value in axes.items() if name != "direction"]
         told = [sys.executable, "-m", "attnbench", "run", *specs[1:], "-i", specs[0], *sets]
@@ -113,7 +113,7 @@ WAYS: dict[str, Callable[[Axes, list[str]], Reading]] = {
 
 
 def quietly(take: Callable[[], Reading], busy_share: float) -> Reading | None:
-    """A reading that no other program disturbed; None where each of a few was."""
+    """Repeat a reading until no other program disturbs it; None after a few attempts."""
     for attempt in range(MOST_TRIES):
         before, start = read_counters(), os.times()
         found = take()
@@ -127,7 +127,7 @@ def quietly(take: Callable[[], Reading], busy_share: float) -> Reading | None:
 
 
 def measured(num_sessions: int, lengths: list[int], threads: list[int], busy_share: float) -> list[dict[str, object]]:
-    """Take the sessions; a row for each reading of a cell."""
+    """Run the sessions; return a row for each reading of a cell."""
     draws, rows = random.Random(0), list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.py"
@@ -145,7 +145,7 @@ def measured(num_sessions: int, lengths: list[int], threads: list[int], busy_sha
 
 
 def table(rows: list[dict[str, object]]) -> tuple[list[str], bool]:
-    """The page's lines, and whether the median of each cell is within 5 % and none beyond 10 %."""
+    """Format the page, and decide whether each cell's median is within 5 % and none beyond 10 %."""
     by_cell: dict[tuple[object, ...], dict[object, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         by_cell[row["threads"], row["T"], row["name"]][row["session"]][str(row["way"])] = float(str(row["seconds"]))
@@ -184,7 +184,7 @@ def main(
     busy_share: Annotated[float, typer.Option(help="What other programs may use; 1: anything.")] = BUSY_SHARE,
     to: Annotated[Path, typer.Option(metavar="FILE")] = Path("results/gallery/acceptance/absolute.md"),
 ) -> None:
-    """Measure, print the table and keep it. Exit code 1 where a cell is further off than is allowed."""
+    """Measure, print the table and store it. Exit code 1 if a cell is off by more than allowed."""
     rows = measured(sessions, [*map(int, lengths.split(","))], [*map(int, threads.split(","))], busy_share)
     lines, passes = table(rows)
     limits = f"within {MEDIAN_LIMIT:.0%} in the median, no reading beyond {LIMIT:.0%}"

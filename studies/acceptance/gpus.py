@@ -1,4 +1,4 @@
-"""The first CUDA device, as G1 to G5 ask for it; studies/simulated/gpu.py has one that is simulated."""
+"""The first CUDA device, with the interface that G1 to G5 need; studies/simulated/gpu.py simulates one."""
 
 import time
 from functools import partial
@@ -18,11 +18,11 @@ class CudaGpu(Gpu):
     """The first CUDA device."""
 
     def __init__(self) -> None:
-        """Use its own clock."""
+        """Use the device's own clock."""
         self.clock = device(DEVICE).clock
 
     def calls(self) -> dict[str, Call]:
-        """Matrix products, elementwise work of several kernels, attention."""
+        """Return matrix products, elementwise work of several kernels, and attention."""
         found: dict[str, Call] = {}
         for size in (512, 2048, 4096):
             left, right = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16).unbind()
@@ -35,25 +35,25 @@ class CudaGpu(Gpu):
         return found
 
     def fixed_work(self) -> Call:
-        """A matrix product."""
+        """Return a matrix product."""
         return self.calls()["matmul 2048"]
 
     def short_work(self) -> Call:
-        """An addition."""
+        """Return an addition."""
         source = torch.ones(2**16, device=DEVICE)
         return lambda: source + 1
 
     def copy(self) -> tuple[Call, int]:
-        """A quarter of the cache, and another quarter to hold the copy."""
+        """Return a copy of a quarter of the cache; its target takes another quarter."""
         source = torch.ones(cache_bytes(DEVICE) // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 
     def flush(self) -> object:
-        """The device's own."""
+        """Flush as the device does."""
         return device(DEVICE).flush()
 
     def busy(self, seconds: float) -> Call:
-        """By torch's spinning kernel, timed once."""
+        """Queue torch's spinning kernel, whose speed is measured once."""
 
         def spin(cycles: int) -> None:
             torch.cuda._sleep(cycles)  # noqa: SLF001 - as in attnbench.devices.cuda
@@ -62,7 +62,7 @@ class CudaGpu(Gpu):
         return lambda: spin(cycles)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """By torch's profiler."""
+        """Sum kernel times with torch's profiler."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -72,22 +72,22 @@ class CudaGpu(Gpu):
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
 
     def captured(self, call: Call) -> Call:
-        """As the device records it."""
+        """Capture the call as the device does."""
         return device(DEVICE).captured(lambda: call)
 
     def heat(self, seconds: float) -> None:
-        """Large matrix products."""
+        """Run large matrix products."""
         matrix, end = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16), time.perf_counter() + seconds
         while time.perf_counter() < end:
             matrix @ matrix
             torch.cuda.synchronize()
 
     def interference_probe(self) -> Call:
-        """The device's own."""
+        """Return the device's own probe."""
         return device(DEVICE).interference_probe()
 
     def peak_bytes_per_s(self) -> float | None:
-        """By the memory's clock and width, two transfers a tick; where torch does not report them, by a data sheet."""
+        """Compute it from the memory's clock and width, two transfers a tick; else look it up in data sheets."""
         found = torch.cuda.get_device_properties(DEVICE)
         clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
         if clock_khz and width:

@@ -1,9 +1,9 @@
 """`python -m studies.acceptance.method`: false alarms, coverage and power of the verdicts, in simulated worlds.
 
-The verdicts are those of statistics/verdict.py, at every look, for thousands of sessions at once. In a world each arm
-has a bias of its own in each process, and the baseline's is shared by all comparisons of a workload. Blocks add noise:
-normal, or with spikes, or with a drift of each arm that lasts from process to process. Exit code 1 where a limit is
-missed. Results: results/gallery/acceptance/method.md.
+The verdicts are those of statistics/verdict.py, at every look, for thousands of sessions at once. In a world, each arm
+has a bias in each process, and all comparisons of a workload share the baseline's. Blocks add noise: normal, with
+spikes, or with a drift of each arm that persists between processes. Exit code 1 if a limit is missed. Results:
+results/gallery/acceptance/method.md.
 """
 
 from collections.abc import Iterator
@@ -36,23 +36,23 @@ OLD = {
     "bias of 0.67 %": "13 processes",
     "spikes": "70 % after 32 processes",
 }
-"""Published by the audit of the earlier method, which bet on signs: e-values, one number from each process."""
+"""Power of the earlier method (e-values on signs, one number per process), published by its audit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Where simulated sessions take place."""
+    """A simulated world."""
 
     bias: float = 0.0  # standard deviation of an arm's bias in a process
     num_cells: int = 1
-    noise: float = NOISE  # of one sample, a standard deviation on the log scale
-    spikes: float = 0.0  # share of samples that something disturbs
-    drift: float = 0.0  # standard deviation of what an arm keeps in part from process to process
+    noise: float = NOISE  # standard deviation of one sample on the log scale
+    spikes: float = 0.0  # share of disturbed samples
+    drift: float = 0.0  # standard deviation of the part of an arm's noise that persists between processes
     log_ratio: float = 0.0
 
     @property
     def words(self) -> str:
-        """The noise of the world."""
+        """Describe the noise of the world."""
         parts = ["spikes"] * bool(self.spikes) + ["autocorrelated"] * bool(self.drift)
         return " and ".join(parts) or "normal"
 
@@ -64,7 +64,7 @@ KEPT = 0.5
 
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
-    """What the blocks of one process add to its number (POOL,): see `statistics.pairs.process_numbers`."""
+    """Draw the noise that the blocks of a process add to its number (POOL,): see `statistics.pairs.process_numbers`."""
     logs = world.noise * draws.standard_normal((3, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)
@@ -75,7 +75,7 @@ def noise_pool(world: World, draws: np.random.Generator) -> Floats:
 
 
 def numbers(world: World, num_runs: int, pool: Floats, draws: np.random.Generator) -> Floats:
-    """One number for each process and comparison (num_runs, LOOKS[-1], num_cells)."""
+    """Draw one number for each process and comparison (num_runs, LOOKS[-1], num_cells)."""
     shape = (num_runs, LOOKS[-1], world.num_cells)
     size = int(np.prod(shape))
     start = int(draws.integers(POOL))
@@ -97,21 +97,21 @@ def numbers(world: World, num_runs: int, pool: Floats, draws: np.random.Generato
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a world's sessions showed."""
+    """Counts over a world's sessions."""
 
     num_runs: int = 0
     num_cells: int = 0
     alarms: int = 0  # sessions with a false "faster" or "slower"
     slower: int = 0  # comparisons
     equal: int = 0
-    covered: int = 0  # by the last interval that was printed
+    covered: int = 0  # by the last interval
     always_covered: int = 0  # by the intervals of all looks
     processes: int = 0
     processes_slower: int = 0
 
 
 def watch(world: World, made: Floats, tally: Tally) -> None:
-    """Judge each session at each look, and stop each comparison when it is decided."""
+    """Judge each session at each look; a comparison stops once it is decided."""
     num_runs, _, num_cells = made.shape
     beyond = np.log1p(SMALLEST_EFFECT)
     is_open = np.ones((num_runs, num_cells), dtype=bool)
@@ -144,7 +144,7 @@ def watch(world: World, made: Floats, tally: Tally) -> None:
 
 
 def simulate(world: World, num_runs: int, seed: int = 39) -> Tally:
-    """Sessions in a world, a chunk at a time."""
+    """Simulate sessions in a world, one chunk at a time."""
     draws, tally = np.random.default_rng(seed), Tally()
     pool = noise_pool(world, draws)
     while tally.num_runs < num_runs:
@@ -156,7 +156,7 @@ Row = dict[str, str]
 
 
 def nulls(num_runs: int) -> Iterator[tuple[Row, bool]]:
-    """V2 and V3: worlds in which nothing differs, a row each, and whether it keeps the limits."""
+    """V2 and V3: simulate worlds without differences; a row each, and whether it keeps the limits."""
     rough = {"spikes": 0.05, "drift": 0.005}
     for num_cells in (1, 64):
         for bias in (0.005, 0.01, 0.015):
@@ -184,7 +184,7 @@ def _coverage(found: Tally) -> Row:
 
 
 def powers(num_runs: int) -> Iterator[tuple[Row, bool]]:
-    """Worlds with a slowdown of 3 %: after how many processes it is found, next to the earlier method."""
+    """Count the processes needed to find a slowdown of 3 %, next to the earlier method."""
     log = float(np.log1p(SLOWDOWN))
     worlds = {
         "normal noise": World(noise=0.02, log_ratio=log),
@@ -207,13 +207,13 @@ def powers(num_runs: int) -> Iterator[tuple[Row, bool]]:
 
 
 MARGIN = 0.075
-"""Of the quick sweep."""
+"""Margin of the quick sweep."""
 SHARES = {"far": 0.5, "near": 0.15}
 """Comparisons of a table that differ by 1.2 to 6 times, and by 1.1 to 1.2 times; the others by 3 % at most."""
 
 
 def tables(num_runs: int) -> Iterator[tuple[Row, bool]]:
-    """V5: tables of 120 comparisons that end after 8 or 16 processes, judged by both procedures."""
+    """V5: simulate tables of 120 comparisons that end after 8 or 16 processes, judged by both procedures."""
     draws = np.random.default_rng(5)
     for num_processes in (8, 16):
         for noise in (0.03, 0.06):
@@ -250,7 +250,7 @@ def _table_logs(draws: np.random.Generator, number: int = 120) -> NDArray[np.flo
 
 
 def _judged_table(logs: NDArray[np.float64], taken: NDArray[np.float64], level_of: Any) -> NDArray[np.float64]:  # noqa: ANN401
-    """Differences that were found: far ones, near ones; equal ones; how many were named, and how many falsely."""
+    """Count detected differences, far and near; equal comparisons; and all and false detections."""
     number, beyond, sizes = taken.shape[1], np.log1p(MARGIN), np.abs(logs)
     means, errors = taken.mean(axis=1), taken.std(axis=1, ddof=1) / np.sqrt(number)
     level = level_of(p_values(means, errors, number - 1.0), FALSE_SHARE / len(LOOKS))
@@ -264,7 +264,7 @@ def _judged_table(logs: NDArray[np.float64], taken: NDArray[np.float64], level_o
 
 
 def report(num_runs: int) -> tuple[str, bool]:
-    """The page with all tables, and whether every limit is kept."""
+    """Build the page with all tables, and decide whether every limit is kept."""
     null_rows, power_rows = list(nulls(num_runs)), list(powers(num_runs))
     table_rows = list(tables(max(1, num_runs // 20)))
     low, high = COVERAGE

@@ -1,9 +1,9 @@
-"""G1 to G5: what the clock of a CUDA device must show. Each is made by one function, on the first device.
+"""G1 to G5: tests of the clock of a CUDA device, one function each; by default on the first device.
 
-Each may be made on another `Gpu`: a simulated one shows that it passes where all is well, and fails where it must.
+Each also takes a simulated `Gpu`, which shows that the test passes on a healthy device and fails on a faulty one.
 
-Sources: what an event measures, https://docs.nvidia.com/cuda/cuda-c-best-practices-guide (timing with GPU events); a
-spinning kernel and a flush outside of the span, https://github.com/NVIDIA/nvbench.
+Sources: meaning of event times, https://docs.nvidia.com/cuda/cuda-c-best-practices-guide (timing with GPU events);
+spinning kernel and flush outside of the span, https://github.com/NVIDIA/nvbench.
 """
 
 import math
@@ -24,24 +24,24 @@ from studies.simulated.gpu import Call, Gpu
 
 NUM_CALLS, NUM_REPEATS = 50, 9
 NUM_ROUNDS = 6
-"""Of G1 and G5, in each of which both ways have their turn: half of them one first, half of them the other."""
+"""Rounds of G1 and G5. Each runs both ways; every order comes equally often."""
 KERNEL_S, KERNEL_SHARE = 20e-6, 0.02
 GRAPH_S, GRAPH_SHARE = 50e-6, 0.03
 COLDER = 1.05
 FLUSH_S = 20e-3
 HEAT_S = 3.0
 NUM_SESSIONS = 8
-"""Of G3."""
+"""Sessions of G3."""
 
 
 def by_events(clock: Clock, call: Call) -> float:
-    """Device seconds of a call: the median of a few samples."""
+    """Measure the device seconds of a call: the median of a few samples."""
     clock.elapsed(call, NUM_CALLS)
     return median(clock.elapsed(call, NUM_CALLS) / NUM_CALLS for _ in range(NUM_REPEATS))
 
 
 def schedule(ways: Sequence[str], draws: random.Random) -> list[str]:
-    """The turns of two ways to time something: whatever changes steadily meanwhile, both have as much of it."""
+    """Order the turns of two timing methods so that a steady drift affects both equally."""
     one, other = ways
     rounds = [[one, other], [other, one]] * (NUM_ROUNDS // 2)
     draws.shuffle(rounds)
@@ -49,7 +49,7 @@ def schedule(ways: Sequence[str], draws: random.Random) -> list[str]:
 
 
 def kernel_sum(gpu: Gpu | None = None) -> Outcome:
-    """Device time against the profiler's kernel sum."""
+    """Compare device time with the profiler's kernel sum."""
     gpu = gpu or CudaGpu()
     limit = f"within {KERNEL_SHARE:.0%} above {KERNEL_S * 1e6:g} us"
     title = "device time against the profiler's kernel sum"
@@ -59,7 +59,7 @@ def kernel_sum(gpu: Gpu | None = None) -> Outcome:
 
 
 def graph_mode(gpu: Gpu | None = None) -> Outcome:
-    """Event mode against graph mode."""
+    """Compare event mode with graph mode."""
     gpu = gpu or CudaGpu()
     limit = f"within {GRAPH_SHARE:.0%} above {GRAPH_S * 1e6:g} us"
     title = "event mode against graph mode"
@@ -69,7 +69,7 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 
 def _rows(gpu: Gpu, other: Callable[[Call], float]) -> list[Row]:
-    """Each call by the clock and by another way to time it, interleaved; a call that raises is a row with the error."""
+    """Time each call by the clock and by another method, interleaved; a call that raises gives a row with the error."""
     draws = random.Random(0)
     rows: list[Row] = []
     for name, call in gpu.calls().items():
@@ -88,7 +88,7 @@ def _rows(gpu: Gpu, other: Callable[[Call], float]) -> list[Row]:
 
 
 def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> Outcome:
-    """The outcome where each call that lasts long enough is to be within a share of another clock's time."""
+    """Judge whether each long enough call is within a share of the other clock's time."""
     from msgspec.structs import replace
 
     shortest_s, share = limits
@@ -102,7 +102,7 @@ def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> O
 
 
 def cold_caches(gpu: Gpu | None = None) -> Outcome:
-    """A copy that fits into the largest cache, from warm and from cold caches.
+    """Time a copy that fits into the largest cache, from warm and from cold caches.
 
     Both are single calls, each after a kernel outside of its span: the copy itself, or the flush.
     """
@@ -124,16 +124,16 @@ def cold_caches(gpu: Gpu | None = None) -> Outcome:
 
 
 def _alone_s(clock: Clock, call: Call, flush: Call) -> float:
-    """Device seconds of single calls, after a flush or what stands for it, by the engine's own way: their median."""
+    """Measure the median device seconds of single calls after a flush (or its substitute), as the engine does."""
     timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call)
-    single = ((timed.arm, 1.0),)  # so long a call stands alone in its sample
+    single = ((timed.arm, 1.0),)  # a call of this length is alone in its sample
     at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0, known=single)
     taken = blocks.visit([timed], clock, at, blocks.Conditions(flush=flush))
     return median(sample.value for sample in taken[timed.arm])
 
 
 def heat_up(gpu: Gpu | None = None) -> Outcome:
-    """The same code against itself while the device heats up and cools down."""
+    """Compare the same code with itself while the device heats up and cools down."""
     gpu = gpu or CudaGpu()
     work = gpu.fixed_work()
     rows: list[Row] = []
@@ -159,7 +159,7 @@ def heat_up(gpu: Gpu | None = None) -> Outcome:
 
 
 def flush(gpu: Gpu | None = None) -> Outcome:
-    """A flush of 20 ms before a call of microseconds: the call's time must not know of it."""
+    """Flush for 20 ms before a call of microseconds: the call's time must not include it."""
     gpu = gpu or CudaGpu()
     work = gpu.short_work()
     plain_s = _alone_s(gpu.clock, work, lambda: None)
@@ -175,7 +175,7 @@ def flush(gpu: Gpu | None = None) -> Outcome:
 
 
 def _largest_count(number: int) -> int:
-    """The number of alarms among `number` that is exceeded with a chance of 5 % where each comes with 5 %."""
+    """Return the number of alarms among `number` that is exceeded with a chance of 5 % if each occurs with 5 %."""
     from scipy.stats import binom
 
     return int(binom.ppf(0.95, number, 0.05))

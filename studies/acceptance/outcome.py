@@ -1,4 +1,4 @@
-"""What an acceptance test found, with the bounds of its shares."""
+"""The outcome of an acceptance test, with bounds of its shares."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ CONFIDENCE = 0.95
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One test's result: the limit was fixed before the test ran, and what misses it is printed as a miss."""
+    """One test's result. Its limit was fixed before the test ran, and a miss is printed as a miss."""
 
     id: str
     title: str
@@ -18,7 +18,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
-    """The highest share that is compatible with this many hits.
+    """Return the highest share that is compatible with this many hits.
 
     Source: Clopper and Pearson, 1934, https://doi.org/10.1093/biomet/26.4.404.
     """
@@ -28,10 +28,10 @@ def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
 
 
 def at_most(hits: int, number: int) -> str:
-    """The share in words, with the upper end of its one-sided 95 % interval."""
+    """Format the share with the upper end of its one-sided 95 % interval."""
     return f"{hits} of {number} (at most {upper_limit(hits, number, CONFIDENCE):.0%})"
 
 
 def at_least(hits: int, number: int) -> str:
-    """The share in words, with the lower end of its one-sided 95 % interval."""
+    """Format the share with the lower end of its one-sided 95 % interval."""
     return f"{hits} of {number} (at least {1 - upper_limit(number - hits, number, CONFIDENCE):.0%})"

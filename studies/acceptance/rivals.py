@@ -1,13 +1,13 @@
-"""The tools that people use, each driven as its users do: A to its end, then B. One session of V7.
+"""Popular tools, each driven as its users do: A to its end, then B. One session of V7.
 
     python -m studies.acceptance.rivals base.py candidate.py 5 SEED
 
-Both files have a function `mine`. The session prints a row for each statistic and each rule of each tool, ours among
-them, in JSON.
+Both files define a function `mine`. The session prints a row in JSON for each statistic and rule of each tool,
+including attnbench.
 
-Each gets half of the time for A and half for B, calibration and warm-up included; what it takes to start an
-interpreter, to import torch or to collect tests is not charged to it. A rule says "they differ" from the two lists of
-times alone, so that the same measurement can be judged again with one list made slower (a slowdown with known truth).
+Each tool has half of the time for A and half for B, including calibration and warm-up; starting an interpreter,
+importing torch and collecting tests are free. A rule decides "they differ" from the two lists of times alone, so that
+it can be applied again with one list made slower (a slowdown with known truth).
 """
 
 import contextlib
@@ -35,7 +35,7 @@ ALPHA = 0.05
 
 
 class Measured(NamedTuple):
-    """What a tool found for one call, and how long that took."""
+    """A tool's times of one call, and the cost of measuring them."""
 
     times: list[float]  # seconds per call, of rounds, blocks or values
     wall_s: float
@@ -46,7 +46,7 @@ Measure = Callable[[Callable[[], object], float], Measured]
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A tool: how it times one call in so many seconds, what it reports, and how its users decide on a difference."""
+    """A tool: how it times one call within a budget, its statistics, and its users' rules for a difference."""
 
     name: str
     measure: Measure
@@ -56,7 +56,7 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a tool found for A and for B."""
+    """A tool's times of A and B."""
 
     rival: Rival
     a: list[float]
@@ -64,19 +64,19 @@ class Timed:
     wall_s: float
 
     def logs(self, factor: float = 1.0) -> dict[str, float]:
-        """By statistic, the log of B's over A's, every time of B's multiplied by `factor`."""
+        """Return log(B / A) by statistic, with every time of B multiplied by `factor`."""
         return {
             name: float(np.log(read(self.b) * factor / read(self.a))) for name, read in self.rival.statistics.items()
         }
 
     def alarms(self, factor: float = 1.0) -> dict[str, bool]:
-        """By rule, whether they differ, every time of B's multiplied by `factor`."""
+        """Return each rule's decision that A and B differ, with every time of B multiplied by `factor`."""
         b = [factor * value for value in self.b]
         return {name: bool(rule(self.a, b)) for name, rule in self.rival.rules.items()}
 
 
 def compare(rival: Rival, a: Callable[[], object], b: Callable[[], object], budget_s: float) -> Timed:
-    """A to its end, then B, each in half of the budget."""
+    """Time A to its end, then B, each in half of the budget."""
     first, second = rival.measure(a, budget_s / 2), rival.measure(b, budget_s / 2)
     return Timed(rival=rival, a=first.times, b=second.times, wall_s=first.wall_s + second.wall_s)
 
@@ -126,7 +126,7 @@ def test_it(turn, request, carrier):
 
 
 class _Carrier:
-    """A plug-in of pytest that hands the call in and the rounds out."""
+    """A pytest plug-in that passes the call in and the rounds out."""
 
     def __init__(self, call: Callable[[], object], share_s: float) -> None:
         self.call, self.share_s = call, share_s
@@ -135,28 +135,28 @@ class _Carrier:
 
     @property
     def has_time(self) -> bool:
-        """Whether another turn like those before would end before its share does; the first has it."""
+        """Whether another turn like the previous ones would fit into the budget; always true at first."""
         return not self.times or self.wall_s + self.longest_s < self.share_s
 
     def keep(self, turn_s: float, rounds: Times) -> None:
-        """Take in a turn: how long it lasted, and its rounds."""
+        """Record a turn: its duration and its rounds."""
         self.wall_s += turn_s
         self.longest_s = max(self.longest_s, turn_s)
         self.times += rounds
 
     @pytest.fixture(name="carrier")
     def itself(self) -> "_Carrier":
-        """What the test takes."""
+        """Return the carrier: the fixture of the test."""
         return self
 
 
 def _pytest_benchmark(*options: str) -> Measure:
-    """A pytest run in this process with its fixture on the call; calibration, rounds and statistics are all its own.
+    """Run pytest in this process with its fixture on the call; calibration and statistics are pytest-benchmark's.
 
-    `--benchmark-max-time` is the share of the budget (its default is 1 s); everything else as it comes: at least 5
-    rounds, the collector on, no warm-up. The rounds are those of the fixture's `stats`, seconds per call. It takes the
-    first call, which is the slowest, for all others and so ends long before its time does: it is asked again as long as
-    there is time, as by a parametrised test, and the rounds are put together.
+    `--benchmark-max-time` is the share of the budget (default: 1 s); other options keep their defaults: at least 5
+    rounds, the collector on, no warm-up. The rounds are those of the fixture's `stats`, seconds per call. The plug-in
+    sizes all rounds by the first call, which is the slowest, and so ends long before its time does. It is run again
+    while there is time, as in a parametrised test, and the rounds are joined.
     Source: https://pytest-benchmark.readthedocs.io/en/latest/usage.html
     """
 
@@ -182,7 +182,7 @@ def _pytest_benchmark(*options: str) -> Measure:
 
 
 def _compare_fail(read: Callable[[Times], float], percent: float = 5.0) -> Rule:
-    """`--benchmark-compare-fail=mean:5%`: fails where the later one takes over 5 % longer, in that direction alone.
+    """`--benchmark-compare-fail=mean:5%`: fails if the later one takes over 5 % longer, in that direction alone.
 
     Source: https://pytest-benchmark.readthedocs.io/en/latest/comparing.html
     """
@@ -201,7 +201,7 @@ _PYTEST_RULES: dict[str, Rule] = {
 
 
 def _torch_timer(call: Callable[[], object]) -> Any:  # noqa: ANN401 - torch's Timer
-    """Its Timer on the call, with as many threads as are set: its own default is one."""
+    """Create a Timer for the call with the current number of threads; its default is one."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -209,7 +209,7 @@ def _torch_timer(call: Callable[[], object]) -> Any:  # noqa: ANN401 - torch's T
 
 
 def _blocked(call: Callable[[], object], share_s: float) -> Measured:
-    """blocked_autorange with min_run_time as long as its share; it finds its block size in addition.
+    """Run blocked_autorange with min_run_time equal to its share; finding its block size comes on top.
 
     Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.blocked_autorange
     """
@@ -219,7 +219,7 @@ def _blocked(call: Callable[[], object], share_s: float) -> Measured:
 
 
 def _adaptive(call: Callable[[], object], share_s: float) -> Measured:
-    """adaptive_autorange at its threshold of 0.1, not let go before its share is spent, so that it loses no time.
+    """Run adaptive_autorange at its threshold of 0.1, but not before its share is spent, so that no time is lost.
 
     Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.adaptive_autorange
     """
@@ -229,13 +229,13 @@ def _adaptive(call: Callable[[], object], share_s: float) -> Measured:
 
 
 def _quartiles_apart(a: Times, b: Times) -> bool:
-    """No overlap between the ranges from the first to the third quartile, which its Measurement prints as IQR."""
+    """Whether the ranges from the first to the third quartile, printed by Measurement as IQR, do not overlap."""
     (low_a, high_a), (low_b, high_b) = np.percentile(a, (25, 75)), np.percentile(b, (25, 75))
     return bool(low_a > high_b or low_b > high_a)
 
 
 def _coloured(a: Times, b: Times) -> bool:
-    """Its Compare with colours: a median more than 1 % above the best is no longer shown as best.
+    """Apply Compare's colours: a median more than 1 % above the best is not coloured as best.
 
     Source: https://github.com/pytorch/pytorch/blob/main/torch/utils/benchmark/utils/compare.py, color_segment
     """
@@ -256,12 +256,12 @@ _runners: list[Any] = []  # it allows one Runner for each process
 
 
 def _pyperf(call: Callable[[], object], share_s: float) -> Measured:
-    """What one of its worker processes does: calibrate loops, one warm-up value, then values until the share is spent.
+    """Act as one worker process of pyperf: calibrate loops, one warm-up value, then values until the share is spent.
 
     By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another: some 10 s for each
-    function, and 21 imports of torch. That does not fit into a few seconds, so this is its timing loop in this one
-    process, with its options --worker, --calibrate-loops and --min-time (a thirtieth of the share, 0.1 s at most).
-    Its answer to layouts that differ between processes is lost with the processes. At least 3 values.
+    function, and 21 imports of torch. That does not fit into a few seconds, so this runs its timing loop in this one
+    process, with its options --worker, --calibrate-loops and --min-time (a thirtieth of the share, 0.1 s at most). This
+    loses pyperf's protection against memory layouts that differ between processes. At least 3 values.
     Source: https://pyperf.readthedocs.io/en/latest/runner.html
     """
     import pyperf
@@ -283,13 +283,13 @@ def _pyperf(call: Callable[[], object], share_s: float) -> Measured:
 
 
 def _bench(runner: Any, call: Callable[[], object]) -> Any:  # noqa: ANN401 - pyperf's Runner and Benchmark
-    name = f"call {time.perf_counter_ns()}"  # it wants each name once
+    name = f"call {time.perf_counter_ns()}"  # it requires unique names
     with contextlib.redirect_stdout(io.StringIO()):
         return runner.bench_func(name, call)
 
 
 def _pyperf_t_test(a: Times, b: Times) -> bool:
-    """What its compare_to prints as significant: Student's t at 95 % on values, as many of B as of A; alike it needs.
+    """Apply compare_to's test: Student's t at 95 %; it needs equally many values of A and B.
 
     Source: https://github.com/psf/pyperf/blob/main/pyperf/_utils.py, is_significant
     """
@@ -327,7 +327,7 @@ AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"
 
 
 def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
-    """One comparison by attnbench in fresh processes, as a test asks for it."""
+    """Run one comparison by attnbench in fresh processes, as a test does."""
     from attnbench.pytest_plugin import AttentionBench
 
     start = time.perf_counter()
@@ -342,7 +342,7 @@ def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
 
 
 def theirs(tool: Rival, calls: tuple[Callable[[], object], Callable[[], object]], budget_s: float) -> list[Row]:
-    """One comparison by a rival: a row for each statistic and each rule."""
+    """Run one comparison by a rival: a row for each statistic and each rule."""
     found = compare(tool, *calls, budget_s)
     at: Row = {"tool": tool.name, "wall_s": found.wall_s}
     rows: list[Row] = [{**at, "statistic": name, "log": log} for name, log in found.logs().items()]
@@ -350,7 +350,7 @@ def theirs(tool: Rival, calls: tuple[Callable[[], object], Callable[[], object]]
 
 
 def call_of(file: str) -> Callable[[], object]:
-    """The function of a file on inputs of its own."""
+    """Load the function of a file, bound to inputs of its own."""
     import torch
 
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -369,7 +369,7 @@ def call_of(file: str) -> Callable[[], object]:
 
 
 def main(base: str, candidate: str, budget: str, number: str) -> None:
-    """Compare by every tool, in random order, each in the same time."""
+    """Compare by every tool, in random order, in equal time."""
     draws, budget_s = random.Random(int(number)), float(budget)
     calls, rows = (call_of(base), call_of(candidate)), list[Row]()
     for tool in draws.sample([None, *RIVALS], len(RIVALS) + 1):

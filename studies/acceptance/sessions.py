@@ -1,7 +1,7 @@
-"""Real sessions of the command line, in which the truth is known: V1, V4, V5, V6 and V9.
+"""Real sessions of the command line with a known truth: V1, V4, V5, V6 and V9.
 
-A session is a fresh process that runs `attnbench compare` or `attnbench run`, by this tree or, for comparison, by the
-Python of another one. What it says is a row; a row is all that a test's verdict reads.
+A session is a fresh process that runs `attnbench compare` or `attnbench run`, from this tree or, for comparison,
+another Python. Its output becomes rows, and a test's verdict reads nothing else.
 """
 
 import json
@@ -55,18 +55,18 @@ PROBE = "probe"
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The attnbench that is asked: this tree's, or that of another Python."""
+    """An attnbench under test: this tree's, or that of another Python."""
 
     python: str = field(default_factory=lambda: sys.executable)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, python: str) -> "Engine":
-        """The attnbench of this tree, or of the interpreter that is named."""
+        """Create the engine of this tree, or of the named interpreter."""
         return cls(python=python) if python else cls(environment={"PYTHONPATH": module_path(ROOT)})
 
     def run(self, arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run Python there to its end; whatever its exit code."""
+        """Run Python in the folder to its end, whatever its exit code."""
         command = [self.python, *arguments]
         environment = {**os.environ, **self.environment}
         return subprocess.run(  # noqa: S603 - our own command
@@ -76,7 +76,7 @@ class Engine:
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """This many processes compute without a pause."""
+    """Keep this many processes computing without a pause."""
     running = [subprocess.Popen(BUSY) for _ in range(number)]  # noqa: S603 - our own command
     try:
         yield
@@ -97,7 +97,7 @@ def compare(  # noqa: PLR0913 - what makes a session
     num_threads: int = 0,
     num_busy: int = 0,
 ) -> Row:
-    """One session of `attnbench compare` on one cell: a function, and the same one slower by `share`."""
+    """Run `attnbench compare` on one cell: a function against itself, slowed down by `share`."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
         for file, slower in (("base.py", 0.0), ("candidate.py", share)):
@@ -148,7 +148,7 @@ def _is_alike(visit: Mapping[str, Any]) -> bool:
 
 
 def neighbour(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
-    """The time of a function on a quiet machine and next to busy processes, and what is said of the second."""
+    """Time a function on a quiet machine and next to busy processes, with the warnings of the second run."""
     quiet = _timed(engine, number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
     busy = _timed(engine, number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
     return {
@@ -175,7 +175,7 @@ def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_f
 def _cell(
     engine: Engine, number: int, folder: Path, axes: Mapping[str, object], budget_s: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """The cell of `mine.py:mine` in a run next to `sdpa`, and the warnings of the run."""
+    """Return the cell of `mine.py:mine` in a run next to `sdpa`, and the warnings of the run."""
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
     said = json.loads(engine.run([*asked, f"--seed={number}"], folder).stdout)
@@ -184,7 +184,7 @@ def _cell(
 
 
 def honest(engine: Engine, number: int, *, num_busy: int) -> Row:
-    """The status of an honest function next to busy processes."""
+    """Return the status of an honest function next to busy processes."""
     axes = {"seq_len": 256, "mask": "none", "direction": "inference", "dtype": "float32", "scope": "attention"}
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
@@ -194,7 +194,7 @@ def honest(engine: Engine, number: int, *, num_busy: int) -> Row:
 
 
 def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> list[Row]:
-    """A function and the same one slower by `share`, compared by every tool in the same time."""
+    """Compare a function with itself, slowed down by `share`, by every tool in equal time."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         folder = Path(name)
         for file, slower in (("base.py", 0.0), ("candidate.py", share)):
@@ -206,7 +206,7 @@ def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> lis
 
 
 def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
-    """A quick sweep; a row for each comparison."""
+    """Run a quick sweep; a row for each comparison."""
     budget = [f"--budget={budget_s:g}"] * bool(budget_s)
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         start = time.monotonic()
@@ -231,7 +231,7 @@ def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
 
 
 def true_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """The log ratio of each cell: the median over all sessions, each weighed alike."""
+    """Estimate the log ratio of each cell: the median over all sessions, equally weighted."""
     by_cell: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_cell[str(row["cell"])].append(math.log(float(row["ratio"])))

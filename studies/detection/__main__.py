@@ -1,4 +1,4 @@
-"""`python -m studies.detection`: try everything, write tables and picture. What is stopped goes on where it was."""
+"""`python -m studies.detection`: run all parts, write tables and picture. Rerun it to resume."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def detect(
     lengths: Annotated[str, typer.Option(help="Lengths at which mistakes are tried.")] = "2,3,17,128,1021,8192",
     only: Annotated[str, typer.Option(metavar="GENERATOR", help=ONLY)] = "",
 ) -> None:
-    """Plant every known mistake, run every honest implementation, and count who is caught by which rule."""
+    """Plant every known mistake, run every honest implementation, and count the detections of each rule."""
     try:
         chosen = [int(length) for length in lengths.split(",")]
     except ValueError as error:
@@ -49,7 +49,7 @@ def detect(
 
 
 def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
-    """Tables and picture; returns how many mistakes were missed and how many honest results rejected."""
+    """Write tables and picture; return the numbers of missed mistakes and of rejected honest results."""
     from attnbench.reports.style import save
     from studies.detection import chart
 
@@ -66,7 +66,7 @@ def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
 
 
 def _write_section(made: dict[str, list[dict[str, Any]]], to: Path, only: str) -> int:
-    """The section of some mistakes in the page, and their table; returns how many were missed."""
+    """Write the page's section and table of some mistakes; return the number of missed ones."""
     cells, absent = _in_order(made["mistakes"]), pd.DataFrame(made["absent"])
     table.wide(cells).to_csv(to / f"{only}.csv.gz", index=False, compression=PACKED)
     page = to / PAGE
@@ -76,12 +76,12 @@ def _write_section(made: dict[str, list[dict[str, Any]]], to: Path, only: str) -
 
 
 def _words() -> dict[str, str]:
-    """The words of the first mistake of each name."""
+    """Map each name to the description of its first mistake."""
     return {name: mistake.words for name, mistake in power.kinds().items()}
 
 
 def _in_order(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """The cells as a table, in the order of the steps, short lengths first."""
+    """Convert the cells to a table, in the order of the steps, short lengths first."""
     order, cells = {name: number for number, name in enumerate(power.kinds())}, pd.DataFrame(rows)
     return cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
 

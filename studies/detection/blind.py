@@ -29,7 +29,7 @@ BEFORE = (
     ("42 functions of a first set, by the engine before", 31, 42),
     ("178 of these, before the rules about strides, ties, sizes and frozen operands", 160, 178),
 )
-"""What was called wrong of wrong functions by outsiders: of which, how many, of how many."""
+"""Mistakes by outsiders that were called wrong: set and version, caught, total."""
 
 
 def blind(
@@ -57,7 +57,7 @@ def blind(
 
 
 def checked(files: Sequence[Path]) -> dict[str, str]:
-    """The verdict of the default check on the function `attention` of each file, with its conventions."""
+    """Run the default check on the function `attention` of each file, with its conventions."""
     specs = [f"{file.stem}={file}:attention" for file in files]
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "attnbench", "check", *specs, "--json", "--quiet"],
@@ -73,13 +73,13 @@ def checked(files: Sequence[Path]) -> dict[str, str]:
 
 
 def index(path: Path) -> dict[str, dict[str, str]]:
-    """What the authors say of each function."""
+    """Read the authors' description of each function."""
     with path.open(encoding="utf-8", newline="") as lines:
         return {row["name"]: row for row in csv.DictReader(lines, delimiter="\t")}
 
 
 def page(verdicts: dict[str, dict[str, str]], table: dict[str, dict[str, dict[str, str]]]) -> str:
-    """The page: how many of each kind got which verdict, then each wrong function that was not called wrong."""
+    """Build the page: verdict counts of each kind, then each wrong function that was not called wrong."""
     lines = [
         "# Functions by authors who had not seen the probes",
         "",

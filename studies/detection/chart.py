@@ -1,4 +1,4 @@
-"""The picture: every mistake against every rule, and how often it is caught."""
+"""The picture: every mistake against every rule, coloured by detection rate."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from studies.detection.table import power, share
 
 COLOURS = "cividis"
 DARK_BELOW = 0.6
-"""Up to this share the colour is so dark that the number on it is white."""
+"""Up to this share the colour is dark enough for a white number."""
 
 
 def draw(cells: pd.DataFrame, steps: dict[str, str]) -> Picture:
-    """A cell for each mistake and rule, coloured by the share of dtypes and lengths at which it is caught."""
+    """Draw a cell for each mistake and rule, coloured by the share of dtypes and lengths at which it is caught."""
     shares = power(cells)
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(12.0, 2.6 + 0.215 * len(shares)), layout="constrained")
@@ -37,7 +37,7 @@ def draw(cells: pd.DataFrame, steps: dict[str, str]) -> Picture:
 
 
 def _label(axes: Axes, shares: pd.DataFrame, steps: dict[str, str]) -> None:
-    """Mistakes on the left, rules above, inputs over them; lines between the steps and between the inputs."""
+    """Label the axes: mistakes on the left, rules above, inputs over them; lines separate steps and inputs."""
     names = list(shares.index)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     columns: list[Any] = list(shares.columns)  # pairs (inputs, rule)

@@ -1,4 +1,4 @@
-"""Whether honest implementations are called right: every one of ours, on inputs drawn afresh for every seed."""
+"""Honest implementations under the check: every bundled one, on inputs drawn afresh for every seed."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -55,7 +55,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def workload_of(seed: int) -> Workload:
-    """A small workload, drawn from the seed."""
+    """Draw a small workload from the seed."""
     draws = Random(seed)
     heads, groups = draws.choice(HEADS)
     seq_len = draws.choice(LENGTHS)
@@ -80,9 +80,9 @@ def workload_of(seed: int) -> Workload:
 
 
 def trials(seeds: Iterable[int]) -> Iterator[Trial]:
-    """The whole check for every implementation and seed, and what the other rules say on three kinds of input."""
+    """Run the whole check for every implementation and seed, and the other rules on three kinds of input."""
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE)}
-    every = {name: made for name, made in found.items() if not made.compiles}  # 1000 seeds are as many sizes
+    every = {name: made for name, made in found.items() if not made.compiles}  # 1000 seeds give as many sizes
     for seed in seeds:
         yield from _with_seed(seed, every)
 
@@ -92,7 +92,7 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
     supported = {name: found for name, found in every.items() if reason_against(found, workload) is None}
     try:
         references = agreement.ask_oracle(workload, seed)
-    except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
+    except ValueError:  # nothing to compare: one query of width 1 that sees one key
         return
     bars: dict[str, Bar] = {"uniform": bar(Reference(workload, draw_uniform(workload, seed), seed))}
     bars |= {name: bar(made) for name, made in references.by_probe.items() if name in OTHERS_TRY}

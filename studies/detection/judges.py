@@ -1,7 +1,7 @@
-"""Rules by which a result is called right: those that are in use elsewhere, and ours.
+"""Rules that call a result right: those used elsewhere, and ours.
 
-Every rule is given the float64 reference, which is kinder to it than its own, and every gradient, where most look at
-the output alone. A rule calls a candidate right only if it does so for every tensor.
+Every rule gets the float64 reference, which is kinder than its own, and every gradient, although most check the output
+alone. A rule calls a candidate right only if it does so for every tensor.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ class Question:
     found: Tensor  # float64
     expected: Tensor  # float64
     dtype: str
-    textbook_error: float  # the error of the textbook form in the workload's dtype
-    agrees: bool  # by our rule
+    textbook_error: float  # error of the textbook form in the workload's dtype
+    agrees: bool  # by attnbench's rule
 
 
 Judge = Callable[[Question], bool]
@@ -74,7 +74,7 @@ JUDGES: dict[str, Judge] = {
 
 
 def draw_uniform(workload: Workload, seed: int) -> Inputs:
-    """Values from 0 to 1, as many benchmarks draw them; the weights of a module are drawn as ever."""
+    """Draw values from 0 to 1, as many benchmarks do; the weights of a module are drawn as usual."""
     draws = generator(workload.seed, 7, seed)
     normal = draw_normal(workload, seed)
     tensors = {
@@ -92,7 +92,7 @@ class Bar:
 
 
 def bar(reference: Reference) -> Bar:
-    """Measure the textbook form."""
+    """Measure the error of the textbook form."""
     workload, rows = reference.workload, reference.rows
     dtype = reference.inputs.weights.query.dtype
     rounded = reference.drawn.map(lambda tensor: tensor.to(dtype))
@@ -104,7 +104,7 @@ def bar(reference: Reference) -> Bar:
 
 
 def verdicts(found: dict[str, Tensor], against: Bar) -> Iterator[tuple[str, bool]]:
-    """Each rule's name, and whether it calls the candidate right."""
+    """Apply each rule by name: whether it calls the candidate right."""
     reference = against.reference
     asked = [
         Question(

@@ -1,4 +1,4 @@
-"""The work in pieces: each is done by a process of its own and left in a folder, so that what is stopped can go on."""
+"""The work in parts: each runs in its own process and is stored in a folder, so that the study can be resumed."""
 
 import json
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from attnbench.workloads.workload import DTYPES
 
 SEEDS_AT_ONCE = 50
 KINDS = {"Cell": "mistakes", "Absent": "absent", "Trial": "honest"}
-"""The table that each kind of row belongs to."""
+"""Tables by kind of row."""
 
 
 def names(lengths: list[int], seeds: int, only: str = "") -> Iterator[str]:
-    """The name of each piece of the work, the longest pieces first: all, or those of one generator."""
+    """List the parts, longest first: all, or those of one generator."""
     kind = only or "mistakes"
     yield from (f"{kind}-{length}-{dtype}" for length in sorted(lengths, reverse=True) for dtype in DTYPES)
     if not only:
@@ -27,7 +27,7 @@ def _honest(seeds: int) -> Iterator[str]:
 
 
 def make(part: str, folder: Path) -> str:
-    """Do one piece and leave it in the folder, whole or not at all."""
+    """Compute one part and store it in the folder, whole or not at all."""
     import torch
 
     from studies.detection import honest, power
@@ -49,7 +49,7 @@ def make(part: str, folder: Path) -> str:
 
 
 def assemble(folder: Path, parts: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """All pieces together, in the order of the work, shortest lengths first."""
+    """Join all parts in the order of the work, shortest lengths first."""
     made: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS.values()}
     for part in parts:
         for kind, rows in json.loads((folder / f"{part}.json").read_text(encoding="utf-8")).items():

@@ -1,4 +1,4 @@
-"""A known mistake as an implementation, on which the check can be tried."""
+"""A known mistake as an implementation, to try the check on."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from attnbench.checking.oracle import RowMask
 from attnbench.contract import Attention, BoundMask, Implementation, Weights
 
 BLOCK_SCORES = 2**24
-"""About this many scores are held at a time, where the queries can be computed in blocks."""
+"""Scores in memory at a time, about, if queries can be computed in blocks."""
 
 
 def implementation(mistake: Mistake) -> Implementation:
-    """The textbook form with the mistake."""
+    """Build the textbook form with the mistake."""
 
     class Mistaken(Attention):
         def make_layers(self) -> None:
@@ -51,7 +51,7 @@ def implementation(mistake: Mistake) -> Implementation:
 
 
 def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
-    """The mask of a call at some of its query rows."""
+    """Restrict the mask of a call to some of its query rows."""
     return RowMask(
         rule=mask.rule,
         sizes=mask.sizes,

@@ -1,4 +1,4 @@
-"""Which mistakes are caught: every known one, by every rule, on every kind of input, in each dtype, at many lengths."""
+"""Detection of every known mistake, by every rule, on every kind of input, in each dtype, at many lengths."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.detection.planted import implementation
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
-"""What is tried: what many benchmarks draw, and our probes."""
+"""Inputs: those of many benchmarks, and our probes."""
 RULES = "rules"
 EVERYTHING = "all"
 DIFFERS = 1e-6
@@ -28,7 +28,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one rule caught one mistake on one kind of input; the inputs `all` are every probe and the rules."""
 
     mistake: str
-    form: str  # which of the mistakes of that name, in words
+    form: str  # description of this one among the mistakes of its name
     step: str
     dtype: str
     length: int
@@ -48,12 +48,12 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A family of workloads, by what differs from two heads of width 16 without a mask."""
+    """A family of workloads: its differences from two heads of width 16 without a mask."""
 
     axes: dict[str, object]
 
     def at(self, length: int, dtype: str, direction: str) -> Workload:
-        """The workload at a length."""
+        """Build the workload at a length."""
         sizes = {"seq_len": length, "num_heads": 2, "head_dim": 16, "dtype": dtype, "direction": direction}
         given = {name: axis(length) if callable(axis) else axis for name, axis in self.axes.items()}
         return Workload(**(sizes | given))  # type: ignore[arg-type]
@@ -125,17 +125,17 @@ FAMILIES = (
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
     Sizes({"world_size": 2, "mask": "causal", "seq_len": _of_two_ranks}),
 )
-"""Each mistake is tried at the first of these where it can be made and makes a difference."""
+"""Each mistake is tried at the first family where it can be made and makes a difference."""
 
 
 MOST_FORMS_LEN = 32
-"""Up to this length every form of a mistake is tried, beyond it the one in the middle."""
+"""Up to this length every form of a mistake is tried; beyond it, the one in the middle."""
 USUAL_LEN = 17
 
 
 @cache
 def forms(family: int, length: int, dtype: str, direction: str, only: str = "") -> dict[str, list[Mistake]]:
-    """The mistakes that can be made at a family's workload by name, or those of one generator."""
+    """List the mistakes that can be made at a family's workload by name, or those of one generator."""
     found: dict[str, list[Mistake]] = {}
     for mistake in catalogue(FAMILIES[family].at(length, dtype, direction), only):
         found.setdefault(mistake.name, []).append(mistake)
@@ -144,7 +144,7 @@ def forms(family: int, length: int, dtype: str, direction: str, only: str = "") 
 
 @cache
 def kinds(only: str = "") -> dict[str, Mistake]:
-    """The first mistake of every name, in the order of the catalogue, or of one generator."""
+    """List the first mistake of every name in the order of the catalogue, or those of one generator."""
     every = [forms(number, USUAL_LEN, "float32", "forward_backward", only) for number in range(len(FAMILIES))]
     every += [forms(number, USUAL_LEN, "float32", "inference", only) for number in range(len(FAMILIES))]
     found: dict[str, Mistake] = {}
@@ -154,7 +154,7 @@ def kinds(only: str = "") -> dict[str, Mistake]:
 
 
 def _differs(planted: Mistake, workload: Workload) -> bool:
-    """Whether the exact answer with the mistake is another one than without."""
+    """Whether the mistake changes the exact answer."""
     if planted.is_memory or planted.is_random or planted.is_rounding:
         return True
     for probe in ("normal", "needles", "large"):
@@ -170,7 +170,7 @@ def _differs(planted: Mistake, workload: Workload) -> bool:
 
 @cache
 def _bar(inputs: str, workload: Workload) -> Bar | None:
-    """The reference for one kind of input, or None where it has nothing to say."""
+    """Compute the reference for one kind of input, or None if that input cannot be judged."""
     try:
         return bar(Reference(workload, INPUTS[inputs](workload, 0), 0))
     except VacuousError:
@@ -185,7 +185,7 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
 
 
 def cells(length: int, dtype: str, only: str = "", names: Collection[str] = ()) -> Iterator[Cell | Absent]:
-    """Try every mistake at one length in one dtype: all, those of one generator, or those of some names."""
+    """Try every mistake at one length in one dtype: all, those of one generator, or some by name."""
     for name, kind in kinds(only).items():
         if not names or name in names:
             yield from _tried(kind, length, dtype)

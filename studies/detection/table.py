@@ -1,4 +1,4 @@
-"""The tables and the picture of what is detected; knows nothing of torch."""
+"""Tables and picture of detected mistakes; does not import torch."""
 
 import math
 
@@ -47,7 +47,7 @@ SHOWN_INPUTS = ("uniform", "normal", "needles")
 
 
 def power(cells: pd.DataFrame) -> pd.DataFrame:
-    """Share of dtypes and lengths at which each rule on each input catches each mistake; NaN where never tried.
+    """Compute each mistake's share of caught dtypes and lengths, by rule and input; NaN if never tried.
 
     Rows are mistakes in the order of the steps; columns (inputs, rule), ours on every probe and rule last.
     """
@@ -59,7 +59,7 @@ def power(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """For each rule and input: cells tried, caught, every one as a share; honest results tried and rejected."""
+    """Count cells tried and caught for each rule and input, with shares, and honest results tried and rejected."""
     caught = cells.groupby(["inputs", "rule"], sort=False)["is_caught"].agg(["size", "sum"])
     rejected = (~trials.set_index(["inputs", "rule"])["is_right"]).groupby(level=[0, 1]).agg(["size", "sum"])
     made = pd.DataFrame(
@@ -76,7 +76,7 @@ def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_length(cells: pd.DataFrame) -> pd.DataFrame:
-    """Our whole check: cells caught of cells tried, for each dtype and length."""
+    """Count cells caught and tried by our whole check, for each dtype and length."""
     whole = cells[(cells["inputs"] == "all") & (cells["rule"] == OURS)]
     return whole.pivot_table(values="is_caught", index="dtype", columns="length", aggfunc=_of, sort=False)
 
@@ -86,7 +86,7 @@ def _of(caught: "pd.Series[bool]") -> str:
 
 
 def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, words: dict[str, str]) -> str:
-    """The whole account as Markdown."""
+    """Format the whole report as Markdown."""
     lengths = ", ".join(map(str, sorted(cells["length"].unique())))
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     whole = trials[trials["inputs"] == "all"]
@@ -109,7 +109,7 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
 
 
 def with_section(page: str, module: str, cells: pd.DataFrame, absent: pd.DataFrame, words: dict[str, str]) -> str:
-    """The page with the section of one module's mistakes at its end, in place of the one that it may have."""
+    """Append the section of one module's mistakes to the page, or replace it."""
     first_line = f"\n## Only the mistakes of `{module}`\n"
     before, _, old = (page or TITLE).partition(first_line)
     _, heading, after = old.partition("\n## ")
@@ -130,7 +130,7 @@ def with_section(page: str, module: str, cells: pd.DataFrame, absent: pd.DataFra
 
 
 def wide(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with a row for each mistake, dtype and length, and a column for each input and rule: whether caught."""
+    """Pivot the cells: a row for each mistake, dtype and length; a column for each input and rule: whether caught."""
     place = ["mistake", "form", "step", "dtype", "length", "workload"]
     asked = cells["inputs"] + ": " + cells["rule"]
     told = cells.assign(asked=asked)
@@ -172,7 +172,7 @@ def _percent(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def share(value: float) -> str:
-    """A share as per cent that says 100 only of all, and 0 only of none."""
+    """Format a share as per cent; only all gives 100, and only none gives 0."""
     if math.isnan(value):
         return "-"
     shown = round(100 * value)

@@ -1,7 +1,7 @@
-"""`python -m studies.gpu --out DIR`: every step in a process of its own, a ledger that goes on, and one archive.
+"""`python -m studies.gpu --out DIR`: each step in its own process, a ledger to resume from, and one archive.
 
-With `--rehearse` the whole of it runs on the CPU, small, and G1 to G5 on a simulated device. `--stop-after` begins
-nothing that would not end in time: the next call goes on.
+With `--rehearse` everything runs on the CPU, small, and G1 to G5 on a simulated device. `--stop-after` starts no step
+that would not end in time; the next call resumes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FINDING, INCOMPLETE = 1, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is left, print the table, and write the archive; the exit code says whether all went well."""
+    """Run the remaining steps, print the table, and write the archive; the exit code shows whether all succeeded."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; three steps fail on purpose")
@@ -44,13 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def table(ended: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]], *, is_complete: bool) -> str:
-    """The answer first, then what did not go well, then each step with its figure."""
+    """Format the answer first, then failures, then each step with its figure."""
     counts = Counter(line["outcome"] for line in ended.values())
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
     lines = [f"{len(ended)} steps: {said or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
@@ -65,7 +65,7 @@ def table(ended: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]], *,
 
 
 def archive(out: Path) -> None:
-    """All that was found, in one file, whole or not at all."""
+    """Pack all results into one file, whole or not at all."""
     draft = out / f"{ARCHIVE}.draft"
     with tarfile.open(draft, "w:gz") as packed:
         for file in sorted(out.rglob("*")):

@@ -1,6 +1,6 @@
-"""The ledger: a line before and after each step, steps as processes with a limit, and going on where it stopped.
+"""The ledger: a line before and after each step, steps as processes with a time limit, and resuming.
 
-A step is a process of its own session. Whatever becomes of it, a hang or a lost context, costs that step alone.
+A step is a process with its own session. A hang or a lost context costs only that step.
 """
 
 import json
@@ -21,13 +21,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 OK, LEFT_OUT, FAILED, HUNG, DIED, POISONED = "ok", "left out", "failed", "hung", "died", "poisoned"
 MOST_STARTS = 2
-"""A step that was under way when all stopped is started once more; one that takes the machine with it is not."""
+"""A step interrupted by a crash is started once more; not again if it takes the machine down."""
 CLOSING_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One process: its name, what it does (a function of studies/gpu/work.py), with what, and for how long at most."""
+    """One process: its name, its function in studies/gpu/work.py, the arguments, and the time limit."""
 
     name: str
     work: str
@@ -37,17 +37,17 @@ class Step:
 
 
 class Ledger:
-    """A file of JSON lines, which is only added to."""
+    """An append-only file of JSON lines."""
 
     def __init__(self, out: Path) -> None:
-        """Keep it in a folder, which is made."""
+        """Create the folder of the ledger."""
         self.out, self.path = out, out / "ledger.jsonl"
         self._lock = threading.Lock()
         for name in ("logs", "found"):
             (out / name).mkdir(parents=True, exist_ok=True)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines so far: what is cut off at the end was being written when all stopped."""
+        """Read all whole lines; a truncated last line was being written at a crash."""
         found = []
         if self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -56,21 +56,21 @@ class Ledger:
         return found
 
     def add(self, **line: Any) -> None:  # noqa: ANN401 - JSON
-        """Write a line with the time, and see it on disk."""
+        """Append a line with the time, and sync it to disk."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
         with self._lock, self.path.open("a+b") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            ends_a_line = file.read(1) in {b"", b"\n"}  # else the last one was being written when all stopped
+            ends_a_line = file.read(1) in {b"", b"\n"}  # a truncated last line was being written at a crash
             file.write((b"" if ends_a_line else b"\n") + json.dumps({"time": moment, **line}).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
     def ended(self) -> dict[str, dict[str, Any]]:
-        """How each step ended that has, by name."""
+        """Return the end of each finished step, by name."""
         return {line["step"]: line for line in self.lines() if line["event"] == "end"}
 
     def num_starts(self, name: str) -> int:
-        """How often a step was started."""
+        """Count the starts of a step."""
         return sum(line["event"] == "start" and line["step"] == name for line in self.lines())
 
 
@@ -80,7 +80,7 @@ def run_all(
     say: Callable[[str], object],
     stop_after_s: float,
 ) -> bool:
-    """Run the steps of each group that have not ended yet, some at a time; whether nothing is left to do.
+    """Run the unfinished steps of each group, some at a time; return whether nothing is left to do.
 
     No step is begun that would not end within `stop_after_s`.
     """
@@ -116,7 +116,7 @@ def run(step: Step, ledger: Ledger, say: Callable[[str], object]) -> None:
 
 
 def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
-    """How a step ended, and why. What it found is in a file of its name: without one it has found nothing."""
+    """Describe the end of a step and its reason. Without a result file of its name, the step has found nothing."""
     file = ledger.out / "found" / f"{step.name}.json"
     file.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -139,7 +139,7 @@ def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # a driver may hold it: it ends when that lets go
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it: it ends when the driver lets go
                 process.wait(CLOSING_S)
     if code < 0:
         return DIED, signal.Signals(-code).name
@@ -150,6 +150,6 @@ def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
 
 
 def found(out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What all steps have left, by name."""
+    """Read the results of all steps, by name."""
     for file in sorted((out / "found").glob("*.json")):
         yield file.stem, json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Which steps there are, in which order, and how long each may take; and the small ones of a rehearsal on the CPU."""
+"""The steps, their order and time limits; and the small steps of a rehearsal on the CPU."""
 
 import re
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ CHECKS = {
 BACKENDS = ("sdpa", "sdpa_cudnn", "sdpa_flash", "flex")
 GAUGES = ("kernel_sum", "cold_caches", "heat_up", "flush", "graph_mode")
 AGAIN = ("kernel_sum", "cold_caches", "graph_mode")
-"""G1 to G5, and then G1, G2 and G5 once more."""
+"""G1 to G5, and then three of them once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What is tried."""
+    """Size of a run."""
 
     device: str
     implementations: tuple[str, ...]
@@ -34,18 +34,18 @@ class Size:
     checks: tuple[str, ...]
     run_options: tuple[str, ...]
     at_once: int
-    repeats: bool = True  # some of G1 to G5 are made twice
+    repeats: bool = True  # some of G1 to G5 run twice
     planted: tuple[str, ...] = ()
 
 
 def implementations(folder: Path = ROOT / "implementations") -> tuple[str, ...]:
-    """The names of all, by their files: nothing is imported."""
+    """List all implementations by their files, without importing them."""
     files = sorted(folder.glob("[a-z]*.py"))
     return tuple(file.stem for file in files if re.search(r"^IMPLEMENTATION\b", file.read_text("utf-8"), re.MULTILINE))
 
 
 def full() -> Size:
-    """On a GPU: some forty minutes."""
+    """Plan a run on a GPU: some forty minutes."""
     return Size(
         device="cuda",
         implementations=implementations(),
@@ -61,7 +61,7 @@ def full() -> Size:
 
 
 def rehearsal() -> Size:
-    """On the CPU, from start to end: every kind of step, G1 to G5 on a simulated device, and three planted failures."""
+    """Plan a rehearsal on the CPU: every kind of step, G1 to G5 on a simulated device, and three planted failures."""
     small = ("--set", "seq_len=16", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1")
     return Size(
         device="cpu",
@@ -81,7 +81,7 @@ def rehearsal() -> Size:
 
 
 def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
-    """The number of steps of each group that run at once, and the group; what is timed has the machine for itself."""
+    """Group the steps, with the number that run at once; timed steps have the machine to themselves."""
     where, heads = size.device, size.heads
     lengths, backends = ",".join(map(str, size.lengths)), ",".join(size.backends)
 

@@ -1,6 +1,6 @@
-"""What a step does: `python -m studies.gpu.work NAME FILE ...` leaves what it found in FILE.
+"""The work of a step: `python -m studies.gpu.work NAME FILE ...` writes its results to FILE.
 
-A package that is missing here, or a device, leaves a step out and is its reason.
+A missing package or device skips the step, and is its reason.
 """
 
 import gzip
@@ -34,17 +34,17 @@ PACKAGES = (
 HZ = 10
 NUM_REPEATS = 9
 TARGET_S = 0.02
-"""So long a sample lasts, about."""
+"""Approximate duration of a sample."""
 TESTS = ROOT / "tests" / "devices" / "test_cuda.py"
 KEPT_TRACES = 3
 
 
 class Left(Exception):  # noqa: N818 - it is no error
-    """There is nothing to do here; the message says why."""
+    """The step cannot run here; the message gives the reason."""
 
 
 def versions() -> tuple[str, list[Row]]:
-    """Python, packages, and all that nvidia-smi says, in a file of their own."""
+    """Write Python, packages, and the output of nvidia-smi to a file."""
     rows: list[Row] = [{"name": "python", "version": platform.python_version()}]
     rows.append({"name": "system", "version": platform.platform(terse=True)})
     for name in PACKAGES:
@@ -61,21 +61,21 @@ def versions() -> tuple[str, list[Row]]:
 
 
 class Wrong(Exception):  # noqa: N818 - it is a finding
-    """A step ran, and what it found is not as it should be."""
+    """A step ran, and its result is not as it should be."""
 
     def __init__(self, reason: str, rows: list[Row]) -> None:
-        """Keep the rows."""
+        """Store the rows."""
         super().__init__(reason)
         self.rows = rows
 
 
 class Lost(Wrong):
-    """The context of this process is lost: whatever it answers from now on is no answer."""
+    """The context of this process is lost: none of its further answers counts."""
 
 
 @contextmanager
 def _blaming(here: Any) -> Iterator[None]:  # noqa: ANN401 - a Device, or a simulated one
-    """Within: what is raised where the device has become unusable says so, and is no other failure.
+    """Turn exceptions raised after the device has become unusable into `Lost`.
 
     Raises:
         Lost: every call fails from now on in this process.
@@ -88,19 +88,19 @@ def _blaming(here: Any) -> Iterator[None]:  # noqa: ANN401 - a Device, or a simu
             rows = error.rows if isinstance(error, Wrong) else []
             raise Lost(f"{type(error).__name__}: {first}; the context is lost", rows) from error
         raise
-    if here.is_broken():  # by what was queued, and has failed after its call returned
+    if here.is_broken():  # by a queued kernel that failed after its call returned
         raise Lost("the context is lost", [])
 
 
 def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """Which kernels run, by their own names."""
+    """List the kernels that run, by their names."""
     case = _case(where, name, "inference", "causal", 64, 512, heads)
     rows = _kernels(case.call(), _here(where))
     return ", ".join(row["kernel"] for row in rows[:3]), rows
 
 
 def tests() -> tuple[str, list[Row]]:
-    """The tests that need a device: each runs in a process of its own (tests/apart.py), with a report as JUnit XML."""
+    """Run the tests that need a device, each in its own process (tests/apart.py), with a JUnit XML report."""
     _require("pytest")
     report = Path("tests.xml").resolve()
     done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", str(TESTS), cwd=ROOT)
@@ -114,7 +114,7 @@ def tests() -> tuple[str, list[Row]]:
 
 
 def gauge(where: str, name: str) -> tuple[str, list[Row]]:
-    """One of G1 to G5: on the CPU, which has no queue, on a simulated device."""
+    """Run one of G1 to G5; on the CPU, which has no queue, with a simulated device."""
     here = _here(where)
     from studies.acceptance import on_cuda
     from studies.simulated.gpu import SimulatedGpu
@@ -127,7 +127,7 @@ def gauge(where: str, name: str) -> tuple[str, list[Row]]:
 
 
 def check(*options: str) -> tuple[str, list[Row]]:
-    """`attnbench check`; what it says is kept."""
+    """Run `attnbench check`, and store its output."""
     done = _python("-m", "attnbench", "check", "--json", *options)
     try:
         said = json.loads(done.stdout)
@@ -141,7 +141,7 @@ def check(*options: str) -> tuple[str, list[Row]]:
 
 
 def run(*options: str) -> tuple[str, list[Row]]:
-    """`attnbench run`; its folder, with the journal, is kept."""
+    """Run `attnbench run`, and keep its folder with the journal."""
     done = _python("-m", "attnbench", "run", *options, "--results", "results", "--quiet")
     runs = sorted(Path("results").glob("runs/*"))
     rows: list[Row] = [{"run": run.name, "files": len(list(run.iterdir()))} for run in runs]
@@ -153,7 +153,7 @@ def run(*options: str) -> tuple[str, list[Row]]:
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
 ) -> tuple[str, list[Row]]:
-    """Times by our clock, by triton.testing.do_bench on the same tensors, and as sums of kernels; clocks meanwhile."""
+    """Time calls by our clock, by triton.testing.do_bench on the same tensors, and by kernel sums; log clock rates."""
     here = _here(where)
     rows: list[Row] = []
     with _clocks(Path(f"clocks-{direction}-{width}-{mask}.csv")):
@@ -193,7 +193,7 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
 
 
 def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[Row]]:
-    """The memory of a call against its length, as the device counts it."""
+    """Measure the memory of a call against its length, as the device counts it."""
     rows: list[Row] = []
     for name in names.split(","):
         for length in map(int, lengths.split(",")):
@@ -213,7 +213,7 @@ def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[
 
 
 def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """A trace of a step; the first few are kept, compressed."""
+    """Record a trace of a step; the first few are stored, compressed."""
     from attnbench.tracing.capture import trace as write
 
     case = _case(where, name, "forward_backward", "causal", 64, 256, heads)
@@ -230,7 +230,7 @@ def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
 
 
 def hang() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: it never ends, and neither does what it has started."""
+    """Planted in a rehearsal: never ends, and neither does its child process."""
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     print(started.pid, flush=True)  # noqa: T201 - for who looks whether it has ended
     time.sleep(3600)
@@ -238,13 +238,13 @@ def hang() -> tuple[str, list[Row]]:
 
 
 def die() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: it takes its process with it, as a lost context may."""
+    """Planted in a rehearsal: kills its own process, as a lost context may."""
     os.kill(os.getpid(), signal.SIGABRT)
     return "", []
 
 
 def poison() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: a simulated device loses its context, and each call fails from then on."""
+    """Planted in a rehearsal: a simulated device loses its context, and each later call fails."""
     from studies.simulated.gpu import SimulatedGpu
 
     gpu = SimulatedGpu()
@@ -262,7 +262,7 @@ def _require(name: str) -> None:
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
-    """Our own command line, in this step's session; standard error goes to the step's log."""
+    """Run our command line in this step's session; standard error goes to the step's log."""
     done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, cwd=cwd, check=False)  # noqa: S603
     sys.stdout.write(done.stdout.decode(errors="replace"))
     return done
@@ -278,7 +278,7 @@ def _here(where: str) -> Any:  # noqa: ANN401 - a Device, whose module may not b
 
 
 def _case(where: str, name: str, direction: str, mask: str, width: int, length: int, heads: str) -> Any:  # noqa: ANN401, PLR0913, PLR0917
-    """A case in half precision, or on the host in float32."""
+    """Build a case in half precision, or on the host in float32."""
     from attnbench.checking.case import build, draw_normal, place, reason_against
     from attnbench.contract.loading import implementation
     from attnbench.workloads.sweep import make
@@ -295,7 +295,7 @@ def _case(where: str, name: str, direction: str, mask: str, width: int, length: 
 
 
 def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN401 - a Device
-    """Seconds in each kernel of one call, longest first; on the host, in each operator."""
+    """Measure the seconds in each kernel of one call, longest first; on the host, in each operator."""
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -313,7 +313,7 @@ def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN40
 
 
 def _do_bench(call: Callable[[], object], here: Any) -> float | None:  # noqa: ANN401 - a Device
-    """The median that triton.testing.do_bench finds; None without triton, or without a GPU for its clock."""
+    """Return the median of triton.testing.do_bench; None without triton, or without a GPU for its clock."""
     from importlib.util import find_spec
 
     if here.is_host or find_spec("triton") is None:
@@ -334,7 +334,7 @@ def _rate(row: Row) -> str:
 
 
 def _beside(row: Row) -> str:
-    """How far the others are from our time."""
+    """Format the difference of the other clocks from ours."""
     others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
     shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
     return f" ({', '.join(shares)})" * bool(shares)
@@ -342,7 +342,7 @@ def _beside(row: Row) -> str:
 
 @contextmanager
 def _clocks(file: Path) -> Iterator[None]:
-    """Within, clocks, temperature, power and what throttles the first GPU are written ten times a second."""
+    """Within the context, write clocks, temperature, power and throttling of the first GPU ten times a second."""
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -373,7 +373,7 @@ def _clocks(file: Path) -> Iterator[None]:
 
 
 def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[str, list[Row]]]:
-    """A step on a device, which is asked afterwards whether it still works."""
+    """Wrap a step on a device so that the device is tested afterwards."""
 
     @wraps(work)
     def watched(where: str, *given: str) -> tuple[str, list[Row]]:
@@ -394,7 +394,7 @@ WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
 
 
 def main(name: str, file: Path, *given: str) -> None:
-    """Do it, and leave what was found whole or not at all."""
+    """Run a step, and write its results, whole or not at all."""
     outcome, reason, answer = OK, "", ""
     rows: list[Row] = []
     try:

@@ -1,9 +1,8 @@
-"""Many simulated hosts that share a queue of workloads over virtual time: some are slow, some drift, some are lost.
+"""Simulated hosts that share a queue of workloads over virtual time: some are slow, some drift, some are lost.
 
-Each host is a simulated worker client (virtual.py) with a world, a clock and a journal of its own. The coordinator
-leases some workloads to a host at a time, of which it makes visits in a fresh process, in a random order; a block never
-spans hosts. What a host had finished when it was lost counts; the rest goes back into the queue. No messages pass while
-a visit is made.
+Each host is a simulated worker client (virtual.py) with its own world, clock and journal. The coordinator leases some
+workloads at a time to a host, which visits them in a fresh process in random order; a block never spans hosts. If a
+host is lost, its finished visits count; the rest goes back into the queue. No messages pass during a visit.
 """
 
 import heapq
@@ -36,69 +35,69 @@ from studies.simulated.worlds import WORLDS
 
 MOMENT = "2026-01-01T00:00:00+00:00"
 NUM_LEASED = 3
-"""Workloads that a host has at a time: more cost less time for processes, fewer leave less undone when it is lost."""
+"""Workloads leased at a time: more save time for processes, fewer lose less work with a host."""
 NUM_VISITS = 24
-"""Of each of them, each in a fresh process, so that one host alone may show what it sees."""
+"""Visits of each leased workload, each in a fresh process, so that one host alone gives enough for a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHost:
-    """One machine of a cluster."""
+    """A host of a cluster."""
 
     name: str
     cpu: str
     world: str = "calm"
-    slowness: float = 1.0  # its work takes so many times as long
-    layout: float = 0.002  # what the memory layout of a process does to an arm, as a standard deviation of the log
+    slowness: float = 1.0  # factor on the time of its work
+    layout: float = 0.002  # effect of a process's memory layout on an arm, as a standard deviation of the log
     joins_s: float = 0.0
     lost_s: float = math.inf
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a sweep took, apart from its journals."""
+    """Cost of a sweep, apart from its journals."""
 
-    num_visits: Counter[str] = field(default_factory=Counter)  # that were finished, by host
-    useful_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # inside these
-    num_cut: int = 0  # visits that no one finished, since their host was lost or the budget was spent
+    num_visits: Counter[str] = field(default_factory=Counter)  # finished visits by host
+    useful_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # inside finished visits
+    num_cut: int = 0  # unfinished visits: the host was lost or the budget spent
     num_leases: int = 0
     num_messages: int = 0
-    num_bytes: int = 0  # of what hosts reported
+    num_bytes: int = 0  # reported by hosts
     lost: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class Queue:
-    """How often each workload has been leased to hosts of one kind: the least often goes next."""
+    """Leases by workload to hosts of one kind; the least leased workload goes next."""
 
     workloads: Sequence[Workload]
     draws: random.Random
-    given: Counter[str] = field(default_factory=Counter)  # visits, those that are under way included
+    given: Counter[str] = field(default_factory=Counter)  # visits, including those under way
 
     def lease(self) -> list[Workload]:
-        """The next few, which are then under way."""
+        """Return the next few workloads, and count them as under way."""
         order = self.draws.sample(self.workloads, len(self.workloads))
         chosen = sorted(order, key=lambda workload: self.given[workload.id])[:NUM_LEASED]
         self.given.update({workload.id: NUM_VISITS for workload in chosen})
         return chosen
 
     def give_back(self, visits: Sequence[Workload]) -> None:
-        """Visits that their host will not make."""
+        """Return visits that their host will not make."""
         self.given.subtract(Counter(workload.id for workload in visits))
 
 
 class HostAtWork:
-    """One host as the coordinator sees it: what it has left of its lease, and its journal so far."""
+    """One host as the coordinator sees it: the rest of its lease, and its journal so far."""
 
     def __init__(self, host: SimulatedHost, plan: Plan, seconds: Seconds, seed: int) -> None:
-        """It has nothing to do yet."""
+        """Start without a lease."""
         self.host, self.plan, self.seed = host, plan, seed
         self.client = SimulatedClient(
             WORLDS[host.world], lambda *cell: host.slowness * seconds(*cell), seed=seed, layout=host.layout
         )
         self.environment = msgspec.structs.replace(ENVIRONMENT, cpu=host.cpu)
-        self.left: list[Workload] = []  # a visit of each
-        self.visited: set[str] = set()  # by the process at work
+        self.left: list[Workload] = []  # each entry is one visit
+        self.visited: set[str] = set()  # by the current process
         self.epoch = -1
         self.num_visits: Counter[str] = Counter()
         self.checked: set[str] = set()
@@ -110,7 +109,7 @@ class HostAtWork:
         self.arms = (*specs, (reference.as_control(), plan.baseline), (PROBE, ""))
 
     def begin(self, workloads: Sequence[Workload]) -> float:
-        """Start a process for a lease, and check what was not checked yet; return the seconds that takes."""
+        """Start a process for a lease, and check new workloads; return the seconds that takes."""
         self._start()
         draws = random.Random(f"{self.seed}/{self.epoch}")
         self.left = [each for _ in range(NUM_VISITS) for each in draws.sample(workloads, len(workloads))]
@@ -131,7 +130,7 @@ class HostAtWork:
         self.history.append(WorkerStarted(time=MOMENT, environment=self.environment))
 
     def visit(self) -> tuple[VisitFinished, float]:
-        """The next visit of the lease, and the seconds that it takes: a process visits each workload once."""
+        """Return the next visit and its seconds: a process visits each workload once."""
         workload, before_s = self.left[-1], self.client.clock.now()
         if workload.id in self.visited:
             self._start()
@@ -150,7 +149,7 @@ class HostAtWork:
         return taken, self.client.clock.now() - before_s
 
     def keep(self, visit: VisitFinished) -> None:
-        """It was finished, and is in the journal."""
+        """Write a finished visit to the journal."""
         self.left.pop()
         self.num_visits[visit.workload] += 1
         self.history.append(visit)
@@ -175,14 +174,14 @@ def sweep(
         if not worker.left and now_s < ends_s:
             took_s = worker.begin(queues[host.cpu].lease())
             tally.num_leases += 1
-            tally.num_messages += 2  # it asks, and is given
+            tally.num_messages += 2  # a request and its answer
         elif now_s < ends_s:
             visit, took_s = worker.visit()
             if now_s + took_s <= ends_s:
                 worker.keep(visit)
                 tally.num_visits[host.name] += 1
                 tally.useful_s[host.name] += took_s
-                tally.num_messages += 1  # it reports
+                tally.num_messages += 1  # the report
                 tally.num_bytes += len(encode(visit))
             else:
                 tally.num_cut += 1

@@ -1,4 +1,4 @@
-"""What G1 to G5 ask of a GPU, and one that is simulated: noise, heat, a cache, a profiler and graphs, on virtual time.
+"""The interface that G1 to G5 need from a GPU, and a simulated one on virtual time, with noise, heat and a cache.
 
 The real one is in studies/acceptance/gpus.py.
 """
@@ -16,22 +16,22 @@ from studies.simulated.timeline import SimulatedRuntime
 Call = Callable[[], object]
 
 NOISE = 0.003
-"""The standard deviation of the log of what a kernel takes."""
+"""Standard deviation of the log of a kernel's time."""
 SLOWEST, COOLS_S = 0.15, 2.0
-"""A hot device takes so much longer; it cools by a factor of e in so many seconds."""
+"""Slowdown of a hot device, and the seconds in which it cools by a factor of e."""
 CARRY_S = 10e-3
-"""What an interference probe leaves behind fades so fast."""
+"""Decay time of the effect of an interference probe."""
 COPIED_BYTES, CACHED_S, COLD_S, PEAK = 25 * 2**20, 8e-6, 20e-6, 4.8e12
 POISONED = "CUDA error: an illegal memory access was encountered"
 
 
 class Gpu(Protocol):
-    """A device with a clock, and work for it. Calls queue their work, as those of torch do."""
+    """A device with a clock, and work for it. Calls queue their work, as torch's do."""
 
     clock: Clock
 
     def calls(self) -> dict[str, Call]:
-        """Work of several lengths and numbers of kernels, by name: from some 10 us to some milliseconds."""
+        """Calls of several lengths and numbers of kernels, by name: from some 10 us to some milliseconds."""
 
     def fixed_work(self) -> Call:
         """One call of some 100 us."""
@@ -46,34 +46,34 @@ class Gpu(Protocol):
         """Empty the caches."""
 
     def busy(self, seconds: float) -> Call:
-        """What queues work that lasts so long."""
+        """Return a call that queues work of this duration."""
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Seconds of so many calls inside kernels, on whatever stream, as a profiler sees them."""
+        """Sum the seconds of `num_calls` calls inside kernels, on all streams, as a profiler does."""
 
     def captured(self, call: Call) -> Call:
-        """The call's kernels as a graph, launched at once.
+        """Capture the call's kernels as a graph with a single launch.
 
         Raises:
             CaptureError: the call cannot be captured, as one that waits for the device.
         """
 
     def heat(self, seconds: float) -> None:
-        """Keep it busy with what takes much power."""
+        """Keep the device busy with work that takes much power."""
 
     def interference_probe(self) -> Call:
-        """As a device of attnbench has it."""
+        """Return the interference probe of attnbench's devices."""
 
     def peak_bytes_per_s(self) -> float | None:
-        """What its memory could move at best; None where nothing says so."""
+        """Return the peak memory bandwidth; None if unknown."""
 
 
 class SimulatedGpu(SimulatedRuntime, Gpu):
     """A GPU on virtual time.
 
-    `drift(now_s)` is what every kernel's time is multiplied by: clocks that change. With `carry`, a kernel right after
-    the interference probe takes so much longer, as after work that takes much power. Planted faults: `flushes` false
-    makes a flush that empties nothing, `spin_share` below 1 makes spins that are shorter than the clock has measured.
+    `drift(now_s)` multiplies the time of every kernel: changing clocks. With `carry`, a kernel right after the
+    interference probe is slower, as after work that takes much power. Planted faults: `flushes=False` makes flushes
+    that empty nothing, `spin_share` below 1 makes spins shorter than the clock has measured.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property
@@ -86,7 +86,7 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         spin_share: float = 1.0,
         event_s: float = 2e-6,
     ) -> None:
-        """Calibrate the clock before anything is wrong with it."""
+        """Calibrate the clock before any fault is active."""
         super().__init__(event_s=event_s)
         self.drift, self.carry, self.flushes = drift, carry, flushes
         self.clock = QueuedClock(self)
@@ -100,10 +100,10 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         self.is_poisoned = False
         self._draws = random.Random(seed)
         self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
-        self._seen_s: float | None = None  # in kernels, while somebody profiles
+        self._seen_s: float | None = None  # in kernels, while a profiler runs
 
     def many(self, number: int, seconds: float) -> Call:
-        """A call of so many kernels: its launches take longer than they do."""
+        """Return a call of `number` kernels whose launches take longer than the kernels."""
 
         def call() -> None:
             for _ in range(number):
@@ -112,7 +112,7 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         return call
 
     def kernel(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel that usually lasts so long.
+        """Queue a kernel with this usual duration.
 
         Raises:
             RuntimeError: the context is lost.
@@ -138,34 +138,34 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         return self.is_poisoned
 
     def calls(self) -> dict[str, Call]:
-        """What was put into `work`."""
+        """Return the calls of `work`."""
         return dict(self.work)
 
     def fixed_work(self) -> Call:
-        """A kernel."""
+        """Return a kernel."""
         return partial(self.kernel, 300e-6)
 
     def short_work(self) -> Call:
-        """A kernel."""
+        """Return a kernel."""
         return partial(self.kernel, 5e-6)
 
     def copy(self) -> tuple[Call, int]:
-        """It is faster where its data lies in the cache."""
+        """Return a copy that is faster if its data lies in the cache."""
         return partial(self.touch, CACHED_S, COLD_S), COPIED_BYTES
 
     def flush(self, seconds: float = 100e-6) -> None:
-        """Empty the cache, or only seem to."""
+        """Empty the cache, or only appear to."""
         if self.flushes:
             super().flush(seconds)
         else:
             self.launch(seconds)
 
     def busy(self, seconds: float) -> Call:
-        """A kernel."""
+        """Return a kernel."""
         return partial(self.launch, seconds)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """As they were queued."""
+        """Sum the queued kernels."""
         self._seen_s = 0.0
         for _ in range(num_calls):
             call()
@@ -174,14 +174,14 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         return seen_s
 
     def heat(self, seconds: float) -> None:
-        """Time passes, and it is hot."""
+        """Let time pass, and heat up."""
         if seconds:
             self.synchronize()
             self.now_s += seconds
             self._heat, self._heated_s = 1.0, self.now_s
 
     def interference_probe(self) -> Call:
-        """A kernel, which may leave something behind."""
+        """Return a kernel that may slow down the next one."""
 
         def probe() -> None:
             self.kernel(200e-6)
@@ -190,5 +190,5 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         return probe
 
     def peak_bytes_per_s(self) -> float:
-        """Its memory's."""
+        """Return the simulated bandwidth."""
         return PEAK

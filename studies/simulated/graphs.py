@@ -1,7 +1,7 @@
-"""Graphs of launches on the processor: what torch dispatches is recorded, and done again in the same memory.
+"""Graphs of launches on the processor: operators that torch dispatches are recorded, and repeated in the same memory.
 
-As on CUDA, a replay knows nothing of what the host did besides: Python's own numbers, numpy, what was kept from before.
-What waits for the device cannot be recorded.
+As on CUDA, a replay knows nothing else of the host: no Python numbers, no numpy, no state from before. Operators that
+wait for the device cannot be recorded.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +21,10 @@ WAITS = ("aten::_local_scalar_dense",)
 
 
 class Recorder(TorchDispatchMode):
-    """Within: keeps each operator with its operands and results, as a launch with its pointers."""
+    """A context that records each operator with its operands and results, as a launch with its pointers."""
 
     def __init__(self) -> None:
-        """Nothing is recorded yet."""
+        """Start with no records."""
         super().__init__()  # type: ignore[no-untyped-call] # it has no types
         self.launches: list[tuple[OpOverload, tuple[Any, ...], Mapping[str, Any], list[Tensor]]] = []
 
@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever torch returns
-        """Call the operator, and keep it."""
+        """Call the operator, and record it."""
         if func.name() in WAITS:
             raise RuntimeError("operation not permitted when stream is capturing")
         result = func(*args, **(kwargs or {}))
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Do all of it again; what an operator made goes where it went before."""
+        """Repeat all operators; each result goes to the memory of the first."""
         for func, args, kwargs, results in self.launches:
             places = {each.untyped_storage().data_ptr() for each in _tensors((args, kwargs))}
             for before, now in zip(results, _tensors(func(*args, **kwargs)), strict=True):
@@ -56,7 +56,7 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def captured(device: Device, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """As `Device.captured`, of the processor."""
+    """Capture a call as `Device.captured` does, on the processor."""
     call = make()
     call()
     recorder = Recorder()

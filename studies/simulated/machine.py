@@ -1,4 +1,4 @@
-"""A simulated clock, and one machine of a world, which changes what work takes and remembers what ran before."""
+"""A simulated clock, and one machine of a world, which changes durations and remembers earlier work."""
 
 import math
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from attnbench.devices import Clock
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
-"""Of the drift: 80 s, after which it runs backwards, and then forwards again."""
+"""Length of the drift: 80 s, after which it runs backwards, and then forwards again."""
 NUM_NOISES = 2**12
 SHARE_AFTER_TOUCH = 0.02
-"""Of what other work left behind in the caches, so much is still there after one stretch of one's own work."""
+"""Share of the slowdown by other work that remains after one stretch of an arm's own work."""
 LARGEST_CARRY_S = 1e-3
-"""A call longer than this is slowed by what ran before no longer than this."""
+"""Only this first part of a call is slowed by earlier work."""
 TAKEN = 0.2
-"""A drift above this is another program's, in a world that is shared."""
+"""In a shared world, a drift above this means that another program runs."""
 
 
 class VirtualClock(Clock):
-    """A simulated clock: time passes only when work spends it, and `disturb` may change what is spent.
+    """A simulated clock: time passes only when work spends it, and `disturb` may change the amount.
 
     `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The
     calls of one stretch are changed together, as one sample. `turn` is called when another call begins.
@@ -39,21 +39,21 @@ class VirtualClock(Clock):
         self._disturb = disturb
         self._turn = turn
         self._last: Callable[[], object] | None = None
-        self._stretch_s: float | None = None  # spent so far by the stretch that is being timed, undisturbed
+        self._stretch_s: float | None = None  # undisturbed time spent so far by the timed stretch
 
     def now(self) -> float:
         """Simulated seconds since the start."""
         return self._now
 
     def spend(self, seconds: float) -> None:
-        """Let time pass: what a simulated implementation does instead of work."""
+        """Let time pass: a simulated implementation does this instead of work."""
         if self._stretch_s is None:
             self._now += self._disturb(seconds, self._now)
         else:
             self._stretch_s += seconds
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Simulated time that the calls spend."""
+        """Return the simulated time that the calls spend."""
         if call is not self._last:
             self._last = call
             self._turn()
@@ -69,7 +69,7 @@ class VirtualClock(Clock):
 
 
 class Machine:
-    """Changes times as a world does; call it with seconds and now. One machine is one draw of its world."""
+    """One machine, drawn from its world: call it with seconds and now for the seconds that really pass."""
 
     def __init__(self, world: World, seed: int) -> None:
         """Draw the drift of the whole session."""
@@ -79,25 +79,25 @@ class Machine:
         self._noises: list[float] = []
         self._num_slots = 5
         self._slot = -1
-        self._since = 0  # stretches of work since another had its turn
-        self._last_s, self._before_s = 0.0, 0.0  # the last stretch of work, and that of other work before
+        self._since = 0  # stretches of work since the last turn
+        self._last_s, self._before_s = 0.0, 0.0  # the last stretch of work, and the one of other work before
         self.num_faults = 0  # so far
 
     def begin_visit(self, num_slots: int) -> None:
-        """The next turn is the first of a block with this many."""
+        """Start a block with this many slots at the next turn."""
         self._slot, self._num_slots = -1, num_slots
 
     def turn(self) -> None:
-        """Other work begins: the next slot of the block."""
+        """Switch to other work: the next slot of the block."""
         self._slot = (self._slot + 1) % self._num_slots
         self._since = 0
 
     def forget(self) -> None:
-        """The caches were emptied: what comes next finds nothing of its own in them."""
+        """Empty the caches: the next work finds none of its data there."""
         self._since = 0
 
     def load(self, now: float) -> float:
-        """How many programs want to run: the timed one, and another where the world has one at this moment."""
+        """Count the programs that want to run: the timed one, and another if the world has one at this moment."""
         return 1.0 + (self.world.is_shared and self._drift_at(now) > TAKEN)
 
     def _drift_at(self, now: float) -> float:
@@ -106,7 +106,7 @@ class Machine:
         return drift
 
     def __call__(self, seconds: float, now: float) -> float:
-        """The seconds that a stretch of work really takes."""
+        """Return the seconds that a stretch of work really takes."""
         if not self._noises:
             self._noises = self.world.noise(self._draws, (NUM_NOISES,)).tolist()
         log = self._drift_at(now) + self._noises.pop() + self.world.slot * max(0, self._slot)
@@ -115,7 +115,7 @@ class Machine:
         return self._last_s
 
     def _carry_s(self, seconds: float) -> float:
-        """What refilling the caches costs: most of it the first stretch after other work, which may be a touch."""
+        """Return the cost of refilling the caches, mostly in the first stretch (or touch) after other work."""
         if self._since == 0:
             self._before_s = self._last_s
         share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]

@@ -12,11 +12,11 @@ class SimulatedEvent:
     """A mark in a stream."""
 
     def __init__(self, runtime: "SimulatedRuntime") -> None:
-        """It was not recorded yet."""
+        """Create an event that is not recorded yet."""
         self.runtime, self.at_s = runtime, 0.0
 
     def record(self) -> None:
-        """Behind all that the current stream has."""
+        """Record the event after all work queued in the current stream."""
         self.runtime.launch(self.runtime.event_s)
         self.at_s = self.runtime.ends_s[0]
 
@@ -25,11 +25,11 @@ class SimulatedEvent:
         return self.at_s <= self.runtime.now_s
 
     def synchronize(self) -> None:
-        """Let the host wait."""
+        """Make the host wait for the event."""
         self.runtime.now_s = max(self.runtime.now_s, self.at_s)
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         return 1e3 * (end.at_s - self.at_s)
 
 
@@ -44,22 +44,22 @@ class SimulatedRuntime(Runtime):
     def __init__(
         self, *, launch_s: float = 5e-6, event_s: float = 2e-6, num_queued: int = 1024, spin_share: float = 1.0
     ) -> None:
-        """Nothing runs yet."""
+        """Start with nothing queued."""
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
         self.now_s = 0.0
-        self.ends_s: dict[int, float] = {0: 0.0}  # when each stream is done with all that it has
+        self.ends_s: dict[int, float] = {0: 0.0}  # when each stream has done all of its work
         self.spent_s = 0.0  # by spins
         self._queues: dict[int, deque[float]] = {}
-        self._recorded: list[float] | None = None  # the kernels of a call that is being captured
+        self._recorded: list[float] | None = None  # kernels of the call being captured
         self._cached = False  # whether the data of `touch` lies in the cache
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """There is one device."""
+        """Return the only device."""
         yield
 
     def launch(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel that lasts so long."""
+        """Queue a kernel of this duration."""
         if self._recorded is not None:
             if stream:
                 raise RuntimeError("capturing stream has unjoined work")
@@ -76,15 +76,15 @@ class SimulatedRuntime(Runtime):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether what is launched becomes part of a graph, and does not run."""
+        """Whether launches become part of a graph instead of running."""
         return self._recorded is not None
 
     def kernel(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel that usually lasts so long: here, always."""
+        """Queue a kernel of this usual duration: here, always exactly."""
         self.launch(seconds, stream)
 
     def captured(self, call: Callable[[], object]) -> Callable[[], None]:
-        """The launches of a call as a graph, whose replay is one kernel.
+        """Capture the launches of a call as a graph, whose replay is one kernel.
 
         Raises:
             CaptureError: the call waits, or leaves work on another stream.
@@ -100,7 +100,7 @@ class SimulatedRuntime(Runtime):
         return lambda: self.kernel(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
-        """Queue a kernel that is faster where its data lies in the cache, and leaves it there."""
+        """Queue a kernel that is faster if its data lies in the cache, and leaves it there."""
         self.launch(cached_s if self._cached else seconds)
         self._cached = True
 
@@ -110,16 +110,16 @@ class SimulatedRuntime(Runtime):
         self._cached = False
 
     def event(self) -> SimulatedEvent:
-        """A new one."""
+        """Create an event."""
         return SimulatedEvent(self)
 
     def spin(self, cycles: int) -> None:
-        """At one cycle a nanosecond."""
+        """Spin at one cycle a nanosecond."""
         self.spent_s += cycles * 1e-9
         self.launch(cycles * 1e-9 * self.spin_share)
 
     def wait(self) -> None:
-        """What a call does that synchronises: wait for the current stream."""
+        """Wait for the current stream, as a call that synchronises does."""
         if self._recorded is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.now_s = max(self.now_s, self.ends_s[0])
@@ -129,5 +129,5 @@ class SimulatedRuntime(Runtime):
         self.now_s = max(self.now_s, *self.ends_s.values()) + 5e-6
 
     def host_s(self) -> float:
-        """Virtual seconds."""
+        """Return virtual seconds."""
         return self.now_s

@@ -1,7 +1,7 @@
-"""A simulated worker client: it answers on a simulated machine, whose clock is bent by a world.
+"""A simulated worker client: it answers on a simulated machine, whose clock is changed by a world.
 
 The truth is known, a run of minutes takes a second, and the same seed gives the same samples. All else is the real
-code: timing/blocks.py takes the visits, processes/execution.py keeps the journal.
+code: timing/blocks.py makes the visits, processes/execution.py writes the journal.
 """
 
 import gc
@@ -66,13 +66,13 @@ from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World
 
 PROBE_S = 0.3e-3
-"""What a sample of the interference probe takes."""
+"""Duration of a sample of the interference probe."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
-"""The ceilings, in FLOP/s and bytes/s: higher than anything that is simulated needs."""
+"""Ceilings in FLOP/s and bytes/s, higher than any simulated work needs."""
 START_S = 4.0
-"""What it takes until two workers are there."""
+"""Time to start two workers."""
 CHECK_S = 0.05
-"""What a check takes, about: a second for each twenty cells."""
+"""Approximate duration of a check: a second for every twenty cells."""
 
 ENVIRONMENT = Environment(
     cpu="simulated",
@@ -98,19 +98,19 @@ AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", te
 OPERATORS = Operators(calls=(Operator(name="simulated", kind="other", num_calls=1, self_s=1e-3),))
 
 Seconds = Callable[[Workload, str], float]
-"""What one call of an implementation truly takes on a workload."""
+"""True duration of one call of an implementation on a workload."""
 Faults = Callable[[Workload, str], int]
-"""And how many minor page faults it has."""
+"""Minor page faults of one call."""
 FLUSH_S = 20e-3
-"""What it takes to empty the caches."""
+"""Duration of emptying the caches."""
 
 
 class SimulatedClient(WorkerClient):
-    """Answers as a worker would, at once, on a simulated machine; its clock goes on through all its processes.
+    """Answers as a worker would, at once, on a simulated machine; its clock continues through all its processes.
 
-    `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
-    each arm, as where memory lies has, and with `process` one on all of its arms alike. `faults` says how many page
-    faults a call has: they are counted, and their time is part of the truth.
+    `seconds` is the truth. With `layout`, each process has a random effect of that size (a standard deviation of the
+    log) on each arm, as memory addresses have; with `process`, one on all of its arms alike. `faults` gives the page
+    faults of a call: they are counted, and their time is part of the truth.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two have defaults
@@ -123,7 +123,7 @@ class SimulatedClient(WorkerClient):
         process: float = 0.0,
         faults: Faults = lambda *_: 0,
     ) -> None:
-        """Nothing is started yet."""
+        """Start without a process."""
         self.seconds, self.faults = seconds, faults
         self.machine = Machine(world, seed)
         self.clock = VirtualClock(self.machine)
@@ -137,13 +137,13 @@ class SimulatedClient(WorkerClient):
         return self._epoch is not None
 
     def start(self, layout: int = 0) -> Started:
-        """A fresh process."""
+        """Start a fresh process."""
         self.stop()
         self._epoch = layout
         return Started(environment=ENVIRONMENT)
 
     def ask(self, request: Work) -> Reply:
-        """The answer to a request."""
+        """Answer a request."""
         assert self._epoch is not None
         match request:
             case Check():
@@ -198,7 +198,7 @@ class SimulatedClient(WorkerClient):
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
-        """What an arm of a workload calls, made at first use in each process."""
+        """Return the call of an arm, made at first use in each process."""
         place, arm = key
         if key not in self._calls:
             truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))
@@ -218,12 +218,12 @@ class SimulatedClient(WorkerClient):
         self.machine.num_faults += num_faults
 
     def stop(self) -> None:
-        """End the process, at once."""
+        """End the process at once."""
         self._epoch = None
         self._calls.clear()
 
     def __enter__(self) -> Self:
-        """Itself. What there is already is not searched for garbage before each visit: seconds, in a large program."""
+        """Exclude existing objects from garbage collection, which takes seconds per visit in a large program."""
         gc.freeze()
         return self
 
@@ -234,36 +234,36 @@ class SimulatedClient(WorkerClient):
 
 
 class SimulatedPair(PairedClient):
-    """Two simulated workers on one machine, as a comparison has whose sides are in processes of their own."""
+    """Two simulated workers on one machine, as in a comparison whose sides have separate processes."""
 
     def __init__(
         self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
     ) -> None:
-        """Nobody is at work yet; one clock serves both."""
+        """Start without processes; both workers share one clock."""
         base, candidate = (SimulatedClient(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
         super().__init__(base, candidate, seed)
         self.clock = base.clock
         candidate.clock, candidate.machine = base.clock, base.machine
 
     def start(self, layout: int = 0) -> Started:
-        """Two fresh processes, which take time to start."""
+        """Start two fresh processes, which takes time."""
         self.clock.spend(START_S)
         return super().start(layout)
 
 
 def execute(plan: Plan, folder: Path, client: SimulatedClient | SimulatedPair) -> Results:
-    """The whole run, in simulated time."""
+    """Run the whole plan in simulated time."""
     execution.execute(plan, folder, lambda _: None, client=client, clock=client.clock.now, read_counters=lambda: None)
     return read(folder)
 
 
 def workloads(number: int) -> tuple[Workload, ...]:
-    """So many that differ in length; what they cost is what `seconds` says."""
+    """Build workloads that differ in length; `seconds` gives their cost."""
     return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
 
 
 def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0) -> Plan:
-    """A run that checks and times; the first name is the baseline."""
+    """Plan a run that checks and times; the first name is the baseline."""
     return Plan(
         sweep="virtual",
         workloads=workloads(num_workloads),
@@ -279,7 +279,7 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
 
 
 def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
-    """The same workloads, with two states of each implementation in place of a baseline."""
+    """Plan the same workloads with two sides of each implementation instead of a baseline."""
     base = {name: f"{name} (base)" for name in given.implementations}
     candidate = {name: name for name in given.implementations}
     sides = Sides(
@@ -291,7 +291,7 @@ def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
 
 
 def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: int) -> State:
-    """One workload and nothing else, each visit in a fresh process: a rival, the baseline twice and the probe."""
+    """Run a session of one workload, each visit in a fresh process: a rival, the baseline twice and the probe."""
     workload, state = workloads(1)[0], State()
     reference = Arm(implementation=baseline)
     arms = (

@@ -1,8 +1,8 @@
-"""Simulated machines, each with one kind of noise of known size: what the tests of the method are made with.
+"""Simulated machines, each with one kind of noise of known size, for tests of the method.
 
-A world has a drift, which changes with time and is shared by whatever runs at that moment; a noise of each sample; and,
-in one of them, an effect of the slot in a block and of what ran before. None of them depends on the arm that runs: what
-an arm truly costs is given elsewhere, and is the truth in every world.
+A world has a drift, which changes with time and is shared by everything that runs at that moment; noise of each sample;
+and, in one of them, an effect of the slot in a block and of earlier work. None of them depends on the arm that runs:
+the true cost of an arm is passed in separately, and is the truth in every world.
 
 Sizes are those seen on shared virtual machines: 1 to 2 % from sample to sample, tens of percent over a session.
 """
@@ -17,15 +17,15 @@ Array = NDArray[np.float64]
 Draws = np.random.Generator
 
 STEP_S = 5e-3
-"""The drift is constant for so long; about what a turn in a block takes."""
+"""The drift is constant for this long, about one turn in a block."""
 USUAL_NOISE = 0.01
-"""The standard deviation of the log of a sample, in a world where nothing happens."""
+"""Standard deviation of the log of a sample in an undisturbed world."""
 SHARE_OF_SPIKES = 0.05
 SHARE_OF_SLOW = 0.3
 
 
 def steady(_: Draws, num_steps: int, num_paths: int) -> Array:
-    """No drift at all."""
+    """Return no drift at all."""
     return np.zeros((num_steps, num_paths))
 
 
@@ -82,14 +82,14 @@ def busy(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """One kind of machine. All effects are logs of how much longer work takes."""
+    """One kind of machine. All effects are logs of the slowdown."""
 
     name: str
     drift: Callable[[Draws, int, int], Array] = steady  # (steps, paths), a step lasts STEP_S
     noise: Callable[[Draws, tuple[int, ...]], Array] = quiet  # any shape, one for each sample
-    slot: float = 0.0  # each slot of a block is so much slower than the one before
+    slot: float = 0.0  # slowdown of each slot of a block over the one before
     is_shared: bool = False  # its drift is another program, which runs from time to time
-    carry: float = 0.0  # after 10 ms of other work, the first millisecond takes so much longer; after less, less
+    carry: float = 0.0  # slowdown of the first millisecond after 10 ms of other work; after less, less
 
 
 WORLDS: dict[str, World] = {

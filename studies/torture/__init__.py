@@ -1,5 +1,4 @@
-"""What a run survives: kills, signals, damaged journals, hostile command lines, full disks and odd surroundings.
+"""Survival of a run: kills, signals, damaged journals, hostile command lines, full disks and odd surroundings.
 
-`python -m studies.torture` tries it for real and writes a table. One file for each subject; trial.py has what they
-share.
+`python -m studies.torture` tries them and writes a table. Each subject has a file; trial.py has the shared code.
 """

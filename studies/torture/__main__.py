@@ -1,4 +1,4 @@
-"""`python -m studies.torture`: try all of it and write the tables."""
+"""`python -m studies.torture`: run every trial and write the tables."""
 
 import sys
 import tempfile
@@ -30,12 +30,12 @@ def torture(
     *,
     short: Annotated[bool, typer.Option("--short", help="A tenth of it, in two minutes.")] = False,
 ) -> None:
-    """Try it all; exit code 1 where anything died, was lost or was not said clearly."""
+    """Run every trial; exit code 1 if a run died, lost work or gave an unclear message."""
     trials = []
     to.mkdir(parents=True, exist_ok=True)
     for trial in tried(only, short=short):
         trials.append(trial)
-        _write(trials, to)  # each time: a study of what is lost when it is cut short should not be
+        _write(trials, to)  # rewritten after each trial, so that an interrupted study keeps its results
         if not trial.is_good or not len(trials) % 20:
             typer.echo(f"{len(trials)} {trial.subject}, {trial.what}: {bad(trial) or 'so far so good'}", err=True)
     typer.echo(markdown(trials))
@@ -49,7 +49,7 @@ def _write(trials: list[Trial], to: Path) -> None:
 
 
 def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
-    """Every trial of the subjects that begin with `only`."""
+    """Run every trial of the subjects that begin with `only`."""
     with tempfile.TemporaryDirectory(prefix="attnbench-torture-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -69,12 +69,12 @@ def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
 
 
 def bad(trial: Trial) -> str:
-    """What went wrong, in words."""
+    """Describe a failure."""
     return "; ".join(f"{name}: {words}" for name in ("died", "lost", "unclear") if (words := getattr(trial, name)))
 
 
 def markdown(trials: list[Trial]) -> str:
-    """The tables."""
+    """Format the tables."""
     rows = []
     for subject in dict.fromkeys(trial.subject for trial in trials):
         own = [trial for trial in trials if trial.subject == subject and not trial.skipped]

@@ -1,4 +1,4 @@
-"""Command lines and sweeps that nobody should give: each ends with one line that says what was given and what to do."""
+"""Invalid command lines and sweeps: each must end with one line that quotes the input and gives a fix."""
 
 import contextlib
 import os
@@ -40,9 +40,9 @@ HINTS = (
     ),
     *("name ", "rename", "as in", "go to one", "end in", "put axes into"),
 )
-"""A message that says what is allowed, or what to do, has one of these."""
+"""A message that gives the allowed values or a fix contains one of these."""
 USUAL = ("results", "BASE and CANDIDATE", "there is no name")
-"""What is named where nothing was given."""
+"""Words that a message may quote if the input is empty."""
 NOT_TRIED = {"tensorboard", "doctor", "inspect"}
 """They serve, measure, or load torch."""
 SWEEP = 'summary = "x"\n[[grid]]\nseq_len = [16]\nnum_heads = [2]\nmask = ["none", "causal"]\n'
@@ -51,7 +51,7 @@ LIMIT_S = 20
 
 
 def fuzzed(folder: Path, number: int, seed: int = 3) -> Iterator[Trial]:
-    """So many random command lines, and half as many sweeps among them; what is allowed is not run."""
+    """Generate random command lines, half as many with random sweeps; valid ones are not run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "broken.toml").write_text("grid = [\n")
     (folder / "endless.toml").write_text(
@@ -108,7 +108,7 @@ def _sweep(draws: random.Random) -> str:
 
 
 def told(folder: Path, arguments: list[str]) -> Trial:
-    """How one command line ends, in a fork of this process."""
+    """Run one command line in a fork of this process, and judge its end."""
     output = folder / "output.txt"
     child = os.fork()
     if not child:
@@ -133,7 +133,7 @@ def told(folder: Path, arguments: list[str]) -> Trial:
 
 
 def _names(said: str, arguments: list[str], folder: Path) -> bool:
-    """Whether a message quotes some of what was given."""
+    """Whether a message quotes part of the input."""
     given = [*arguments[1:], arguments[0], *USUAL]
     for sweep in ("sweep.toml", "endless.toml"):
         if sweep in given:
@@ -144,7 +144,7 @@ def _names(said: str, arguments: list[str], folder: Path) -> bool:
 
 
 def _child(folder: Path, arguments: list[str], output: Path) -> None:
-    """Be attnbench with these arguments, up to the point at which it would begin to measure."""
+    """Run attnbench with these arguments up to the point at which it would start to measure."""
 
     def accept(*_: object, **__: object) -> None:
         os._exit(ACCEPTED)

@@ -1,4 +1,4 @@
-"""Journals that are damaged in many ways: none may be read with another number, or end in a traceback."""
+"""Damaged journals: none may be read with a changed number, or end in a traceback."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Trial]:
-    """So many damages of the journal of a run; each is read and salvaged, some by the command line, too."""
+    """Damage the journal of a run in `number` ways; each is read and salvaged, some by the command line, too."""
     draws = random.Random(seed)
     whole = (run / JOURNAL).read_bytes().splitlines(keepends=True)
     intact = list(events(run / JOURNAL))
@@ -108,7 +108,7 @@ def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Tri
             if any(each not in intact for each in kept[1:-1]):
                 lost = lost or "what was salvaged says something else"
         except DamagedError:
-            pass  # its plan is damaged, without which nothing is left
+            pass  # its plan is damaged; without it nothing can be read
         except Exception as error:  # noqa: BLE001 - as above
             died = died or f"salvage: {type(error).__name__}: {error}"
         if turn < LARGEST_READ:

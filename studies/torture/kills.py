@@ -1,4 +1,4 @@
-"""SIGKILL to the whole group, the coordinator or a runner, and the signals that ask a run to stop."""
+"""SIGKILL to the whole group, the coordinator or a runner, and the signals that stop a run."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ from studies.torture.trial import TINY, Place, Trial, ended, note, wait_until, w
 VICTIMS = ("group", "coordinator", "runner")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_S = 6.0
-"""A tiny run takes about as long."""
+"""Approximate duration of a tiny run."""
 
 
 def kills(folder: Path, number: int, seed: int = 0) -> Iterator[Trial]:
-    """So many runs, each killed at a random moment and gone on with."""
+    """Kill runs at random moments, and resume each."""
     draws = random.Random(seed)
     for place in range(number):
         victim, moment_s = VICTIMS[place % len(VICTIMS)], draws.uniform(0.3, WHOLE_S)
@@ -29,7 +29,7 @@ def kills(folder: Path, number: int, seed: int = 0) -> Iterator[Trial]:
 
 
 def killed(place: Place, victim: str, moment_s: float) -> Trial:
-    """One run that is killed. Where the runner alone is, the run goes on by itself."""
+    """Kill one run and resume it; if only the runner is killed, the run continues by itself."""
     what = f"SIGKILL to the {victim} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
     time.sleep(moment_s)
@@ -54,7 +54,7 @@ def killed(place: Place, victim: str, moment_s: float) -> Trial:
 
 
 def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
-    """So many runs that are asked to stop, every second one twice."""
+    """Stop runs by signals, every second one twice."""
     draws = random.Random(seed)
     for turn in range(number):
         asked, is_twice = SIGNALS[turn % len(SIGNALS)], bool(turn // len(SIGNALS) % 2)
@@ -62,7 +62,7 @@ def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
 
 
 def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
-    """One run that gets a signal: exit code, one line on how to go on, nothing left behind."""
+    """Stop one run by a signal: exit code, one line about resuming, no processes left."""
     what = f"{asked.name}{' twice' * is_twice} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
     time.sleep(moment_s)
@@ -71,7 +71,7 @@ def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: b
             os.kill(process.pid, asked)
         time.sleep(0.05)
     code, printed = ended(process)
-    due = (0, 1, 3, 128 + asked, -asked)  # minus: before the command was there to be asked
+    due = (0, 1, 3, 128 + asked, -asked)  # negative: before the command had installed its handlers
     died = wrong_end(code, printed, due)
     if not wait_until(lambda: not living(place)):
         died = died or f"processes are left: {', '.join(living(place))}"
@@ -87,7 +87,7 @@ def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: b
 
 
 def concluded(place: Place, trial: Trial) -> Trial:
-    """The same after the run has been gone on with, and all its cells have come to an end."""
+    """Resume the run to the end of all its cells, and extend the trial."""
     runs = find_runs(place.folder / "results")
     if not runs or not lines(place) or trial.died:
         return trial
@@ -104,13 +104,13 @@ def concluded(place: Place, trial: Trial) -> Trial:
 
 
 def lines(place: Place) -> list[bytes]:
-    """The whole lines of the run's journal."""
+    """Read the whole lines of the run's journal."""
     runs = find_runs(place.folder / "results")
     return (runs[0] / JOURNAL).read_bytes().split(b"\n")[:-1] if runs else []
 
 
 def living(place: Place) -> list[str]:
-    """The processes that were started there and are still alive."""
+    """List the processes of the trial that are still alive."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

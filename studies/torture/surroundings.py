@@ -1,4 +1,4 @@
-"""Disks that are full or read-only, limits, two runs at once, and machines that are set up in odd ways."""
+"""Full or read-only disks, limits, two runs at once, and oddly configured machines."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]:
-    """Every surrounding; `whole` is the folder of a finished run."""
+    """Try every surrounding; `whole` is the folder of a finished run."""
     yield from disks(folder, whole)
     yield from together(folder, 1 if short else 10)
     for name, trial in (SURROUNDINGS | ({} if short else SLOW)).items():
@@ -26,7 +26,7 @@ def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]
 
 
 def disks(folder: Path, whole: Path) -> Iterator[Trial]:
-    """A small file system that is full, as a run writes its journal and as reports are written."""
+    """Fill a small file system, while a run writes its journal and while reports are written."""
     for what, kilobytes in (("a full disk, while a run is at work", 4), ("a full disk, as reports are written", 96)):
         place = Place(folder / f"disk{kilobytes}")
         small = place.folder / "small"
@@ -48,7 +48,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
 
 
 def full(place: Place, small: Path, whole: Path, what: str) -> Trial:
-    """The disk is full; then it is made larger, and the same goes on."""
+    """Fill the disk; then enlarge it and resume."""
     if "reports" in what:
         run = small / "runs" / whole.name
         run.mkdir(parents=True)
@@ -75,7 +75,7 @@ def full(place: Place, small: Path, whole: Path, what: str) -> Trial:
 
 
 def together(folder: Path, pairs: int) -> Iterator[Trial]:
-    """Two runs at once in one folder of results, and one run that is gone on with twice at once."""
+    """Start two runs at once in one results folder, and resume one run twice at once."""
     for pair in range(pairs):
         place = Place(folder / f"pair{pair}")
         both = [ended(process) for process in [place.start("run", *TINY), place.start("run", *TINY)]]
@@ -100,7 +100,7 @@ def together(folder: Path, pairs: int) -> Iterator[Trial]:
 
 
 def _missing(run: Path) -> str:
-    """How many cells of the plan a run lacks, in words, or ""."""
+    """Describe the cells of the plan that a run lacks, or return ""."""
     found = read(run)
     asked = len(found.plan.workloads) * len(found.plan.implementations)
     return "" if len(found.records) == asked else f"{len(found.records)} of {asked} cells"
@@ -119,7 +119,7 @@ def _ended(name: str, place: Place, code: int | None, printed: str) -> Trial:
 
 
 def _limited(name: str, place: Place, limit: str, *, may_fail: bool = False) -> Trial:
-    """Under a limit of the shell; where too little is left to run, an error in one line is right."""
+    """Run under a limit of the shell; if too little is left to run, an error in one line is right."""
     command = shlex.join([*ATTNBENCH, "run", *TINY])
     process = subprocess.Popen(  # noqa: S603 - our own command
         ["bash", "-c", f"{limit}; exec {command}"],  # noqa: S607
@@ -158,12 +158,12 @@ def _ordinary_user(name: str, place: Place) -> Trial:
 
 
 def _elsewhere(name: str, place: Place) -> Trial:
-    """In a folder with spaces, quotes and other scripts in its name."""
+    """Run in a folder with spaces, quotes and other scripts in its name."""
     return _run(name, Place(place.folder / "mit Leerzeichen 'und' \"mehr\" 注意 ελλ"))
 
 
 def _clock_goes_back(name: str, place: Place) -> Trial:
-    """A run that seems to have begun after it was gone on with."""
+    """Resume a run that seems to have started in the future."""
     place.run("run", *TINY)
     (run,) = find_runs(place.folder / "results")
     renamed = run.with_name(f"29991231T235959Z{run.name[16:]}")

@@ -1,4 +1,4 @@
-"""One thing that was tried, and runs of the command line to try it on."""
+"""One trial, and runs of the command line for it."""
 
 import os
 import signal
@@ -14,20 +14,20 @@ TINY = [
     *("-i", "fused", "--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1"),
     *("--set", "dtype=float32", "--set", "mask=none", "--set", "direction=inference", "--budget", "0", "--seed", "7"),
 ]
-"""Some seconds of `attnbench run`."""
+"""A run of a few seconds."""
 LIMIT_S = 120.0
 LONGEST_NOTE = 160
 ATTNBENCH = [sys.executable, "-P", "-m", "attnbench"]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What was tried, and how it went: what did not survive, was lost or was not said clearly, in words."""
+    """One trial and its failures, in words: crashes, lost work, unclear messages."""
 
     subject: str
     what: str
-    died: str = ""  # a traceback, a hang, another exit code than was due
+    died: str = ""  # a traceback, a hang, an unexpected exit code
     lost: str = ""  # finished work that is gone, or a number that changed
-    unclear: str = ""  # a message that does not say what was given, what is allowed, or what to do
+    unclear: str = ""  # a message that lacks the input, the allowed values, or a fix
     skipped: str = ""  # why it could not be tried here
 
     @property
@@ -37,15 +37,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place:
-    """A folder of its own for one trial, with its own folder for temporary files."""
+    """A folder for one trial, including one for temporary files."""
 
     def __init__(self, folder: Path) -> None:
-        """Make both."""
+        """Create both folders."""
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir(parents=True)
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
-        """Start attnbench in a session of its own; `more` are variables of its environment, "" removes one."""
+        """Start attnbench in its own session; `more` sets environment variables, "" removes one."""
         given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | more
         environment = {name: value for name, value in (os.environ | given).items() if value or name not in given}
         return subprocess.Popen(  # noqa: S603 - our own command
@@ -59,16 +59,16 @@ class Place:
         )
 
     def run(self, *arguments: str, **more: str) -> tuple[int | None, str]:
-        """Run attnbench to its end: its exit code, None where it hung, and what it printed."""
+        """Run attnbench to its end; return its exit code (None if it hung) and its output."""
         return ended(self.start(*arguments, **more))
 
     def left(self) -> list[str]:
-        """What is left of temporary files, apart from what PyTorch's compiler keeps for other runs."""
+        """List remaining temporary files, except those that PyTorch's compiler keeps for other runs."""
         return sorted(file.name for file in self.temporary.iterdir() if not file.name.startswith("torchinductor"))
 
 
 def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[int | None, str]:
-    """How a process ends: its exit code, None where it hung and was killed, and what it printed."""
+    """Wait for a process; return its exit code (None if it hung and was killed) and its output."""
     try:
         printed, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[i
 
 
 def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
-    """Why an end is none that was due, in words, or ""."""
+    """Describe an unexpected end, or return ""."""
     if code is None:
         return "it hung"
     if "Traceback (most recent call last)" in printed:
@@ -88,7 +88,7 @@ def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
 
 
 def note(printed: str) -> str:
-    """The last line of what was printed."""
+    """Return the last line of the output."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return lines[-1][:LONGEST_NOTE] if lines else "nothing was printed"
 

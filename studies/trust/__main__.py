@@ -1,4 +1,4 @@
-"""`python -m studies.trust`: run the corpus for real and write the tables. What is stopped goes on where it was."""
+"""`python -m studies.trust`: run the corpus for real and write the tables. Rerun it to resume."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ from studies.trust.unusual import Trial
 
 Kept = TypeVar("Kept", Tried, Clean, list[Trial])
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
-"""Sessions without any cheat, at the usual settings and at others: their range is what noise does."""
+"""Sessions without any cheat, at the usual settings and at others; their range shows the noise."""
 
 
 def trust(
@@ -32,7 +32,7 @@ def trust(
         bool, typer.Option("--short", help="Fewer clean runs, shorter runs, honest forms at few shapes.")
     ] = False,
 ) -> None:
-    """Run cheats, contaminations and honest forms through the command line; exit code 1 where any is judged wrongly."""
+    """Run cheats, contaminations and honest forms through the command line; exit code 1 if any is judged wrongly."""
     chosen = [case for case in cases() if _is_chosen(case.id, only) and _is_of(case, family)]
     forms = [form for form in unusual.names() if _is_chosen(form, only)] if family in {"all", "honest"} else []
     if not chosen and not forms:
@@ -74,7 +74,7 @@ def _is_of(case: Case, family: str) -> bool:
 
 
 def _kept(path: Path, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-    """What the file holds, or else what is made, which is then written there."""
+    """Read the value from the file, or compute it and write it there."""
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=kind)
     made = make()
@@ -84,10 +84,10 @@ def _kept(path: Path, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
 
 
 def _clean(case: Case, *, short: bool) -> Clean:
-    """The honest candidate at the settings of a case, several times.
+    """Run the honest candidate at the settings of a case, several times.
 
     Raises:
-        ValueError: nobody cheats, and yet some implementation has no time.
+        ValueError: an implementation has no time although none cheats.
     """
     number = NUM_CLEAN_ELSEWHERE if short or case.settings else NUM_CLEAN
     found = tuple(sessions.run(clean(), case.settings, short=short) for _ in range(number))
@@ -98,7 +98,7 @@ def _clean(case: Case, *, short: bool) -> Clean:
 
 
 def controls(clean: Clean, name: str) -> list[Row]:
-    """Each clean session judged by the others, as if it were a case: whatever is wrong here is noise."""
+    """Judge each clean session by the others, as if it were a case: any error here is noise."""
     rows = []
     for number, session in enumerate(clean.sessions, start=1):
         rest = tuple(each for each in clean.sessions if each is not session)
@@ -109,7 +109,7 @@ def controls(clean: Clean, name: str) -> list[Row]:
 
 def _tried(case: Case, *, short: bool) -> Tried:
     session = sessions.run(case.source, case.settings, short=short)
-    asks = case.is_cheat and case.group != CHANGED  # those rules know nothing of what a candidate leaves behind
+    asks = case.is_cheat and case.group != CHANGED  # those rules know nothing of later effects of a candidate
     return Tried(session=session, others=outcome.ask_others(case.source, case.settings) if asks else {})
 
 

@@ -1,10 +1,10 @@
-"""What two public benchmarks' rules would say of a candidate, in a few lines of our own, on the processor.
+"""Verdicts of two public benchmarks' rules on a candidate, reimplemented in a few lines for the processor.
 
 KernelBench (eval.py): outputs on five seeds within 1e-4, absolute and relative; then three warm-up calls and the mean
 of the timed ones, all on the same inputs; the reference is timed after it in the same process, and ten times its speed
 is flagged. reference-kernels (eval.py of gpu-mode): a fresh input for each timed call, whose output is compared at once
 within 2e-2, after the clock has stopped. Both import the candidate into the process that judges and times, and time by
-its clock. Theirs runs on CUDA events, where ours reads time.perf_counter. Forward alone, as theirs.
+its clock. Theirs runs on CUDA events, ours on time.perf_counter. As theirs, it runs the forward pass alone.
 
 Run as `python -m studies.trust.elsewhere SOURCE OUTPUT SETTINGS`; each rule has a forked process of its own.
 """
@@ -27,11 +27,11 @@ Attend = Callable[..., Tensor]
 LIMIT_S = 30.0
 NUM_SEEDS, NUM_WARM, NUM_TIMED = 5, 3, 20
 FLAGGED = 10.0
-"""KernelBench flags what is so many times faster than its reference."""
+"""KernelBench flags a candidate that is this many times faster than its reference."""
 
 
 def inputs(seed: int, settings: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
-    """Query, key and value (B, H, T, K), and the causal mask (T, T)."""
+    """Draw query, key and value (B, H, T, K), and the causal mask (T, T)."""
     torch.manual_seed(seed)
     length = settings["seq_len"]
     tensors = [torch.randn(settings["batch_size"], settings["num_heads"], length, 64) for _ in range(3)]
@@ -39,12 +39,12 @@ def inputs(seed: int, settings: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor) -> Tensor:
-    """PyTorch's own."""
+    """Compute PyTorch's own attention."""
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def seconds(attend: Attend, tensors: list[Tensor], mask: Tensor) -> float:
-    """The mean of the timed calls on the same inputs."""
+    """Measure the mean time of calls on the same inputs."""
     for _ in range(NUM_WARM):
         attend(*tensors, mask=mask)
     taken = []
@@ -56,7 +56,7 @@ def seconds(attend: Attend, tensors: list[Tensor], mask: Tensor) -> float:
 
 
 def kernelbench(attend: Attend, settings: dict[str, Any]) -> dict[str, Any]:
-    """Right on five seeds, then timed on one input."""
+    """Require right answers on five seeds, then time one input."""
     for seed in range(NUM_SEEDS):
         tensors, mask = inputs(seed, settings)
         expected = reference(*tensors, mask=mask)
@@ -69,7 +69,7 @@ def kernelbench(attend: Attend, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference_kernels(attend: Attend, settings: dict[str, Any]) -> dict[str, Any]:
-    """Each timed call on an input of its own, and its output compared."""
+    """Time each call on its own input, and compare its output."""
     taken = []
     for seed in range(NUM_TIMED):
         tensors, mask = inputs(13 * seed, settings)
@@ -86,7 +86,7 @@ RULES = {"KernelBench": kernelbench, "reference-kernels": reference_kernels}
 
 
 def load(path: Path) -> Attend:
-    """The candidate's `attend`, imported into this process; a class is not what these benchmarks take."""
+    """Import the candidate's `attend` into this process; these benchmarks take no classes."""
     spec = importlib.util.spec_from_file_location("candidate", path)
     assert spec is not None
     assert spec.loader is not None
@@ -99,7 +99,7 @@ def load(path: Path) -> Attend:
 
 
 def judge(rule: str, source: Path, output: Path, settings: dict[str, Any]) -> None:
-    """Write what a rule says, as its own process would."""
+    """Write the verdict of a rule, in a process as it would use."""
     with torch.no_grad():
         try:
             said = RULES[rule](load(source), settings)
@@ -109,7 +109,7 @@ def judge(rule: str, source: Path, output: Path, settings: dict[str, Any]) -> No
 
 
 def main() -> None:
-    """Fork a process for each rule, and end those that hang."""
+    """Fork a process for each rule, and kill those that hang."""
     source, output, settings = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), json.loads(sys.argv[3])
     for rule in RULES:
         child = os.fork()

@@ -18,7 +18,7 @@ TILE = 23
 
 
 def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In float32 what is narrower."""
+    """Convert narrower tensors to float32."""
     return tuple(tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor for tensor in tensors)
 
 
@@ -28,30 +28,30 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _hidden(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with -inf at what is hidden."""
+    """Scores with -inf at hidden keys."""
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights, 0 at what is hidden."""
+    """Weights, 0 at hidden keys."""
     weights = _hidden(scores, mask).softmax(dim=-1)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
 def _maximum(scores: Tensor) -> Tensor:
-    """The largest score of each row, 0 where it sees nothing; (..., 1)."""
+    """Return the largest score of each row, 0 for rows that see nothing; (..., 1)."""
     largest = scores.amax(dim=-1, keepdim=True).detach()
     return largest.masked_fill(largest == -torch.inf, 0.0)
 
 
 def _full(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """A mask of (B, H, T, S), all True for none."""
+    """Expand the mask to (B, H, T, S); None becomes all True."""
     shape = (*query.shape[:-1], key.shape[-2])
     return query.new_ones(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
 
 
 def _over(total: Tensor, summed: Tensor) -> Tensor:
-    """Their quotient, 0 where nothing was summed."""
+    """Divide, with 0 if nothing was summed."""
     return total / summed.masked_fill(summed == 0.0, 1.0)
 
 
@@ -236,7 +236,7 @@ def vmapped_over_queries(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
 
 
 class _Recomputed(torch.autograd.Function):
-    """Keeps the inputs alone, and computes the forward again in the backward pass."""
+    """Stores the inputs alone, and computes the forward again in the backward pass."""
 
     @staticmethod
     def forward(ctx, query, key, value, mask):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN205 - as in PyTorch's examples
@@ -253,7 +253,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def recomputed_backward(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """A function of its own that computes everything again in its backward pass."""
+    """A custom function that computes everything again in its backward pass."""
     result: Tensor = _Recomputed.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
     return result
 
@@ -312,7 +312,7 @@ def padded_width(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | No
 
 
 def extra_key(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """A hidden key before the first one, as where a sink is off."""
+    """A hidden key before the first one, as if a sink were off."""
     seen = F.pad(_full(mask, query, key), (1, 0))
     return textbook(query, F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0)), mask=seen)
 
@@ -330,7 +330,7 @@ def transposed_result(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor
 
 
 def keys_before_queries(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Scores as (B, H, S, T), with the softmax over what is then the last but one axis."""
+    """Scores as (B, H, S, T), with the softmax over the last axis but one."""
     scores = key @ query.mT / math.sqrt(query.shape[-1])
     if mask is None:
         return scores.softmax(dim=-2).mT @ value
@@ -452,24 +452,24 @@ def scaled_both(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | Non
 
 
 def torch_sdpa(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own."""
+    """PyTorch's own attention."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def sdpa_with_bias(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own with the mask as a bias."""
+    """PyTorch's own attention with the mask as a bias."""
     bias = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
 
 
 def torch_sdpa_math(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own by its math kernel alone."""
+    """PyTorch's own attention by its math kernel alone."""
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def sdpa_with_scale(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own with the scale given, half of it in the queries."""
+    """PyTorch's own attention with an explicit scale, half of it in the queries."""
     return F.scaled_dot_product_attention(2.0 * query, key, value, attn_mask=mask, scale=0.5 / query.shape[-1] ** 0.5)
 
 
@@ -477,7 +477,7 @@ _WORKSPACES: dict[tuple[object, ...], Tensor] = {}
 
 
 def workspace(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Scores in memory that is kept between calls and written again in each."""
+    """Scores in memory that is reused between calls and overwritten in each."""
     if torch.is_grad_enabled():
         return textbook(query, key, value, mask=mask)
     shape = (*query.shape[:-1], key.shape[-2])
@@ -540,7 +540,7 @@ def keywords(query: Tensor, key: Tensor, value: Tensor, **given: Tensor | None) 
 def with_dropout(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Drops weights with the probability that it is given."""
+    """Drops weights with the given probability."""
     return F.dropout(_softmax(_scores(query, key), mask), dropout) @ value
 
 
@@ -548,7 +548,7 @@ class Attends:
     """A plain class with `attend`."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """As the functions."""
+        """Compute attention as the functions do."""
         return textbook(query, key, value, mask=mask)
 
 
@@ -556,12 +556,12 @@ class AttendsByModule(nn.Module):
     """A module with layers of its own, and `attend`."""
 
     def __init__(self) -> None:
-        """Make the layers."""
+        """Create the layers."""
         super().__init__()
         self.softmax = nn.Softmax(dim=-1)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """As the functions."""
+        """Compute attention as the functions do."""
         weights: Tensor = self.softmax(_hidden(_scores(query, key), mask))
         return (weights if mask is None else weights.masked_fill(~mask, 0.0)) @ value
 
@@ -573,4 +573,4 @@ NAMES = tuple(
 )
 """Every form."""
 COMPILED = ("textbook", "nan_to_num", "exponent_of_two", "online", "smoothed_keys", "einsum_with_ellipsis")
-"""Those that are tried by torch.compile, too."""
+"""Forms that are also tried with torch.compile."""

@@ -1,4 +1,4 @@
-"""What a run says of a case: no time with a reason, its true time or a wrong one; and who else was affected."""
+"""Judgement of a case: no time with a reason, its true time or a wrong one; and the affected bystanders."""
 
 import json
 import statistics
@@ -15,11 +15,11 @@ from studies.trust.corpus import Case
 from studies.trust.sessions import BASELINE, CANDIDATE, INNOCENTS, USUAL, Cell, Session
 
 RATIO_NOISE = 1.25
-"""Ratios of two sessions of a second that differ by less, beyond what clean sessions differ, may be equal."""
+"""Factor by which ratios of two one-second sessions may differ beyond the range of clean sessions."""
 TIME_NOISE = 2.0
-"""Likewise their times, in which other work on the machine is."""
+"""Factor by which their times may differ, which other work on the machine disturbs."""
 OTHERS_NOISE = 1.6
-"""As above, of a single mean."""
+"""Factor by which a single mean may differ."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     names_effect: bool
     ratio: float | None
     clean_ratio: float | None
-    changed_bystanders: str  # in words; empty where all are as in a clean run
+    changed_bystanders: str  # in words; empty if all are as in a clean run
     worst_bystander: float | None  # its ratio over that of a clean run
     kernelbench: str
     kernelbench_is_fooled: bool | None
@@ -47,28 +47,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """No time, with a reason that names the effect, or the true time; and nobody else affected."""
+        """Whether there is no time, with a reason that names the effect, or the true time; and no other is affected."""
         is_told = self.outcome == "true time" or (self.outcome == "no time" and self.names_effect)
         return is_told and not self.changed_bystanders
 
 
 class Clean(msgspec.Struct, frozen=True, kw_only=True):
-    """What the honest candidate and the innocents showed in sessions of their own."""
+    """Results of the honest candidate and the innocents in sessions without a cheat."""
 
     sessions: tuple[Session, ...]
     others: dict[str, dict[str, Any]]
 
     def ratios(self, name: str) -> list[float]:
-        """Its ratios in all of them."""
+        """Return its ratios in all sessions."""
         return [ratio for each in self.sessions if (ratio := each.cells[name].ratio) is not None]
 
     def times(self, name: str) -> list[float]:
-        """Its times in all of them, without what other work on the machine adds, as far as possible."""
+        """Return its times in all sessions, freed from the effect of other work as far as possible."""
         return [time for each in self.sessions if (time := each.cells[name].undisturbed_s) is not None]
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a case, before it is judged."""
+    """Observations of a case before it is judged."""
 
     session: Session
     others: dict[str, dict[str, Any]]
@@ -125,7 +125,7 @@ def _outcome(case: Case, found: Cell, session: Session, clean: Clean) -> tuple[s
 
 
 def _change(name: str, session: Session, clean: Clean) -> str:
-    """How a bystander fared otherwise than in a clean session, in words; or nothing."""
+    """Describe a bystander's difference from a clean session, or return ""."""
     if name not in session.cells:
         return f"{name} is missing"
     found, usual = session.cells[name], clean.sessions[0].cells[name]
@@ -153,7 +153,7 @@ def _against(value: float | None, usual: Sequence[float]) -> float | None:
 
 
 def _others(case: Case, rule: str, said: dict[str, Any], clean: Clean) -> tuple[str, bool | None]:
-    """What a rule of others says, in words, and whether it was fooled; None: it was not asked."""
+    """Describe another benchmark's verdict, and whether the case fooled it; None: not run."""
     if not said:
         return "", None
     if "time_s" not in said:
@@ -169,7 +169,7 @@ def _others(case: Case, rule: str, said: dict[str, Any], clean: Clean) -> tuple[
 
 
 def ask_others(source: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the rules of others say of a source (studies/trust/elsewhere.py); nothing where that process died."""
+    """Run the rules of other benchmarks on a source (studies/trust/elsewhere.py); "no answer" if that process died."""
     with tempfile.TemporaryDirectory(prefix="attnbench-trust-") as folder:
         here = Path(folder)
         (here / "candidate.py").write_text(source, encoding="utf-8")

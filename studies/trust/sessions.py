@@ -1,4 +1,4 @@
-"""One run of the command line for real: a candidate with the baseline and two innocents, and what it left behind."""
+"""One real run of the command line: a candidate with the baseline and two innocents, and its traces."""
 
 import contextlib
 import os
@@ -22,34 +22,34 @@ from attnbench.storage.records import LATENCY, Status
 
 CANDIDATE, BASELINE, INNOCENTS = "case", "sdpa", ("fused", "chunked")
 MARK = "ATTNBENCH_TRUST_CASE"
-"""A variable that every process of a run inherits, so that all of them can be ended."""
+"""Environment variable inherited by every process of a run, so that all of them can be ended."""
 USUAL = {"seq_len": 256, "num_heads": 4, "batch_size": 1, "mask": "causal", "direction": "inference"}
 STEP_LIMIT_S, RUN_LIMIT_S = 10, 150
 MOST_LETTERS = 300
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """How one implementation fared."""
+    """Result of one implementation."""
 
     status: str
     message: str = ""
     latency_s: float | None = None  # median
-    quick_s: float | None = None  # a tenth of the samples is quicker, which other work on the machine moves least
-    ratio: float | None = None  # to the baseline, from pairs inside blocks
+    quick_s: float | None = None  # the fastest tenth of the samples, which other work on the machine affects least
+    ratio: float | None = None  # relative to the baseline, from pairs inside blocks
 
     @property
     def undisturbed_s(self) -> float | None:
-        """The time that other work moves least."""
+        """Return the time that other work affects least."""
         return self.latency_s if self.quick_s is None else self.quick_s
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed; `lost` says why nothing could be read."""
+    """Result of a run; `lost` gives the reason if nothing could be read."""
 
     cells: dict[str, Cell]
     lost: str = ""
     took_s: float = 0.0
-    num_left: int = 0  # processes that were still there after its end
+    num_left: int = 0  # processes that survived the run
 
 
 def run(source: str, settings: dict[str, Any], *, short: bool = False) -> Session:
@@ -74,9 +74,10 @@ def run(source: str, settings: dict[str, Any], *, short: bool = False) -> Sessio
 
 
 def call(command: list[str], folder: Path, limit_s: float) -> tuple[int | None, float, int]:
-    """Run a command in a session of its own, and end all that it started.
+    """Run a command in its own session, and end all processes that it started.
 
-    Returns its exit code (None: it was ended at the limit), the seconds that it took, and how many processes it left.
+    Returns its exit code (None: it was ended at the limit), its duration in seconds, and the number of processes it
+    left.
     """
     token = secrets.token_hex(8)
     start = time.monotonic()
@@ -122,7 +123,7 @@ metrics = ["latency"]
 
 
 def cells_of(results: Results) -> dict[str, Cell]:
-    """The median of each implementation's samples and its ratio to the baseline, where it has any."""
+    """Return the median of each implementation's samples and its ratio to the baseline, if it has any."""
     ratios = {each.implementation: each.ratio for each in comparisons(results)}
     found = {}
     for record in results.records:

@@ -1,4 +1,4 @@
-"""The tables of what was tried, as Markdown and CSV."""
+"""Tables of cheats, contaminations and honest forms, as Markdown and CSV."""
 
 import textwrap
 from collections import Counter
@@ -33,7 +33,7 @@ range of clean runs; that of the group "control", in which nobody cheats, is noi
 
 
 def write(rows: Sequence[Row], trials: Sequence[Trial], to: Path, stem: str = "trust") -> None:
-    """Write STEM.csv and STEM.md, and STEM_honest.csv where honest forms were tried."""
+    """Write STEM.csv and STEM.md, and STEM_honest.csv if honest forms were tried."""
     to.mkdir(parents=True, exist_ok=True)
     if rows:
         frame(rows).to_csv(to / f"{stem}.csv", index=False, float_format="%.4g")
@@ -44,12 +44,12 @@ def write(rows: Sequence[Row], trials: Sequence[Trial], to: Path, stem: str = "t
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows as a pandas table."""
+    """Convert the rows to a pandas table."""
     return pd.DataFrame([msgspec.structs.asdict(row) | {"is_good": row.is_good} for row in rows])
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The whole account."""
+    """Format the whole report."""
     cheats = [row for row in rows if row.is_cheat]
     spoilers = [row for row in rows if row.is_contamination]
     return TEMPLATE.format(summary=_summary(rows), cheats=_cheats(cheats), contaminations=_contaminations(spoilers))

@@ -1,4 +1,4 @@
-"""Honest forms, tried by the check for real: none may be rejected."""
+"""Unusual honest forms, run through the real check: none may be rejected."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from studies.trust import forms, sessions
 LIMIT_S = 900
 COMPILED = "+compile"
 FULL, FEW = ("scope=attention",), ("scope=attention", "dtype=float32", "seq_len=67", "mask=none,causal,padding")
-"""What the sweep `check` is reduced to: projections are the harness's own."""
+"""Reductions of the sweep `check`: projections are the harness's own."""
 FEWEST = (
     *("scope=attention", "dtype=float32", "seq_len=67", "kv_len=67", "num_heads=4", "num_kv_heads=4", "head_dim=16"),
     *("value_dim=16", "mask=causal", "layout=contiguous", "batch_size=2", "direction=inference,forward_backward"),
@@ -24,29 +24,29 @@ FEWEST = (
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One honest form: how many cells were right, and what the others were called."""
+    """Result of one honest form: the number of right cells, and the statuses of the others."""
 
     form: str
     does: str
     num_right: int
     num_unsupported: int
     num_rejected: int
-    reason: str  # of the first that was rejected
+    reason: str  # of the first rejected cell
 
 
 def names() -> list[str]:
-    """The forms, and those that are compiled, too."""
+    """List the forms, and those that are also compiled."""
     return [*forms.NAMES, *(f"{name}{COMPILED}" for name in forms.COMPILED)]
 
 
 def tried(chosen: Sequence[str], *, short: bool = False) -> list[Trial]:
-    """Run `attnbench check` on forms: those that are compiled at few shapes, and the others at all of them."""
+    """Run `attnbench check` on forms: compiled ones at few shapes, the others at all of them."""
     own = groups(chosen)
     return [*_checked(own["plain"], FEW if short else FULL), *_checked(own["compiled"], FEWEST)]
 
 
 def groups(chosen: Sequence[str]) -> dict[str, list[str]]:
-    """The forms as they are, and those that are compiled."""
+    """Split the forms into plain and compiled ones."""
     compiled = [name for name in chosen if name.endswith(COMPILED)]
     return {"plain": [name for name in chosen if name not in compiled], "compiled": compiled}
 

@@ -1,4 +1,4 @@
-"""What ran, folded from scripted profiles: own time, who asked for memory, kinds, and the reasons for a distance."""
+"""Breakdowns of scripted profiles: own time, allocations, kinds, and the reasons for a distance."""
 
 import math
 from pathlib import Path
@@ -56,7 +56,7 @@ def operator(name: str, self_s: float, size: int = 0, calls: int = 1) -> Operato
 def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None:
     calls = (operator("aten::bmm", 5e-3), operator("aten::mm", 1e-3), operator("aten::_softmax", 3e-3))
     calls += (operator("aten::where", 0.98e-3), operator("aten::empty", 0.02e-3))
-    seen = Operators(calls=calls, num_faults=1e4, fault_s=1e-6)  # page faults are no part of what was profiled
+    seen = Operators(calls=calls, num_faults=1e4, fault_s=1e-6)  # page faults are not part of the profile
     assert where(seen) == "60 % matmul (bmm), 30 % softmax, 10 % mask (where)"
 
 
@@ -67,7 +67,7 @@ def test_own_time_leaves_out_what_was_called_and_sums_to_the_whole() -> None:
         "aten::matmul": 20, "aten::bmm": 75 + 50, "aten::empty": 5,
     }  # fmt: skip
     assert found["aten::bmm"].num_calls == 2
-    assert fold(spans)[0].name == "aten::bmm"  # the one with the most time first
+    assert fold(spans)[0].name == "aten::bmm"  # sorted by time
 
 
 def test_the_order_of_events_does_not_matter_and_threads_are_apart() -> None:
@@ -83,11 +83,11 @@ def test_memory_belongs_to_the_operator_that_will_write_it() -> None:
     found = {one.name: (one.allocated_bytes, one.largest_bytes) for one in fold(spans)}
     assert found["aten::clone"] == (64, 64)
     assert found["aten::bmm"] == (48, 32)
-    assert found["aten::empty"] == (4, 4)  # nobody called it
+    assert found["aten::empty"] == (4, 4)  # it has no caller
     assert found[OUTSIDE] == (2, 2)
     operators = Operators(calls=fold(spans))
     assert allocated_bytes(operators) == 64 + 48 + 4 + 2
-    assert num_operators(operators) == 5  # what is outside is none
+    assert num_operators(operators) == 5  # only operators inside count
 
 
 def test_nothing_ran_is_reported_and_not_divided_by() -> None:
@@ -235,7 +235,7 @@ def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
 
 
 def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:
-    """In a session of two sides each implementation has a base of its own."""
+    """In a session of two sides each implementation has its own base."""
     results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
     records = {record.implementation: record for record in results.records}
     compared = {each.key: each for each in comparisons(results)}

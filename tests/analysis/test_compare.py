@@ -1,4 +1,4 @@
-"""Verdicts: what an interval says against 1 and the margin, and which cells are compared at all."""
+"""Verdicts: intervals against 1 and the margin, and the selection of compared cells."""
 
 import dataclasses
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_equals_of_the_baseline_are_equal_and_none_is_the_fastest(tmp_path: Path
 
 
 def test_the_same_operators_as_the_baselines_are_told(results: Results) -> None:
-    """The journals' `sdpa_flash` runs what `sdpa` runs, and `fused` does not."""
+    """In the journals, `sdpa_flash` runs the operators of `sdpa`, and `fused` does not."""
     assert {each.is_same_kernel for each in named(results, "sdpa_flash")} == {True}
     assert {each.is_same_kernel for each in named(results, "fused")} == {False}
     seen = next(record.operators for record in results.records if record.operators is not None)

@@ -1,4 +1,4 @@
-"""Times that other work on the machine may have changed: stored with the visit, and named first."""
+"""Times that other work on the machine may have changed: stored with the visit, and reported first."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def test_a_doubt_survives_the_journal_and_older_journals_have_none():
     stored = msgspec.json.encode(visit(0, "late"))
     assert msgspec.json.decode(stored, type=Event).doubts == {"mine": "late"}
     older = {name: value for name, value in msgspec.json.decode(stored).items() if name != "doubts"}
-    older["arms"][0]["samples"][0] = older["arms"][0]["samples"][0][:11]  # as samples were before untimed calls
+    older["arms"][0]["samples"][0] = older["arms"][0]["samples"][0][:11]  # before untimed calls were recorded
     read = msgspec.json.decode(msgspec.json.encode(older), type=Event)
     assert not read.doubts
     assert read.arms[0].samples[0].called_s == 1e-3

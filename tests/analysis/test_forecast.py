@@ -1,4 +1,4 @@
-"""What more time is said to decide, against what it then decides."""
+"""Forecasts of the comparisons that more time would decide, compared with their outcomes."""
 
 import re
 from pathlib import Path
@@ -23,13 +23,13 @@ SEEDS = range(2)
 IN_WORLDS = ("calm", "bimodal", "busy")
 NUM_WORKLOADS, NUM_BLOCKS = 8, 2
 FIRST_S = 5.0
-"""The rounds, and a few visits of the race."""
+"""Duration of the rounds and a few visits of the race."""
 BASE_S = 12e-3
-"""A call so long that it has no untimed one before it, which no forecast knows of."""
+"""Long enough that no untimed call precedes it; forecasts do not model untimed calls."""
 SLOWDOWNS = (1.025, 1.03, 1.035)
 FEWEST_FORECASTS = 12
 LEAST_SHARE = 0.30
-"""Of those that were to be decided by then: a forecast takes what was seen so far for the truth."""
+"""Least share of forecast decisions that must come true: a forecast takes its estimates for the truth."""
 
 
 def cost_s(workload, name: str) -> float:
@@ -38,7 +38,7 @@ def cost_s(workload, name: str) -> float:
 
 
 def executed(world: str, seed: int, budget_s: float, folder: Path) -> Results:
-    """The run; with another budget the same one, shorter or longer."""
+    """Run once; another budget gives the same run, shorter or longer."""
     asked = plan(NUM_WORKLOADS, ("baseline", "rival"), budget_s=budget_s, seed=seed)
     client = SimulatedClient(WORLDS[world], cost_s, seed=seed, layout=0.002)
     chosen = msgspec.structs.replace(asked, num_blocks=NUM_BLOCKS)
@@ -59,7 +59,7 @@ def by_workload(results: Results) -> dict[str, Comparison]:
 
 
 def decided_in_time(world: str, seed: int, folder: Path) -> list[bool]:
-    """Of each comparison that half of the time was to decide: whether it is decided then."""
+    """Return, for each comparison expected to be decided by half of the time, whether it is decided then."""
     before = executed(world, seed, FIRST_S, folder / "before")
     forecasts = {key: found.more_s for key, found in by_workload(before).items() if found.more_s is not None}
     if not forecasts:

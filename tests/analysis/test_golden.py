@@ -1,10 +1,10 @@
-"""Journals of an earlier version load, with the times that the earlier version gave, and about its ratios.
+"""Journals of an earlier version load with that version's times, and nearly its ratios.
 
-Verdicts are judged by today's rules: those journals have few processes, so that most comparisons are undecided now.
+Verdicts follow today's rules: those journals have few processes, so that most comparisons are undecided now.
 
-tests/data/golden holds what commit 3a4cd98 said of them, in full precision: the runs that the gallery had then,
-comparisons of two sides in one process and in two (simulated, `x` 8 % slower), and two runs one of which is the other's
-baseline (`y` 8 % slower). All are of schema 3, with arms as names. Never regenerate them with later code.
+tests/data/golden holds the output of commit 3a4cd98 for them, in full precision: the gallery's runs of that time,
+comparisons of two sides in one process and in two (simulated, `x` 8 % slower), and two runs, one the baseline of the
+other (`y` 8 % slower). All are of schema 3, with arms as names. Never regenerate them with later code.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from attnbench.cli import app
 from attnbench.statistics.verdict import Reason
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-MERGED = {"reference": "same"}  # a kind of ruling that is none of its own any more
+MERGED = {"reference": "same"}  # a ruling that is no longer of a kind of its own
 CELL = ("workload", "implementation", "side")
 EXIT_CODES = {"pass": 0, "improvement": 0, "finding": 1, "inconclusive": 3, "invalid": 4}
 
@@ -60,7 +60,7 @@ def cells(run: Path) -> list[dict]:
 
 
 def assert_same(found: list[dict], expected: list[dict], keys: tuple[str, ...]) -> None:
-    """The same rows in any order, texts equal and numbers within 1e-9 of one another."""
+    """Compare rows in any order: texts equal, numbers within 1e-9."""
     ours, theirs = (pd.DataFrame(rows).set_index(list(keys)).sort_index() for rows in (found, expected))
     assert ours.index.is_unique
     assert ours.index.equals(theirs.index)

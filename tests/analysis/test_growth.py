@@ -1,4 +1,4 @@
-"""Growth against curves whose law is known; calls that check it by a made-up worker, and by a real one."""
+"""Growth of curves with known laws; checks with a made-up worker and a real one."""
 
 import json
 import math
@@ -118,7 +118,7 @@ def test_near_a_small_limit_the_margin_leaves_room_for_what_is_not_counted(found
 
 
 class MadeUp:
-    """Takes what the textbook form takes, in as many seconds as it is told; `lie` bends its memory."""
+    """Uses the memory of the textbook form, and the given seconds; `lie` distorts its memory."""
 
     def __init__(self, *, call_s: float = 0.1, lie: float = 1.0, dies: bool = False) -> None:
         self.call_s, self.lie, self.dies = call_s, lie, dies
@@ -239,7 +239,7 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
         peaks[allocator] = peak.measurement.samples[0].value
         faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms[0].samples)
     assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
-    assert faults["retain"] < 8  # of some 16 000 pages, or, where the system gives large ones, 32
+    assert faults["retain"] < 8  # of about 16 000 pages, or 32 huge ones if the system has them
     assert faults["system"] > 4 * faults["retain"] + 16
 
 

@@ -1,4 +1,4 @@
-"""Change points by simulation, runs by scripted journals, and what is reported of them."""
+"""Change points by simulation, runs by scripted journals, and their reports."""
 
 import dataclasses
 import gzip
@@ -218,7 +218,7 @@ HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40
 
 
 def session(folder, *, candidate=""):
-    """A run that compared two states of the code, on disk; the candidate is of a commit, or of a folder."""
+    """Write a run that compared two versions of the code; the candidate is a commit, or a folder."""
     journals.write(folder, POINTS[:1], ("sdpa", "fused"), num_visits=2, commit=HEAD)
     both = Sides(
         base=Side(given="rev:main", commit=OLD, implementations={"fused": "old/fused.py:f"}),
@@ -226,7 +226,7 @@ def session(folder, *, candidate=""):
     )
 
     def sided(event):
-        """What was `sdpa` is the base's state of `fused`."""
+        """Turn `sdpa` into the base's version of `fused`."""
         if isinstance(event, RunStarted):
             plan = msgspec.structs.replace(event.plan, implementations=(), baseline="", sides=both)
             return msgspec.structs.replace(event, plan=plan)

@@ -1,4 +1,4 @@
-"""A verdict says what it covers, and rests on enough cells or says so."""
+"""A verdict states its coverage, and rests on enough cells or says that it does not."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def agreement(*, error: float = 0.1, found: str = "", conventions: tuple[str, ..
 def judgement(
     *statuses: Status, planned: tuple[Workload, ...] = PLANNED, **details: str | tuple[str, ...]
 ) -> Judgement:
-    """One record for each of the first planned cells."""
+    """Judge one record for each of the first planned cells."""
     records = []
     for workload, status in zip(planned, statuses, strict=False):
         error = 3.0 if status is Status.disagrees else 0.1
@@ -108,7 +108,7 @@ def test_nothing_compared_is_no_verdict() -> None:
     assert endings.of_check([missing]).ending is Ending.inconclusive
     assert (
         endings.of_check([missing, judgement(*[Status.ok] * 12)]).ending is Ending.passed
-    )  # not installed beside one that is
+    )  # one is not installed, the other is
     assert endings.of_check([]).ending is Ending.inconclusive
 
 

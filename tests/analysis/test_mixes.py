@@ -1,4 +1,4 @@
-"""The time of a whole model: each layer's as often as the model has it, with what is missing named."""
+"""The time of a whole model: each layer counted by its frequency, with missing parts named."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Learning a policy: only clear winners are called, and the regret is that of choosing by the nearest other shape."""
+"""Learning a policy: it records clear winners only, and its regret is that of the nearest other shape's choice."""
 
 import math
 from dataclasses import replace

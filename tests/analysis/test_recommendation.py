@@ -1,4 +1,4 @@
-"""What is recommended of a stored run: limits, ties, and the words."""
+"""Recommendations from a stored run: limits, ties and texts."""
 
 import json
 from pathlib import Path

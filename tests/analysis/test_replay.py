@@ -1,4 +1,4 @@
-"""A journal that is read gives the verdicts that the race had when it wrote it, to the last bit."""
+"""Reading a journal gives exactly the verdicts that the race had when it wrote it."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from studies.simulated.worlds import WORLDS
 pytestmark = pytest.mark.usefixtures("many_visits")
 
 RATIO = {"baseline": 1.0, "same": 1.0, "near": 1.017, "slow": 1.3}
-"""One lies near the margin, so that the race goes on for a while."""
+"""One implementation is near the margin, so that the race continues for a while."""
 ASKED = plan(2, tuple(RATIO), budget_s=5.0)
 
 Said = tuple[float | None, ...]
@@ -40,7 +40,7 @@ def as_read(results: Results) -> dict[Key, Said]:
 
 @pytest.fixture
 def heard(monkeypatch):
-    """All that races judge, by how many visits there were, and then by cell."""
+    """Record all judgements of races, by number of visits and by cell."""
     found: dict[int, dict[Key, Said]] = {}
 
     class Listening(Race):
@@ -55,7 +55,7 @@ def heard(monkeypatch):
 
 
 def cut(journal: Path, num_visits: int, folder: Path) -> Results:
-    """The run as a reader has it who comes after so many visits."""
+    """Truncate the run after this many visits."""
     visits = [place for place, event in enumerate(events(journal)) if isinstance(event, VisitFinished)]
     lines = journal.read_bytes().splitlines(keepends=True)[: visits[num_visits - 1] + 1]
     folder.mkdir()
@@ -64,7 +64,7 @@ def cut(journal: Path, num_visits: int, folder: Path) -> Results:
 
 
 def replayed(journal: Path) -> dict[Key, Said]:
-    """What a race says that has taken no part, from the events alone."""
+    """Return the judgements of a race that only reads the events."""
     state = State()
     for event in events(journal):
         state.apply(event)
@@ -74,7 +74,7 @@ def replayed(journal: Path) -> dict[Key, Said]:
 
 
 def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folder: Path) -> None:
-    """At the first moment, at the last and at a few between them, every number is the same."""
+    """Compare the numbers after the first and last visit, and at a few points between."""
     moments = sorted(heard)
     assert len(moments) > 1
     for number in {moments[0], *moments[:: max(1, len(moments) // 4)], moments[-1]}:
@@ -87,7 +87,7 @@ def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folde
 def test_a_reader_finds_the_verdicts_that_the_race_had_at_every_moment(world, heard, tmp_path):
     results = virtual.execute(ASKED, tmp_path / "run", client_in(world))
     journal = tmp_path / "run" / JOURNAL
-    assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are discarded for both
+    assert bool(results.discarded) is (world == "busy")  # blocks disturbed by a neighbour are discarded for both
     assert_read_as_heard(heard, journal, tmp_path)
     assert as_read(results) == replayed(journal)
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_and_resumed_leaves_a_journal_that_says_what_its_race
     journal = folder / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[: int(share * len(lines))]))
-    heard.clear()  # from here on it is the resumed race that is heard
+    heard.clear()  # from here on the resumed race is recorded
     results = virtual.execute(ASKED, folder, client)
     assert_read_as_heard(heard, journal, tmp_path)
     assert as_read(results) == replayed(journal)

@@ -1,4 +1,4 @@
-"""Times that cannot be are invalid, those that only seem strange have a warning, and honest ones are left alone."""
+"""Impossible times are invalid, odd ones get a warning, and honest ones neither."""
 
 import math
 from pathlib import Path
@@ -33,7 +33,7 @@ def recorded(workload: Workload, time_s: float, name: str = "it") -> Record:
 
 
 def judge(*records: Record, is_cold: bool = False, **levels):
-    """Statuses, messages and warnings, in the order of the records."""
+    """Return statuses, messages and warnings, in the order of the records."""
     ceilings = journals.ceilings(records[0].workload, **({"matmul": MATMUL, "copy": COPY} | levels))
     found, warnings = judged(records, {("", ceilings.key): ceilings}, is_cold=is_cold)
     reported = [warnings.get(record.key, ()) for record in found]
@@ -41,7 +41,7 @@ def judge(*records: Record, is_cold: bool = False, **levels):
 
 
 def least_s(workload: Workload) -> float:
-    """What its products take at the ceiling."""
+    """Return the time of its products at the ceiling."""
     return counts.least_flops(workload) / MATMUL
 
 
@@ -72,7 +72,7 @@ def test_faster_than_memory_but_not_than_a_cache_has_a_warning():
     small = Workload(seq_len=1, kv_len=64, direction="inference")
     time_s = counts.least_bytes(small) / COPY * 1.05
     assert judge(recorded(small, time_s), matmul=1e15)[2] == [()]  # it stays in a cache
-    assert judge(recorded(small, time_s), matmul=1e15, is_cold=True)[2] != [()]  # but not where that is emptied
+    assert judge(recorded(small, time_s), matmul=1e15, is_cold=True)[2] != [()]  # but not if the cache is emptied
 
 
 @pytest.mark.parametrize("shares", [0.9, 1.1, 0.9 * SLACK, 1.1 * SLACK])
@@ -126,7 +126,7 @@ def test_a_time_that_does_not_grow_has_a_warning_only_where_it_would_have_to():
     ]  # fmt: skip
     assert judge(recorded(short, constant, "one"), recorded(LONG, constant, "another"))[2] == [(), ()]
     assert judge(recorded(short, constant / 5), recorded(LONG, constant))[2] == [(), ()]
-    overhead = 20 * least_s(LONG)  # what both pay hides the rest
+    overhead = 20 * least_s(LONG)  # a cost common to both hides the rest
     assert judge(recorded(short, overhead), recorded(LONG, overhead))[2] == [(), ()]
 
 
@@ -138,7 +138,7 @@ def test_the_usual_count_of_a_backward_pass_is_explained_where_it_passes_the_cei
 
 
 def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
-    """The made-up run again, on a machine whose ceilings its times do not fit under."""
+    """The made-up run again, on a machine whose ceilings are below its times' rates."""
     points = journals.workloads(seq_len=(512,))
     results = journals.write(tmp_path, points, ("sdpa", "fused", "naive_loop"), levels={"matmul": 5e10})
     statuses = {record.implementation: record.status for record in results.records}
@@ -178,7 +178,7 @@ def test_a_journal_without_ceilings_is_read_as_before(tmp_path):
 
 @pytest.fixture(scope="module")
 def lied(tmp_path_factory):
-    """A real run with a liar that no check sees, beside honest implementations."""
+    """Run honest implementations, and a liar that no check detects."""
     point = Workload(seq_len=256, direction="inference", num_threads=1)
     named = (f"{LIARS}:idle", "fused", "sdpa")
     asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",))

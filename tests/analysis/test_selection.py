@@ -1,4 +1,4 @@
-"""A part of a run: what is named stays, with the baseline; what is not there is an error."""
+"""Selecting a part of a run: named parts stay, with the baseline; unknown names are errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The system's load during a run, from scripted counters."""
+"""Load of other programs during a run, from scripted counters."""
 
 import pytest
 
@@ -13,7 +13,7 @@ FIRST = {"began_s": 7.0, "total_s": 1000.0, "idle_s": 400.0, "stolen_s": 10.0, "
 
 
 def at(**later):
-    """The first counters, so much later."""
+    """Return the first counters, this much later."""
     return Counters(**{name: value + later.get(name, 0) for name, value in FIRST.items()})
 
 
@@ -34,7 +34,7 @@ def test_what_neither_idled_nor_was_ours_nor_stolen_was_others():
 
 
 def test_the_time_between_two_workers_is_left_out():
-    """When the first is killed, what it had started and left behind is nobody's any more, and no work of others."""
+    """After a kill, the worker's orphans count neither as the run's work nor as other work."""
     second = at(total_s=200, idle_s=40, stolen_s=5, own_s=15, free_bytes=-100)
     end = at(total_s=300, idle_s=140, stolen_s=5, own_s=15)
     found = system_load([started(at(), at()), started(LATER, second), ended(end)], ())

@@ -1,4 +1,4 @@
-"""Runs as tables: one row for each cell, missing values missing, the same from any path."""
+"""Runs as tables: one row for each cell, missing values missing, independent of the path."""
 
 import dataclasses
 import math

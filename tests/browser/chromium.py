@@ -21,7 +21,7 @@ POLL_S = 0.25
 
 
 def find() -> str | None:
-    """The browser of the variable ATTNBENCH_CHROMIUM, or the first of NAMES that is installed."""
+    """Find the browser of the variable ATTNBENCH_CHROMIUM, or the first installed one of NAMES."""
     return os.environ.get("ATTNBENCH_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -32,9 +32,9 @@ class Browser:
         self._number = 0
         self._rest = b""
         self.requests: list[str] = []
-        """Every address that the page asked for."""
+        """Every address that the page requested."""
         self.problems: list[str] = []
-        """What the page's scripts threw, and what came to the console as a warning or an error."""
+        """Exceptions of the page's scripts, and warnings and errors on the console."""
         theirs, self._write = os.pipe()
         self._read, answers = os.pipe()
         command = [
@@ -67,7 +67,7 @@ class Browser:
         self.resize(*WINDOW)
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers; what it tells meanwhile is noted."""
+        """Send a command, and return the answer; events received meanwhile are recorded."""
         self._number += 1
         request = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -105,23 +105,23 @@ class Browser:
         self.ask("Page.navigate", url=address)
 
     def resize(self, width: int, height: int) -> None:
-        """Give the page so many pixels; a narrow one is a phone's."""
+        """Resize the page; a narrow one counts as a phone's."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < NARROW}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
 
     def prefer(self, scheme: str) -> None:
-        """Ask for a "light" or a "dark" page."""
+        """Prefer a "light" or a "dark" page."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page, as JSON has it."""
+        """Evaluate an expression in the page, as JSON."""
         found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, f"{script}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
     def wait(self, script: str, timeout_s: float = 60.0) -> Any:
-        """The expression's value once it is true; an element is true. What throws is not there yet."""
+        """Wait until the expression is true, and return it; an element counts as true, an exception as not yet."""
         end = time.monotonic() + timeout_s
         kept = "it && typeof it === 'object' && !Array.isArray(it) ? true : it"  # an element cannot be sent
         value = f"(() => {{ try {{ const it = {script}; return {kept}; }} catch {{ return null; }} }})()"

@@ -11,7 +11,7 @@ from tests.browser.chromium import Browser, find
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT, COLUMN = 1200, 900, 830
-"""The window, and the column that is left for text beside what a host says about a repository."""
+"""The window, and the width of the text column next to a host's sidebar."""
 STYLE = f"""
 body {{ font: 16px/1.5 "Noto Sans", Helvetica, Arial, sans-serif; max-width: {COLUMN}px; margin: 0; padding: 32px; }}
 body {{ box-sizing: content-box; }}
@@ -35,7 +35,7 @@ def page(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     html = markdown.markdown(text, extensions=["fenced_code", "tables"])
-    for each in found:  # a badge comes from the network: a box of its size stands for it
+    for each in found:  # a badge comes from the network: a box of its size replaces it
         there = f"file://{ROOT / each}" if (ROOT / each).is_file() else BADGE
         html = html.replace(f'src="{each}"', f'src="{there}"')
     file = tmp_path / "readme.html"

@@ -1,9 +1,9 @@
-"""The page of a report in a browser without a network: what its reader can do with it.
+"""The page of a report in a browser without a network, as its readers use it.
 
-Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves pictures below DIR/../report, and how long each change of
-the view took with 10,000 cells.
+Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it writes pictures below DIR/../report, and the time of each change
+of the view with 10,000 cells.
 
-Source: axe-core, https://github.com/dequelabs/axe-core, finds what a keyboard or a screen reader cannot use.
+Source: axe-core, https://github.com/dequelabs/axe-core, finds problems for keyboards and screen readers.
 """
 
 import importlib.util
@@ -74,7 +74,7 @@ def page(browser, files):
 
 
 def require_no_trouble(browser):
-    """No script failed, nothing was written to the console, and nothing was asked of another machine."""
+    """No script failed, the console is empty, and no other machine was contacted."""
     assert browser.problems == []
     outside = [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))]
     assert outside == []
@@ -113,7 +113,7 @@ def test_a_heading_sorts_the_table_one_way_and_the_other(page):
     assert len(values) > 10
     assert values == sorted(values)
     assert page.run("document.querySelector('[aria-sort=ascending]').textContent") == "ratio"
-    page.run("document.activeElement.click()")  # the keyboard stays where it was
+    page.run("document.activeElement.click()")  # the focus stayed in place
     values = [float(each.split()[0]) for each in page.run(RATIOS) if each[0].isdigit()]
     assert values == sorted(values, reverse=True)
     assert page.run("document.activeElement.textContent") == "ratio"
@@ -252,7 +252,7 @@ def test_axe_finds_no_serious_violation(page, files, width, scheme, name):
     found = json.loads(page.run("axe.run().then((found) => JSON.stringify(found))"))
     assert len(found["passes"]) > 20
     assert [each for each in found["violations"] if each["impact"] in {"serious", "critical"}] == []
-    # The check can fail: an image without a text is one.
+    # The check can fail: an image without a text is an error.
     page.run("document.querySelector('main').append(document.createElement('img')); true")
     found = json.loads(page.run("axe.run().then((found) => JSON.stringify(found))"))
     assert "image-alt" in [each["id"] for each in found["violations"]]
@@ -270,7 +270,7 @@ def test_paper_has_the_answer_and_the_table_and_no_controls(page):
 
 
 def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
-    """What is drawn stays bounded, which is why each change takes less than a second (the times are in the gallery)."""
+    """The drawn part stays bounded, so that each change takes less than a second (the gallery has the times)."""
     run = journals.write(tmp_path / "many", MANY, num_epochs=1, num_visits=3)
     file = tmp_path / "many.html"
     file.write_text(story.page(run), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The documentation site, opened from a folder without a network: its search, a phone, and no request elsewhere."""
+"""The documentation site, opened from a folder without a network: its search, a phone, and no other requests."""
 
 import importlib.util
 import json
@@ -69,7 +69,7 @@ NARROW_PICTURES = (
 
 @pytest.mark.parametrize("width", [PHONE, 1280])
 def test_no_page_is_wider_than_its_screen_and_pictures_can_be_read(page, site, width):
-    """Tables, code and pictures scroll in boxes of their own."""
+    """Tables, code and pictures scroll in boxes."""
     page.resize(width, 844)
     found = sorted(set(site.rglob("*.html")) - {site / "404.html"})  # that one is for a server
     assert len(found) > 50

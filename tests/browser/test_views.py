@@ -1,6 +1,6 @@
-"""Every view draws in a browser that reaches nothing but this machine: drawn shapes are looked for, not answers.
+"""Every TensorBoard view draws in a browser that reaches only this machine; the tests look at shapes, not responses.
 
-Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves a picture of each view there.
+Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it writes a picture of each view there.
 """
 
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 VIEWS = 1  # the list of views, below the list of runs
 NOTES = ("/favicon.ico", "'slider-vertical'", "crbug.com/1036492")
-"""TensorBoard has no icon, and its trace viewer uses what Chromium is to drop one day."""
+"""TensorBoard has no icon, and its trace viewer uses features that Chromium will drop."""
 GROUP_BY = 4  # behind the lists of workers and spans
 NAMES = ["fused", "module_list", "sdpa"]
 SIZES = ["--set", "device=cpu"]
@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "OMP_NUM_THREA
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Three implementations, traced and served by the commands themselves."""
+    """Trace three implementations and serve them, by the commands themselves."""
     folder = tmp_path_factory.mktemp("traces")
     chosen = [option for name in NAMES for option in ("-i", name)]
     command = [sys.executable, "-m", "attnbench"]
@@ -73,7 +73,7 @@ def choose(page, number, option):
 
 
 def shapes(page, kind):
-    """How many shapes of a kind are drawn: with an area, and inside their chart's."""
+    """Count the drawn shapes of a kind: with an area, and inside their chart's."""
     return page.wait(
         "[...document.querySelectorAll('svg.attnbench-chart')].flatMap((svg) => {"
         "  const frame = svg.getBoundingClientRect();"
@@ -92,7 +92,7 @@ def keep_picture(page, name):
 
 
 def test_overview_draws_the_steps_and_their_shares(page):
-    assert shapes(page, "rect.bar") >= 3  # one for each step at least
+    assert shapes(page, "rect.bar") >= 3  # at least one for each step
     assert shapes(page, "path.slice") >= 1
     rows = page.run(
         "[...document.querySelectorAll('.google-visualization-table-table tr, table tr')].map((r) => r.innerText)"

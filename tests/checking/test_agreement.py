@@ -1,6 +1,6 @@
-"""The check finds what is wrong, in output and gradients, finds nothing in honest forms, and refuses to say nothing.
+"""The check finds errors in output and gradients, accepts honest forms, and refuses to compare nothing.
 
-The catalogue of known mistakes has tests of its own in test_mistakes.py; the implementations have laws of their own.
+The catalogue of known mistakes is tested in test_mistakes.py; implementations have laws of their own.
 """
 
 import math
@@ -76,7 +76,7 @@ def test_a_wrong_row_is_found_at_long_lengths_by_sampled_rows():
 
 
 class OneRowWrong(Textbook):
-    """One query's output has the wrong sign; which one, the test says."""
+    """One query's output, chosen by the test, has the wrong sign."""
 
     row = 0
 
@@ -150,7 +150,7 @@ def test_scores_that_are_clamped_at_20000_are_found(dtype, scope):
 
 
 class NanToNum(Textbook):
-    """The usual idiom for queries that see nothing."""
+    """NaN of queries that see nothing becomes 0, by the usual idiom."""
 
     def attend(self, query, key, value, mask):
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
@@ -159,14 +159,14 @@ class NanToNum(Textbook):
 
 
 class SmoothedKeys(NanToNum):
-    """What all keys have in common changes no weight."""
+    """Subtracts the mean key, which changes no weight."""
 
     def attend(self, query, key, value, mask):
         return super().attend(query, key - key.mean(dim=2, keepdim=True), value, mask)
 
 
 class CentredValues(NanToNum):
-    """The mean of all values is taken from them and added to what comes of it."""
+    """Subtracts the mean value, and adds it to the result."""
 
     def attend(self, query, key, value, mask):
         mean = value.mean(dim=2, keepdim=True)
@@ -253,7 +253,7 @@ def test_a_reference_that_is_not_finite_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "causal_bottom_right"])
 def test_the_oracle_is_attention_as_a_sentence_says_it(mask):
-    """One more time, a number at a time: the oracle itself must not be taken on trust."""
+    """The oracle is compared with a loop over numbers, so that it is not taken on trust."""
     workload = Workload(batch_size=2, seq_len=3, kv_len=4, num_heads=4, num_kv_heads=2, head_dim=2, mask=mask)
     drawn = draw_normal(workload, 0)
     query, key, value = (drawn.tensors[name] for name in ("query", "key", "value"))
@@ -318,7 +318,7 @@ def test_equal_rows_are_equal_and_their_values_are_not():
 
 
 def test_an_answer_that_is_one_call_late_is_said_to_be():
-    """It answers the inputs of the call before, as from a pipeline."""
+    """It answers the previous call's inputs, as from a pipeline."""
     earlier = {}
 
     class Late(Textbook):
@@ -369,7 +369,7 @@ def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roun
 
 
 class Added(torch.autograd.Function):
-    """Heads repeated; on the way back those of a group are added up, one after another or in pairs, in a dtype."""
+    """Repeats heads; the backward pass adds those of a group one by one or in pairs, in a given dtype."""
 
     @staticmethod
     def forward(ctx, tensor, times, dtype, is_paired):

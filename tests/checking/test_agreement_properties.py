@@ -1,4 +1,4 @@
-"""Laws of the check at any shape, mask, dtype, scope and direction: who is right is never rejected, who is not, is."""
+"""Laws of the check at any shape, mask, dtype, scope and direction: right code is never rejected, wrong code is."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
 CLEARLY = 1e-3
 NOTHING_TO_CHECK = "constant|overflows|alike"
 ROUNDINGS = 32
-"""So many roundings of the dtype, as a share of a tensor's size, are clearly more than an honest form makes."""
+"""Roundings of the dtype, as a share of a tensor's size, that clearly exceed an honest form's error."""
 GARBAGE: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda right: torch.randn(right.shape, generator=generator(7)).to(right.dtype),
     "random each time": torch.randn_like,
@@ -48,7 +48,7 @@ def profile(max_examples):
 
 @st.composite
 def masks(draw, batch_size, query_len, key_len):
-    """Every boolean mask that fits, its numbers drawn."""
+    """Draw boolean masks of every kind that fits."""
     lengths = st.lists(st.integers(0, key_len), min_size=batch_size, max_size=batch_size)
     forms = [
         st.sampled_from(["none", "causal", "causal_bottom_right", "padding", "padding_to_nothing"]),
@@ -64,7 +64,7 @@ def masks(draw, batch_size, query_len, key_len):
 
 @st.composite
 def points(draw, **fixed):
-    """A small workload."""
+    """Draw a small workload."""
     query_len, batch_size, groups = draw(st.integers(1, 40)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     key_len = draw(st.one_of(st.just(query_len), st.integers(1, 40)))
     axes = {
@@ -86,7 +86,7 @@ def points(draw, **fixed):
 
 
 def references(point: Workload) -> References:
-    """The ground of a workload that has something to check."""
+    """Return the references of a workload that has something to check."""
     try:
         return ask_oracle(point, 0)
     except ValueError as reported:
@@ -95,7 +95,7 @@ def references(point: Workload) -> References:
 
 
 def changed(honest: Implementation, change: Callable[..., Tensor]) -> Implementation:
-    """The same with its `attend`, taken as a function, put through `change`."""
+    """Copy an implementation, with its `attend` as a function passed through `change`."""
 
     def build(weights):
         module = honest.build(weights)
@@ -107,7 +107,7 @@ def changed(honest: Implementation, change: Callable[..., Tensor]) -> Implementa
 
 
 def laid_out(layout: str) -> Callable[..., Tensor]:
-    """Tensors that lie in memory in another way."""
+    """Lay out the tensors differently in memory."""
     return lambda right, query, key, value, mask: right(
         *(LAYOUTS[layout](each, 1) for each in (query, key, value)), mask
     )
@@ -154,7 +154,7 @@ def test_every_probe_is_vacuous_or_has_finite_inputs_and_a_finite_reference(poin
     for probe in PROBES:
         try:
             reference = reference_for_probe(point, probe, seed)
-        except VacuousError:  # any other error, such as a reference that is not finite, is none that may be
+        except VacuousError:  # other errors, such as a reference that is not finite, must not occur
             continue
         for name, right in reference.expected.items():
             assert right.isfinite().all(), name
@@ -234,7 +234,7 @@ PLACE = re.compile(r"(output|gradient of \w+(?: weights)?) is wrong on (\w+) inp
 def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kind, form):
     def spoil(right, query, key, value, mask):
         made = right(query, key, value, mask)
-        return made * 0 + GARBAGE[kind](made.detach())  # still of the graph, so that it has gradients
+        return made * 0 + GARBAGE[kind](made.detach())  # still in the graph, so that it has gradients
 
     judge = references(point)
     found = check(judge, changed(HONEST[form], spoil))
@@ -250,5 +250,5 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
     assert all(part < size for part, size in zip(index, shape, strict=True))
     finders = found.diagnosis.rpartition("; found by: ")[2]
     assert all(name in finders for name in judge.by_probe)
-    is_random = "dropout_in_evaluation" in found.mistakes  # a question, and no statement
+    is_random = "dropout_in_evaluation" in found.mistakes  # a question, not an assertion
     assert "It looks as if" in found.diagnosis or is_random or not found.mistakes

@@ -1,4 +1,4 @@
-"""A case's tensors lie as the axis layout says, for check and timer alike, and hold the oracle's numbers."""
+"""A case's tensors have the layout of the axis `layout` for check and timer, and the oracle's numbers."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ STRIDES = {  # of a key (2, 2, 6, 8)
 
 
 class Watching(Attention):
-    """Right, and it remembers how what it was given lay in memory."""
+    """Right, and records the memory layout of its inputs."""
 
     seen: list[dict[str, tuple[int, ...]]]
 

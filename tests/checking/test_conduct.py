@@ -1,4 +1,4 @@
-"""What a call changes besides its answer is found, is named, and hurts nobody who is checked after it."""
+"""Side effects of a call are found and named, and do not affect later checks."""
 
 import random
 
@@ -14,7 +14,7 @@ from attnbench.workloads.workload import Workload
 
 
 class Textbook(Attention):
-    """Right, and its conduct is good; each class below changes what belongs to others."""
+    """Right and well-behaved; each class below changes something outside of its result."""
 
     def attend(self, query, key, value, mask):
         scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
@@ -39,7 +39,7 @@ class ChangesGradient(Textbook):
 
 
 class ReadsLastForward(Textbook):
-    """Its backward pass reads the tensors of the last forward pass, whichever that was."""
+    """Its backward pass reads the tensors of the most recent forward pass, whichever that was."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -64,7 +64,7 @@ class ReadsLastForward(Textbook):
 class ChangesMask(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
-        mask.hidden[..., -1] = True  # to do it twice is to do it once
+        mask.hidden[..., -1] = True  # idempotent
         return out
 
 

@@ -1,4 +1,4 @@
-"""A small error is named for what it is: a scale, a temperature, a rounding of some step; anything else is unknown."""
+"""Small errors are named: a scale, a temperature, or the rounding of a step; others stay unknown."""
 
 import math
 from itertools import pairwise
@@ -27,7 +27,7 @@ EARLIER_STEPS = ("query", "key", "value", "scores", "masked scores", "weights")
 
 
 def changed(**changes):
-    """An implementation of the textbook form with these steps replaced."""
+    """Build the textbook form with these steps replaced."""
     named = {name.replace("_", " "): change for name, change in changes.items()}
     return implementation(Mistake(name="planted", step=next(iter(named)), words="", changes=named))
 
@@ -43,7 +43,7 @@ def coarse(tensor):
 
 
 def quantised(tensor, dims):
-    """To 8 bits, with gradients as if it were not."""
+    """Round to 8 bits; gradients pass unchanged."""
     step = tensor.detach().abs().amax(dims, keepdim=True) / 127
     return tensor + ((tensor / step).round() * step - tensor).detach()
 
@@ -68,13 +68,13 @@ def exponentials(masked, mask):
 
 
 def far_off(weights, value, mask):
-    """The error of a rounding, thirty times as large."""
+    """Enlarge the error of a rounding thirtyfold."""
     context = product(weights, value)
     return context + 30 * (coarse(context) - context)
 
 
 def backwards(weights, value, mask):
-    """Sums that start at the last key."""
+    """Sum from the last key."""
     total = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=value.dtype)
     for share, mixed in reversed(list(zip(weights.unbind(dim=-1), value.unbind(dim=-2), strict=True))):
         total = coarse(total + share[..., None] * mixed[..., None, :])
@@ -151,7 +151,7 @@ def test_a_rounding_to_bfloat16_inside_is_named_with_its_place(point, rounded, c
     assert found.mistakes
     assert set(found.mistakes) <= ROUNDINGS
     assert found.step == next(iter(changes))
-    # What is rounded after another rounding is another number: its own error hardly shows.
+    # Rounding a rounded number changes it again: the second error alone hardly shows.
     for place in rounded.removesuffix(", and results").split(" and "):
         assert place in found.diagnosis
 
@@ -167,7 +167,7 @@ def test_weights_left_out_because_they_are_small_are_not_called_dropout():
 
 
 def test_random_noise_is_called_random_and_not_dropout():
-    draws = torch.Generator().manual_seed(0)  # of its own: the seed of torch's is watched
+    draws = torch.Generator().manual_seed(0)  # its own generator: the check watches torch's
 
     def another_each_time(weights, value, mask):
         return product(weights, value) + 0.01 * torch.randn((), generator=draws)

@@ -1,4 +1,4 @@
-"""Attention dropout: honest forms pass, each wrong one is described in words, and a timed one is still watched."""
+"""Attention dropout: honest forms pass, each wrong one is described in words, and timed calls are still checked."""
 
 import math
 import re
@@ -29,7 +29,7 @@ POINT = Workload(
 
 
 class Dropping(Attention):
-    """The textbook form, and three places where a subclass drops."""
+    """The textbook form, with three places where a subclass drops."""
 
     def attend(self, query, key, value, mask):
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
@@ -68,7 +68,7 @@ class Seeded(Dropping):
 
 
 class OtherGradient(torch.autograd.Function):
-    """Its backward pass drops others than its forward pass."""
+    """The backward pass drops other weights than the forward pass."""
 
     @staticmethod
     def forward(ctx, weights, share):
@@ -160,7 +160,7 @@ def test_few_weights_of_which_a_draw_may_leave_none(axes, mask):
 
 
 def test_it_does_not_accuse_the_honest():
-    """As often as an alarm of one in 10^9 may go off: never; a rule that asked for 1 % would go off here."""
+    """The allowed false alarms are one in 10^9, so never; a rule at 1 % would raise one here."""
     for seed in range(20):
         implementation = Implementation(build=Dropping, source="a test", has_dropout=True)
         assert all(each.holds for each in dropout.examine(implementation, POINT, seed)), seed
@@ -234,7 +234,7 @@ def test_what_cannot_be_checked_is_refused_in_words(axes, has_dropout, said):
 
 
 class LaterWrong(Dropping):
-    """Right until it is told otherwise."""
+    """Right until the test switches it."""
 
     wrong = None
 
@@ -262,7 +262,7 @@ def test_what_is_timed_is_watched_still(wrong, reported, scope):
     before = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     case.module.wrong = wrong
     found = bench.verify(arm)
-    if scope == "module" and "add up" in reported:  # there the values are not at hand
+    if scope == "module" and "add up" in reported:  # the values are not available there
         reported = ""
     assert reported in found if reported else not found
     assert all(torch.equal(tensor, case.tensors[name]) for name, tensor in before.items())

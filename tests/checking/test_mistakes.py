@@ -1,4 +1,4 @@
-"""Every mistake of the catalogue is caught where it makes a difference, and named for what it is."""
+"""Every mistake of the catalogue is caught at workloads where it makes a difference, and named correctly."""
 
 from collections import Counter, defaultdict
 
@@ -61,11 +61,11 @@ WORKLOADS = (
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 NAMES = {planted.name for _, planted in MADE}
 PER_NAME = 2
-"""Workloads at which each name is tried: at each another of its forms. The second is one of the long tests."""
+"""Workloads at which each name is tried, each with another form. The second belongs to the long tests."""
 
 
 def chosen():
-    """A few forms of each name, each at another workload: all of them are the study's."""
+    """Choose a few forms of each name, each at another workload; the study tries all of them."""
     times = Counter()
     for point in WORKLOADS:
         forms = defaultdict(list)
@@ -98,7 +98,7 @@ def test_it_is_caught_and_named(point, planted):
         assert not makes_a_difference(point, planted)
         return
     if all(tensor.agrees for probe in found.probes for tensor in probe.tensors):
-        assert found.broken_rules  # it shows in another way of calling alone, and is named by that
+        assert found.broken_rules  # it shows only in another calling mode, and is named by that
         return
     assert planted.name in found.mistakes, found.diagnosis
     assert set(found.mistakes) <= NAMES
@@ -128,7 +128,7 @@ def test_a_mistake_answers_in_the_dtype_of_its_inputs(point):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 17])
 def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
-    """The detection table in small: nox -s detection makes the whole of it."""
+    """A small version of the detection table: `nox -s detection` makes the whole of it."""
     cells = list(power.cells(length, dtype))
     whole = [cell for cell in cells if isinstance(cell, power.Cell) and cell.inputs == power.EVERYTHING]
     assert len(whole) > 60
@@ -140,7 +140,7 @@ def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
 
 
 def test_uniform_inputs_let_mistakes_through_that_needles_catch():
-    """The reason for our inputs: with values from 0 to 1 an average hides what is lost."""
+    """The reason for our inputs: with values from 0 to 1, an average hides lost keys."""
     lost = ("tile_dropped", "scaled_by_width", "query_and_key_ignored")
     cells = list(power.cells(512, "float32", names=lost))
     caught = {(cell.mistake, cell.inputs, cell.rule): cell.is_caught for cell in cells if isinstance(cell, power.Cell)}

@@ -1,4 +1,4 @@
-"""Kinds of wrong code that people have published, each written anew here, and the name that its mistake is given."""
+"""Published kinds of wrong code, each rewritten here, and the names that the check gives them."""
 
 import math
 
@@ -169,7 +169,7 @@ def test_a_mistake_of_the_backward_pass_alone_has_its_name(function, axes, name,
 
 
 class Gated(nn.Module):
-    """Each number of the heads' outputs times one of a buffer that is drawn when the module is made."""
+    """Multiplies each number of the heads' outputs by one of a buffer that is drawn in the constructor."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -289,7 +289,7 @@ def zeros_for_empty_rows(query, key, value, *, mask=None):
 
 
 def test_a_hidden_nan_is_a_note_or_a_finding() -> None:
-    """0 times NaN is NaN, so that a weight of 0 does not keep it away."""
+    """0 times NaN is NaN, so that a weight of 0 does not hide it."""
     references = ask_oracle(workload(mask="causal"), 0)
     implementation = from_function(zeros_for_empty_rows, "mine.py:mine")
     assert compare(references, implementation).agreement.agrees

@@ -1,4 +1,4 @@
-"""The right answers are computed on the workload's device, in parts, in bounded memory and countable time."""
+"""Right answers are computed on the workload's device, in parts, with bounded memory and countable time."""
 
 import itertools
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_gradients_are_compared_where_the_yardsticks_compute(precision, scope, h
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("has_float64", [True, False])
 def test_right_answers_are_computed_on_the_device_where_it_has_float64(has_float64, precision, monkeypatch):
-    """At first all were computed on the CPU, which takes hours at long lengths; nothing but the time showed it."""
+    """All once ran on the CPU, which takes hours at long lengths; only the time showed it."""
     ask, asked = oracle.answer, []
 
     def noted(workload, inputs, rows, form=oracle.attend, *rest):
@@ -109,16 +109,16 @@ def test_right_answers_are_computed_on_the_device_where_it_has_float64(has_float
     with elsewhere.installed(kind), Counted():
         reference_for_probe(point, "normal", 0)
     exact = "meta" if has_float64 else "cpu"
-    by_yardsticks = "meta" if has_float64 or precision == "high" else "cpu"  # TF32 is on the device alone
+    by_yardsticks = "meta" if has_float64 or precision == "high" else "cpu"  # TF32 exists only on the device
     assert set(asked) == {(oracle.attend, exact), *((form, by_yardsticks) for form in oracle.YARDSTICKS)}
 
 
 LARGE = 2**24
-"""Elements of what has no numbers on the host either."""
+"""Tensors with at least this many elements have no numbers on the host, either."""
 
 
 def drawn_long(draw):
-    """A probe's draws, at the long workload without numbers."""
+    """Draw a probe at the long workload without numbers."""
 
     def drawn(workload: Workload, seed: int) -> Inputs:
         if workload.seq_len != LONG.seq_len:
@@ -132,7 +132,7 @@ def drawn_long(draw):
 
 @pytest.fixture(scope="module")
 def counted() -> Iterator[tuple[Counted, int, list[float], References]]:
-    """What all probes of a long workload cost: bytes, FLOPs, the FLOPs before each step; and their references."""
+    """Count bytes, FLOPs, and FLOPs before each step of all probes of a long workload; return the references, too."""
     steps: list[float] = []
     with elsewhere.installed(Elsewhere), pytest.MonkeyPatch.context() as patch:
         for name, draw in PROBES.items():
@@ -145,17 +145,17 @@ def counted() -> Iterator[tuple[Counted, int, list[float], References]]:
 
 @pytest.mark.long
 def test_a_long_workload_is_checked_by_all_probes_in_a_minute_and_eight_gibibytes(counted, record_property):
-    """At first inputs and gradients of every probe stayed on the device, beside the work on the last one."""
+    """Inputs and gradients of every probe once stayed on the device during the work on the last one."""
     seen, flops, _, found = counted
     record_property("flops", flops)
     record_property("peak_bytes", seen.peak_bytes)
     assert set(found.by_probe) == set(PROBES)
     assert (
         flops > (len(PROBES) - 1) * 2 * 2 * 64 * 500 * 16384 * 256 * 15
-    )  # five forms, forward and, but once, backward
+    )  # five forms, forward and, except one, backward
     assert flops / FLOPS_PER_S < MOST_S
     assert seen.peak_bytes < MOST_BYTES
-    assert seen.held_bytes < MOST_BYTES / 8  # what stays there while an implementation needs the memory
+    assert seen.held_bytes < MOST_BYTES / 8  # kept while an implementation needs the memory
 
 
 @pytest.mark.long
@@ -175,7 +175,7 @@ def test_while_candidates_are_compared_one_probe_is_on_the_device(counted):
 
 
 def test_rows_that_nobody_wrote_take_no_memory():
-    """At first each reference of a long workload took the whole of it: huge pages, of which each row wrote to one."""
+    """Each reference of a long workload once took full memory: each row touched a huge page."""
     before = psutil.Process().memory_info().rss
     made = untouched((64, 2**14, 32))  # 256 MiB
     made[:, ::64] = 1.0
@@ -206,7 +206,7 @@ def test_a_heartbeat_comes_often_whatever_the_length(counted):
     _, flops, steps, _ = counted
     longest = max(after - before for before, after in itertools.pairwise(steps))
     assert longest < flops / 100
-    assert longest / SLOW_FLOPS_PER_S < MOST_S  # a slow processor, too, is within the timeout of a step
+    assert longest / SLOW_FLOPS_PER_S < MOST_S  # a slow processor, too, stays within the timeout of a step
 
 
 def test_what_is_expected_of_every_query_is_0_where_the_output_has_no_gradient():

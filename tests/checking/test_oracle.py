@@ -1,4 +1,4 @@
-"""The yardsticks are honest: in float64 they give the oracle's output and gradients, under every kind of mask."""
+"""The yardsticks are right: in float64 they give the oracle's output and gradients, under every kind of mask."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mistakes that show on one kind of input, in one mode, in one layout or in memory alone; honest forms pass."""
+"""Mistakes that show only on one kind of input, in one mode, in one layout or in memory; honest forms pass."""
 
 import math
 
@@ -64,7 +64,7 @@ class WrongWithoutGradients(Honest):
 
 
 class SumsInHalf(Honest):
-    """Adds up what the keys contribute in the dtype of the inputs."""
+    """Sums the keys' contributions in the dtype of the inputs."""
 
     def attend(self, query, key, value, mask):
         weights = (query.float() @ key.float().mT / query.shape[-1] ** 0.5).softmax(-1)
@@ -201,7 +201,7 @@ def test_biases_use_the_digits_of_float32():
 
 
 class RoundsExponentials(Honest):
-    """Exponentials are rounded for the product with the values, and their sum is not, as FlashAttention does it."""
+    """Rounds exponentials for the product with the values but not for their sum, as FlashAttention does."""
 
     def attend(self, query, key, value, mask):
         scores = self.scores(query, key, mask).float()

@@ -1,4 +1,4 @@
-"""Each rule holds for an honest form, and catches the one that breaks it."""
+"""Each rule holds for an honest form, and catches one that breaks it."""
 
 import math
 
@@ -66,7 +66,7 @@ class Random(Honest):
 
 
 class InTheQuerysOrder(Honest):
-    """Takes views of one buffer for (B, T, 3, H, K), whatever they are."""
+    """Treats views of one buffer as (B, T, 3, H, K), whatever they are."""
 
     def attend(self, query, key, value, mask):
         memories = {each.untyped_storage().data_ptr() for each in (query, key, value)}
@@ -177,7 +177,7 @@ def no_scale_of_0(query, key, value, *, mask, scale=None):
 
 
 class RowOfBias(torch.autograd.Function):
-    """Adds a bias, whose gradient over all queries is their mean."""
+    """Adds a bias, and returns the mean over all queries as its gradient."""
 
     @staticmethod
     def forward(ctx, scores, bias):

@@ -1,4 +1,4 @@
-"""The one tolerance: by segment of rows, largest and RMS error, and what is imprecise rather than wrong."""
+"""The one tolerance: by segment of rows, largest and RMS error, and the boundary of imprecise and wrong."""
 
 import msgspec
 import pytest
@@ -21,13 +21,13 @@ def draws(seed):
 
 
 def answer():
-    """Rows whose size falls by a factor of ten from the first to the last, as under a causal mask."""
+    """Build rows whose size falls by a factor of ten from first to last, as under a causal mask."""
     sizes = torch.logspace(0, -1, ROWS, dtype=torch.float64)[:, None]
     return torch.randn(ROWS, WIDTH, generator=draws(0), dtype=torch.float64) * sizes
 
 
 def noise(seed, factor=1.0):
-    """Errors in proportion to the size of each row, independent of the answer's signs."""
+    """Draw errors in proportion to the size of each row, independent of the answer's signs."""
     sizes = answer().square().mean(dim=1, keepdim=True).sqrt()
     return factor * NOISE * sizes * torch.randn(ROWS, WIDTH, generator=draws(seed), dtype=torch.float64)
 
@@ -118,7 +118,7 @@ CAUSAL = {"seq_len": 256, "mask": "causal", "dtype": "bfloat16", "batch_size": 1
 
 
 class LateRows(Textbook):
-    """The last quarter of the output rows is 10 % too large."""
+    """Makes the last quarter of the output rows 10 % too large."""
 
     def attend(self, query, key, value, mask):
         factors = torch.ones(query.shape[-2], 1, dtype=query.dtype)
@@ -127,7 +127,7 @@ class LateRows(Textbook):
 
 
 class LateQueries(Textbook):
-    """The gradient of the second half of the queries is 10 % too small."""
+    """Makes the gradient of the second half of the queries 10 % too small."""
 
     def attend(self, query, key, value, mask):
         factors = torch.ones(query.shape[-2], 1, dtype=query.dtype)
@@ -155,7 +155,7 @@ def test_an_answer_is_as_right_as_its_worst_tensor():
 
 def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
     sizes = answer().square().mean(dim=1, keepdim=True).sqrt()
-    found = judged(5.7 * NOISE * sizes * answer().sign())  # no number is far off, but all are
+    found = judged(5.7 * NOISE * sizes * answer().sign())  # no number is far off, but all are biased
     assert found.error < 0.7 * found.allowed
     assert found.rms_ratio > 2
     words = describe(Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=(found,)),)))

@@ -1,4 +1,4 @@
-"""Witness samples: whoever answers from an earlier call is seen, and nobody else."""
+"""Witness samples: answers from an earlier call are detected, and honest code passes."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ NUM_CALLS = 7
 
 
 def judged(workload, spec, number, *, change=lambda case: None, is_thorough=True):
-    """What the judge says of the call with this number."""
+    """Return the judge's verdict on the call with this number."""
     drawn = draw_normal(workload, 0)
     placed = place(drawn, workload)
     case = build(workload, implementation(spec), placed)
     change(case)
     with case.grad_mode():
-        case.call()()  # on the inputs that are timed
+        case.call()()  # on the timed inputs
         outputs = [call() for call in witness.ready(case, placed, NUM_CALLS, 5)]
     assert len(outputs) == NUM_CALLS
     found = {name: tensor for name, tensor in outputs[number].items() if tensor is not None}

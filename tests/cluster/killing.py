@@ -1,7 +1,7 @@
 """Kill a worker, an actor, a node or the driver of a sweep over a Ray cluster, and check its end.
 
-The end is compared with a run without a cluster: nothing that the driver has collected is lost, each share is measured
-by one host, no verdict is another, and no two hosts measure at once.
+The end is compared with a run without a cluster: everything that the driver has collected is kept, each share is
+measured by one host, verdicts do not change, and no two hosts measure at once.
 """
 
 import itertools
@@ -42,12 +42,12 @@ ENDS = {ExitCode.passed, ExitCode.inconclusive}
 """Exit codes of a whole run: on a busy machine times are doubtful."""
 MOST_STARTS = 3
 GONE_S = 1.0
-"""A node is away for so long before it comes back."""
+"""Seconds that a node is away before it comes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A sweep in which something is killed, and what was wrong in the end."""
+    """A sweep in which a process is killed, and the errors of its end."""
 
     victim: str
     after_s: float
@@ -74,27 +74,27 @@ class Machines:
 
     @property
     def address(self) -> str:
-        """Where drivers find it."""
+        """Return the address for drivers."""
         return str(self.cluster.address)
 
     def add(self, name: str) -> Any:
-        """A node that measures, whose host has that name."""
+        """Add a node that measures; its host has that name."""
         for left in reversed(range(MOST_STARTS)):
             try:
                 return self.cluster.add_node(resources={SLOT: 1}, labels={LABEL: name}, **self._node)
-            except Exception:  # Ray raises no other where a busy machine takes more than 30 s to start a node
+            except Exception:  # the only type that Ray raises if a busy machine takes more than 30 s to start a node
                 if not left:
                     raise
         return None
 
     def remove(self, name: str) -> None:
-        """A node is gone, with all its processes, as when its power is cut."""
+        """Remove a node with all its processes, as if its power were cut."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
 
 @contextmanager
 def machines() -> Iterator[Machines]:
-    """Within: a cluster of two hosts."""
+    """Provide a cluster of two hosts."""
     started = Machines()
     try:
         yield started
@@ -103,26 +103,26 @@ def machines() -> Iterator[Machines]:
 
 
 def command(results: Path, *words: str) -> list[str]:
-    """The command of a sweep, or of going on with one."""
+    """Return the command of a sweep, or of resuming one."""
     return [sys.executable, "-m", "attnbench", "run", *words, "--results", str(results)]
 
 
 def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
-    """A driver at work."""
+    """Start a driver."""
     log = (results / "log").open("ab")
     with log:
         return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def local(results: Path) -> Results:
-    """The same sweep without a cluster."""
+    """Run the same sweep without a cluster."""
     results.mkdir(parents=True, exist_ok=True)
     started(results, *SHORT).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
 
 def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> Trial:
-    """One sweep during which somebody is killed, `after_s` seconds after a host has begun to measure."""
+    """Run one sweep, and kill a victim `after_s` seconds after a host has started to measure."""
     results.mkdir(parents=True, exist_ok=True)
     driver = started(results, *SHORT, "--cluster", cluster.address)
     run = begun(results)
@@ -146,7 +146,7 @@ def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> T
 
 
 def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> None:
-    """Kill one of the kind, at random; of processes only such as this one has started."""
+    """Kill one victim of the kind at random, among processes that this one has started."""
     if victim == "driver":
         driver.kill()
     elif victim == "node":
@@ -170,7 +170,7 @@ def _command_of(process: psutil.Process) -> str:
 
 
 def begun(results: Path) -> Path | None:
-    """The run, once a host has begun to measure a share of it; None where that takes too long."""
+    """Wait until a host has started to measure a share, and return the run; None if that takes too long."""
     end_s = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < end_s:
         for run in find_runs(results):
@@ -181,7 +181,7 @@ def begun(results: Path) -> Path | None:
 
 
 def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
-    """What is wrong with the end of a run on a cluster, in words."""
+    """Describe the errors in the end of a run on a cluster."""
     found = read(run)
     problems = [] if found.elapsed_s is not None else ["it has no end"]
     ends, expected = ({each.key: each.status for each in results.records} for results in (found, alone))
@@ -204,7 +204,7 @@ def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
     held = Counter(found.num_visits)
     if kept != held:
         problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
-    numbers = Counter(place.partition("/")[2] for place in merged)  # a folder is of one share on one host
+    numbers = Counter(place.partition("/")[2] for place in merged)  # a folder belongs to one share on one host
     problems += [f"share {share} was measured by {number} hosts" for share, number in numbers.items() if number > 1]
     for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"):
         own = folder_of_runs() / run.name / path.parent.parent.name / path.parent.name / JOURNAL
@@ -214,7 +214,7 @@ def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
 
 
 def overlaps(visits: dict[str, list[events.VisitFinished]]) -> list[str]:
-    """Visits of two shares that were at work at once, by the clock of this machine."""
+    """Return visits of two shares that overlapped, by the clock of this machine."""
     spans = sorted(
         (
             min(sample.start_s for taken in visit.arms for sample in taken.samples),
@@ -232,7 +232,7 @@ def overlaps(visits: dict[str, list[events.VisitFinished]]) -> list[str]:
 
 
 def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
-    """The visits in the journals of all hosts of this machine, by host and share."""
+    """Read the visits in the journals of all hosts of this machine, by host and share."""
     return {
         f"{path.parent.parent.name}/{path.parent.name}": [
             event for event in read_events(path) if isinstance(event, events.VisitFinished)
@@ -242,5 +242,5 @@ def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
 
 
 def _decided(results: Results) -> dict[Key, str]:
-    """The verdicts that are decided."""
+    """Return the decided verdicts."""
     return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}

@@ -1,4 +1,4 @@
-"""The driver: without Ray it says what to install; with it, hosts that die cost nothing that they have finished."""
+"""The driver: without Ray it names the package to install; with it, the finished work of hosts that die is kept."""
 
 import os
 import random

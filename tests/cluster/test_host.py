@@ -1,4 +1,4 @@
-"""What runs on a host: it has the machine for itself, takes only the plan's own files, and goes on with its journal."""
+"""A host's work: it has the machine to itself, takes only the plan's own files, and resumes its journal."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 @pytest.fixture(autouse=True)
 def own_machine(tmp_path, monkeypatch):
-    """A slot, and a folder of journals, that no other test has."""
+    """Provide a slot and a folder of journals that no other test uses."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(hosts, "LOCK", tmp_path / "bench-slot")
     monkeypatch.setattr(hosts, "POLL_S", 0.01)
@@ -76,7 +76,7 @@ def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path
 
 
 def share_of_files(share: Share) -> Share:
-    """The same with other files than those of its plan."""
+    """Build the share with other files than those of its plan."""
     return msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n"))
 
 
@@ -104,7 +104,7 @@ def test_jobs_with_temporary_folders_of_their_own_share_the_slot(tmp_path):
     code = "from attnbench.cluster import host; print(host.LOCK)"
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
-        folder.mkdir()  # one that is missing is not used
+        folder.mkdir()  # a missing one is not used
     jobs = [{**os.environ, "TMPDIR": str(folder)} for folder in folders]
     locks = {subprocess.check_output([sys.executable, "-c", code], env=job, text=True) for job in jobs}
     assert len(locks) == 1

@@ -1,4 +1,4 @@
-"""The check of what a sweep over a cluster survives sees overlaps."""
+"""The check of the kill trials detects overlaps."""
 
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import Arm, Sample

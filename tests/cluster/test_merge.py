@@ -1,4 +1,4 @@
-"""The journals of hosts become one run: each share is of one host, and each cell has been measured by one."""
+"""The journals of hosts become one run: each share belongs to one host, and each cell was measured by one."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,7 +26,7 @@ def of_a_run(folder: Path) -> Plan:
 
 
 def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = True, environment=journals.ENVIRONMENT):
-    """A made-up journal of a host, where the driver keeps it."""
+    """Write a made-up journal of a host to the driver's place for it."""
     path = journal_path(folder, host, share.name)
     made = path.parent.parent / "made"
     levels = {"matmul": 2e12 if host == "b" else 1e12}
@@ -84,13 +84,13 @@ def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
     merge(folder, started, shares, {}, is_over=True)
     results = read(folder)
     assert results.hosts == ("a", "b")
-    assert results.elapsed_s == pytest.approx(119.0 * -(-len(shares) // 2))  # of the host that took longest
+    assert results.elapsed_s == pytest.approx(119.0 * -(-len(shares) // 2))  # of the slowest host
     host_of = {workload.id: "ab"[n % 2] for n, share in enumerate(shares) for workload in share.plan.workloads}
     assert {record.workload.id: record.host for record in results.records} == host_of
     cells = table(results)
     assert dict(zip(cells["workload"], cells["host"], strict=True)) == host_of
     assert set(samples(folder)["host"]) == {"a", "b"}
-    # Each share of the ceilings is of its own host.
+    # Each host has its share of the ceilings.
     for record in results.records:
         found = results.host_ceilings[record.host, record.workload.place].matmul
         assert found is not None
@@ -103,7 +103,7 @@ def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
     folder, started, shares = run
     for share in shares:
         host_writes(folder, "a", share)
-    host_writes(folder, "b", shares[0])  # an actor that was believed lost came to its end, too
+    host_writes(folder, "b", shares[0])  # an actor that was believed lost finished, too
     host_writes(folder, "c", shares[1], is_finished=False)
     merge(folder, started, shares, {}, is_over=True)
     results = read(folder)

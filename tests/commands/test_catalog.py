@@ -1,4 +1,4 @@
-"""The support table: every implementation answers every question, each no has its reason, and it fits a terminal."""
+"""The support table: every implementation and question has an answer, each no a reason, and it fits the terminal."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`attnbench check` says WRONG of wrong answers alone, and judges the others whatever becomes of one of them."""
+"""`attnbench check` calls only wrong answers WRONG, and judges the others even if one implementation crashes."""
 
 import json
 import subprocess
@@ -165,7 +165,7 @@ def test_a_choice_that_does_not_exist_is_refused() -> None:
 
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     found = checked(folder, "mine.py:right", "mine.py:at_times", "mine.py:greedy", "broken.py:f", "unreadable.py:g")
-    assert found.returncode == 3, found.stderr  # nothing is wrong, and not everything was judged
+    assert found.returncode == 3, found.stderr  # nothing is wrong, but not everything was judged
     assert found.stdout.splitlines()[-1].startswith("inconclusive: ")
     assert "WRONG" not in found.stdout
     for line in (
@@ -177,7 +177,7 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
         "unreadable.py:g: not judged",
     ):
         assert line in found.stdout
-    assert found.stdout.count("needs window") == 1  # once, however many cells
+    assert found.stdout.count("needs window") == 1  # once, for any number of cells
 
 
 @pytest.mark.parametrize(("kv_heads", "is_told"), [(1, True), (2, False)])
@@ -194,7 +194,7 @@ def test_it_passes_where_all_are_right_and_refuses_where_none_can_be_tried(folde
 
 
 class Wrong(virtual.SimulatedClient):
-    """Finds `bad` wrong from so many keys on."""
+    """Judges `bad` wrong from this many keys on."""
 
     def __init__(self) -> None:
         super().__init__(World(name="calm"), lambda *_: 1e-3)
@@ -202,7 +202,7 @@ class Wrong(virtual.SimulatedClient):
 
     def ask(self, request: Work) -> Reply:
         found = super().ask(request)
-        if not isinstance(request, Check):  # what calls keep is read at the end
+        if not isinstance(request, Check):  # kept memory is read at the end
             return found
         self.asked.append((request.arm.implementation, request.workload.kv_len))
         if request.arm.implementation == "bad" and request.workload.kv_len > 8:
@@ -231,7 +231,7 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
 
 
 class Picky(virtual.SimulatedClient):
-    """Supports no more than 16 keys; it keeps what it was asked."""
+    """Supports at most 16 keys, and records its requests."""
 
     def __init__(self) -> None:
         super().__init__(World(name="calm"), lambda *_: 1e-3)
@@ -259,7 +259,7 @@ def test_a_check_says_which_supported_cell_follows(tmp_path: Path) -> None:
 
 
 class Unloadable(Picky):
-    """Cannot load one of two implementations."""
+    """Fails to load one of two implementations."""
 
     def ask(self, request: Work) -> Reply:
         if type(request) is Prepare and request.arm.implementation == "one":

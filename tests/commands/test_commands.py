@@ -1,4 +1,4 @@
-"""A file that holds COMMAND is a command; a parameter that is a dataclass stands for its fields as options."""
+"""A file with COMMAND is a command; the fields of a dataclass parameter become options."""
 
 import inspect
 import subprocess

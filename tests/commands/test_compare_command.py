@@ -1,4 +1,4 @@
-"""`attnbench compare` on a real repository with real workers: exit codes, and what is left behind."""
+"""`attnbench compare` on a real repository with real workers: exit codes, and remaining files."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-PYTHON = sys.executable  # a process of its own, that can be killed with its group
+PYTHON = sys.executable  # its own session, so that it can be killed with its group
 ROOT = Path(__file__).parents[2]
 TINY = """summary = "as small as can be"
 budget_s = 0.0
@@ -91,7 +91,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
     reported = json.loads(found.stdout)
-    assert found.exit_code in {1, 3}  # how fast it was decides nothing here
+    assert found.exit_code in {1, 3}  # its speed does not matter here
     assert reported["findings"] == []
     assert reported["suite"]["ratio"] > 0
     assert sorted((cell["implementation"], cell["side"]) for cell in reported["cells"]) == [
@@ -110,7 +110,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
 
 
 def prepared(repo, monkeypatch, base, candidate, *implementations):
-    """Folder and plan of a comparison, as the command makes them."""
+    """Prepare folder and plan of a comparison as the command does."""
     monkeypatch.chdir(repo)
     fields = {"sweep": "tiny.toml", "implementations": implementations}
     folder = execution.new_folder(Path("results"), "compare")
@@ -225,7 +225,7 @@ def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo,
     planned = read(folder).plan
     with sides.checked_out(planned, folder):
         sides.remove_abandoned(repo / "results")
-        assert (left / "base" / "mine.py").read_text() == PLAIN  # ours, and at work
+        assert (left / "base" / "mine.py").read_text() == PLAIN  # its own, and busy
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     results = read(folder)
     assert not left.exists()

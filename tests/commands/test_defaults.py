@@ -1,4 +1,4 @@
-"""Options that are not typed: what goes before what, and what is said of a mistake; and every command's help."""
+"""Defaults of options: their precedence, the messages for mistakes, and every command's help."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ PROGRAM = typer.main.get_command(app)
 OPTIONS = defaults.options_of(PROGRAM)
 COMMANDS = plugs("attnbench.commands", "COMMAND")
 TYPES = re.compile(r"<(?!=|x|\w+\|)")
-"""Of typer's own names for what a value is all but lists of choices."""
+"""Typer's names for types of values, except lists of choices."""
 
 
 def found(folder: Path, text: str = "", **environment: str) -> dict[str, dict[str, defaults.Default]]:

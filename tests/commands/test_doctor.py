@@ -1,4 +1,4 @@
-"""The doctor's advice: each is planted, and absent on a machine that is fit."""
+"""The doctor's advice: each fault is planted, and absent on a healthy machine."""
 
 import math
 from types import SimpleNamespace

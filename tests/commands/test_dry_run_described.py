@@ -1,4 +1,4 @@
-"""A dry run for a device that is only described: supported or not and why, times of a roofline, what does not fit."""
+"""A dry run for a described device: supported or not and why, times of a roofline, and cells that do not fit."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_what_does_not_fit_says_so_and_by_how_much():
 
 
 def test_a_package_that_is_missing_here_is_named_and_no_reason_against_it():
-    """At first a cell of a package that is not installed here was left out, whatever there is on the device."""
+    """Cells of packages missing here were once left out, although the device may have them."""
     rows = rows_of(planned("seq_len=1024", "direction=inference", implementations=["flash_attn_2", "flashinfer"]))
     of_flash = [row for (_, name), row in rows.items() if name == "flash_attn_2"]
     assert {(row["status"], *row["needs"]) for row in of_flash} == {("ok", "flash_attn")}

@@ -1,4 +1,4 @@
-"""A dry run for a device that is missing here says so, and lists what would be asked of it."""
+"""A dry run for a device that is missing here says so, and lists what it would run there."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`attnbench report --format`: each format is what its tool reads."""
+"""`attnbench report --format`: each format is readable by its tool."""
 
 import csv
 import io
@@ -88,7 +88,7 @@ def test_traces_are_written_of_what_has_a_definition_and_was_tried(tmp_path, mon
     found = {
         (each["solution"], each["workload"]["axes"]["total_q"]): each for each in map(json.loads, text.splitlines())
     }
-    tried = {"sdpa", "fused", "liar", "sdpa_math"}  # torch_mha has no part, naive_loop is too slow at 2048
+    tried = {"sdpa", "fused", "liar", "sdpa_math"}  # torch_mha has no parts, naive_loop is too slow at 2048
     assert set(found) == {(name, length) for name in tried for length in (128, 2048)} | {("naive_loop", 128)}
     assert {each["definition"] for each in found.values()} == {"gqa_ragged_prefill_causal_h8_kv8_d64"}
     assert found["sdpa", 128]["evaluation"]["performance"]["speedup_factor"] == 1.0

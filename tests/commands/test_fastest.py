@@ -1,4 +1,4 @@
-"""`attnbench fastest` with real workers on tiny shapes: words, JSON, exit codes, mistakes."""
+"""`attnbench fastest` with real workers on tiny shapes: texts, JSON, exit codes, mistakes."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def invoke(*words: str) -> Result:
 def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
     done = invoke("fastest", "naive_loop", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes")
     assert done.exit_code in {0, 3}, done.output
-    answers = ("Take ", "Not clear: ")  # after what may be said of other work on this machine
+    answers = ("Take ", "Not clear: ")  # after a possible warning about other work on this machine
     told = next(line for line in done.stdout.splitlines() if line.removeprefix("doubtful: ").startswith(answers))
     assert "naive_loop seems" not in told
     assert "PyTorch's own" in done.stdout
@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
     assert found["file"] == "new/policy.json"
     assert Path(found["file"]).is_file()
     assert found["chosen"] == {"sdpa": 1}
-    assert found["regret"] is None  # one workload alone says nothing of others
+    assert found["regret"] is None  # one workload alone predicts no others
     (folder,) = find_runs(tmp_path / "results")
 
     again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1")

@@ -1,4 +1,4 @@
-"""What the commands that run something share."""
+"""Shared parts of the commands that run something."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What a terminal of 80 columns shows: whole words, troubles before results, a legend beside each question mark."""
+"""A terminal of 80 columns: whole words, warnings before results, a legend below each question mark."""
 
 import dataclasses
 import gzip
@@ -26,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def raw(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> str:
-    """What is written to a terminal so wide, without colours."""
+    """Return the output for a terminal of that width, without colours."""
     file = io.StringIO()
     monkeypatch.setattr(
         terminal, "Console", lambda: Console(file=file, width=width, force_terminal=True, no_color=True)
@@ -36,7 +36,7 @@ def raw(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> s
 
 
 def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> list[str]:
-    """Its lines, as they are seen."""
+    """Return its visible lines."""
     return [line.rstrip() for line in Text.from_ansi(raw(results, monkeypatch, width)).plain.splitlines()]
 
 

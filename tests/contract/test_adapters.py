@@ -1,4 +1,4 @@
-"""Adapters: a right module passes in every layout, the same in a wrong one is found, and no error is a riddle."""
+"""Adapters: a right module passes in every layout, a wrong one is found, and errors are clear."""
 
 import re
 from itertools import permutations
@@ -32,7 +32,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
 
 
 class Packed(nn.Module):
-    """One layer; `order` says in which order `forward` takes it apart, `together` whether each head's rows are one."""
+    """One layer; `order` is the order in which `forward` splits it, `together` groups each head's rows."""
 
     def __init__(self, sizes, order="qkv", *, together=False):
         super().__init__()
@@ -51,7 +51,7 @@ class Packed(nn.Module):
 
 
 class Split(nn.Module):
-    """Three layers, grouped heads, cross-attention, and an output beside which stands something else."""
+    """Three layers, grouped heads, cross-attention, and an output that is part of a tuple."""
 
     def __init__(self, sizes, *, bias=True):
         super().__init__()
@@ -96,7 +96,7 @@ class Conv1D(nn.Module):
 
 
 class Transposed(Packed):
-    """As in GPT-2."""
+    """One transposed layer, as in GPT-2."""
 
     def __init__(self, sizes):
         super().__init__(sizes)
@@ -268,7 +268,7 @@ def made_of(**others):
 
 
 def packing(change):
-    """An adapter whose own `pack` changes each tensor of a right one."""
+    """Build an adapter whose `pack` changes each tensor of a right one."""
     right = packed("qkv", out="proj")
     return lambda: adapt(
         Packed, Layout(pack=lambda weights: {n: change(n, t) for n, t in right.pack(weights).items()}), call=alone

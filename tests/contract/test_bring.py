@@ -1,4 +1,4 @@
-"""The table of docs/adapters.md: each row is judged right as it stands, and a mistake planted in its code is found."""
+"""The table of docs/adapters.md: each row is judged right, and a mistake planted in its code is found."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ def of_row(code: str) -> Implementation:
 
 
 def tried(made: Implementation) -> Iterator[Agreement]:
-    """What a check of one kind of input says at the first cases that the row supports, cross-attention among them."""
+    """Check one kind of input at the first cases that the row supports, cross-attention included."""
     axes = [{"mask": mask} for mask in ("causal", "padding", "none")]
     axes += [{"num_kv_heads": 2}, *({"kv_len": 17, "mask": mask} for mask in ("none", "causal_bottom_right", "causal"))]
     changed = [SMALL.with_axes(each) for each in axes]

@@ -1,4 +1,4 @@
-"""`attention` computes what scaled_dot_product_attention does, by what a policy chooses; elsewhere by PyTorch's own."""
+"""`attention` computes scaled_dot_product_attention with a policy's choice; otherwise it calls PyTorch's own."""
 
 import itertools
 import warnings
@@ -31,7 +31,7 @@ def row(use, **fields):
 
 
 def always(use):
-    """Rows near every call of this file, all of which have that winner."""
+    """Build rows near every call of this file, all with this winner."""
     kinds = itertools.product(
         ("float32", "float64"),
         ("inference", "forward_backward"),
@@ -70,7 +70,7 @@ def tensors(heads=4, groups=4, tokens=6, keys=6, dtype=torch.float32, *, grad=Fa
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The names of what was built, in order."""
+    """Record the names of built implementations, in order."""
     built = []
 
     def seen(name):
@@ -139,7 +139,7 @@ def test_gradients_dtype_threads_shape_and_policy_are_part_of_what_is_looked_up(
         return calls[-1] if calls else None
 
     assert used() == "fused"
-    assert used() is None  # it is kept
+    assert used() is None  # it is reused
     assert used(grad=True) == "bmm"
     with torch.no_grad():
         assert used(grad=True) is None  # as without gradients
@@ -285,7 +285,7 @@ def attends_by_policy():
 
 
 def seams():
-    """The functions that take the place of a model's attention: ours by policy, a candidate, and the reference."""
+    """Return the functions that replace a model's attention: ours by policy, a candidate, and the reference."""
     register()
     reference = pytest.importorskip("transformers").AttentionInterface()[REFERENCE]
     return {"policy": attends_by_policy(), "candidate": Candidate("fused"), "reference": reference}
@@ -300,7 +300,7 @@ def test_a_model_may_pass_its_mask_by_keyword_or_none_at_all(seam):
     module.num_key_value_groups = 2
     by_keyword, _ = attend(module, *given, attention_mask=visible, dropout=0.0, scaling=8**-0.5, is_causal=False)
     torch.testing.assert_close(by_keyword.float(), right)
-    if seam != "reference":  # whose masks are always written out
+    if seam != "reference":  # whose masks are always dense
         without, _ = attend(module, *given, dropout=0.0, scaling=8**-0.5, is_causal=True)
         torch.testing.assert_close(without, right)
 

@@ -1,4 +1,4 @@
-"""Plain functions: each is given what it names, right ones agree, and a wrong one is named; no error is a riddle."""
+"""Plain functions: each receives the parameters it names, right ones pass, wrong ones are named; errors are clear."""
 
 import re
 from functools import partial
@@ -23,7 +23,7 @@ SIZES = {"batch_size": 2, "num_heads": 4, "head_dim": 8, "seq_len": 13, "directi
 
 
 def attend(query, key, value, *, mask=None, bias=None, scale=None):
-    """The textbook form, of which the others are made."""
+    """The textbook form, the base of the others."""
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if bias is None else scores + bias
     if mask is not None:
@@ -35,7 +35,7 @@ def attend(query, key, value, *, mask=None, bias=None, scale=None):
 
 
 def everything(query, key, value, *, mask=None, is_causal=False, bias=None, scale=1.0, num_kv_heads=1):
-    """It takes all there is but dropout; keys and values are repeated here."""
+    """Takes every input except dropout, and repeats keys and values itself."""
     assert key.shape[1] == num_kv_heads
     assert not (is_causal and mask is not None)
     key, value = (tensor.repeat_interleave(query.shape[1] // num_kv_heads, dim=1) for tensor in (key, value))
@@ -53,7 +53,7 @@ def causal_alone(query, key, value, *, is_causal=False):
 
 
 def sdpa_like(query, key, value, mask=None, bias=None, *, is_causal=False, scale=None):
-    """SDPA's own signature, nearly; `mask` where there is one, the bias with it."""
+    """Nearly SDPA's signature; `mask` if there is one, with the bias."""
     if bias is not None and mask is not None:
         bias = bias.masked_fill(~mask, float("-inf"))
     elif bias is None:
@@ -65,7 +65,7 @@ def sdpa_like(query, key, value, mask=None, bias=None, *, is_causal=False, scale
 
 
 def own_alibi(query, key, value, *, mask=None, bias=None, ratio=8.0):
-    """ALiBi whose slopes it makes itself where there is a bias: 2^(-ratio h/H)."""
+    """ALiBi with its own slopes if there is a bias: 2^(-ratio h/H)."""
     if bias is not None:
         heads = torch.arange(1, query.shape[1] + 1)
         apart = (torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])).abs()
@@ -82,7 +82,7 @@ def without_bias(query, key, value, *, mask=None, bias=None):
 
 
 def grouped(query, key, value, *, mask=None, num_kv_heads=1):
-    """Each key/value head beside the query heads that read it: no copy."""
+    """Pairs each key/value head with its query heads, without a copy."""
     query = query.unflatten(1, (num_kv_heads, -1))  # (B,H,T,K) -> (B,G,H/G,T,K)
     mask = None if mask is None else mask.unsqueeze(2)  # (B,1,T,S) -> (B,1,1,T,S)
     return attend(query, key[:, :, None], value[:, :, None], mask=mask).flatten(1, 2)
@@ -152,7 +152,7 @@ def test_a_wrong_one_is_wrong(function, axes, named):
     assert found.diagnosis
     assert not named or named in found.mistakes
     plain = {"mask": "causal", "num_kv_heads": 4} if function is not wrong_scale else {"mask": "causal", "head_dim": 1}
-    assert judged(function, **plain).agrees  # so what is wrong is what was planted
+    assert judged(function, **plain).agrees  # so the planted mistake is the error
 
 
 def test_what_it_is_given_follows_from_its_signature():
@@ -186,7 +186,7 @@ def test_what_it_is_given_follows_from_its_signature():
         return query
 
     assert called("causal", summed)["bias"].isinf().any()  # without `mask` the bias hides
-    assert seen["key"].shape[1] == 4  # without `num_kv_heads` each is repeated
+    assert seen["key"].shape[1] == 4  # without `num_kv_heads` heads are repeated
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_function_that_cannot_drop_is_told_which_parameter_it_needs():
 
 
 def by_window(query, key, value, *, window_size=(-1, -1), softcap=None):
-    """A window counted from the end, as flash-attention takes it, and a softcap."""
+    """A window counted from the end, as in flash-attention, and a softcap."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None] - (key.shape[2] - query.shape[2])
@@ -300,7 +300,7 @@ def test_every_way_to_take_parameters_is_understood():
 
 
 def test_a_compiled_function_is_given_the_same(monkeypatch):
-    def captured(function):  # the graph as Inductor would have it, run as it stands
+    def captured(function):  # the graph as Inductor gets it, run unchanged
         return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
 
     monkeypatch.setattr("attnbench.contract.loading.compile_whole", captured)
@@ -436,7 +436,7 @@ def test_a_function_that_would_ignore_what_is_asked_for_is_refused(axes, reason)
 
 
 class Core(nn.Module):
-    """No weights."""
+    """A module without weights."""
 
     def forward(self, q, k, v, attn_mask=None):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)

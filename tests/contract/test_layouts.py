@@ -1,4 +1,4 @@
-"""Layouts: every canonical number lies in the state dict once, and gradients find their way back."""
+"""Layouts: every canonical number is in the state dict once, and gradients find their way back."""
 
 from dataclasses import replace
 from itertools import permutations

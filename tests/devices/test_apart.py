@@ -1,4 +1,4 @@
-"""A test of a device has a process of its own: shown with a marker, without a device."""
+"""A test of a device runs in its own process: shown with a marker, without a device."""
 
 import os
 import subprocess
@@ -97,7 +97,7 @@ def test_one_that_hangs_is_killed_and_the_next_is_run(tmp_path):
 def test_without_a_device_no_process_is_started(tmp_path):
     said = run(tmp_path, TESTS.replace("os.abort()", "assert LOST"), has_device=False)
     assert "no report" not in said
-    assert "4 failed" in said, said  # those that come after the first find its context lost
+    assert "4 failed" in said, said  # later tests find its context lost
 
 
 def test_this_projects_tests_have_these_hooks():

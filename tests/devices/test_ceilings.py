@@ -1,4 +1,4 @@
-"""Ceilings: what the samples say, how they are taken on a simulated machine, and that a run takes them once."""
+"""Ceilings: computed from samples, measured on a simulated machine, and measured once in a run."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from studies.simulated.worlds import WORLDS
 
 
 def measured(*rates: tuple[str, int, float, int]) -> Ceilings:
-    """Samples of a kind, an amount, a rate and a round each."""
+    """Build samples from a kind, an amount, a rate and a round each."""
     samples = [
         CeilingSample(kind, "float32", 1, amount, amount / rate, 1, number) for kind, amount, rate, number in rates
     ]
@@ -39,7 +39,7 @@ def test_a_copy_is_held_against_copies_that_touch_as_much():
 
 
 def loads(clock: VirtualClock, **seconds: float) -> list[Load]:
-    """Loads named by their kind and amount, such as matmul_8, that take so long."""
+    """Build loads named by their kind and amount, such as matmul_8, with these durations."""
     made = []
     for name, cost_s in seconds.items():
         kind, amount = name.split("_")
@@ -102,7 +102,7 @@ def test_loads_compute_what_they_are_named_after(monkeypatch):
             assert result.shape == (load.size, load.size)
             assert load.amount == 2 * load.size**3
             torch.testing.assert_close(result[0], left[0] @ right, atol=1e-3, rtol=1e-3)
-            assert left.std() == pytest.approx(1.0, abs=0.1)  # zeros would be cheaper
+            assert left.std() == pytest.approx(1.0, abs=0.1)  # zeros would need less power
         else:
             assert result.nbytes == load.size
             assert load.amount == 2 * load.size
@@ -110,7 +110,7 @@ def test_loads_compute_what_they_are_named_after(monkeypatch):
 
 
 class Broken(SimulatedClient):
-    """A worker that dies of the loads."""
+    """A worker that the loads kill."""
 
     def ask(self, request):
         if isinstance(request, MeasureCeilings):

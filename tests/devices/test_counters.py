@@ -1,4 +1,4 @@
-"""The system's counters: what a process has used with all that it started."""
+"""The system's counters: the usage of a process and all its descendants."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Skipped with a reason where there is none."""
+"""Facts that only a CUDA device can show. Skipped with a reason without one."""
 
 from pathlib import Path
 

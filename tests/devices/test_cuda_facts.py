@@ -1,4 +1,4 @@
-"""What a CUDA device says of itself, with torch's compiled part replaced; how its flags reach a reader."""
+"""Facts about a CUDA device, with torch's compiled part replaced; and the way of its flags to a reader."""
 
 import itertools
 import re
@@ -46,7 +46,7 @@ def two_devices(monkeypatch):
 
 @pytest.mark.usefixtures("two_devices")
 def test_each_device_names_itself_and_the_packages_of_kernels():
-    """At first the facts of cuda:1 named device 0."""
+    """The facts of cuda:1 once named device 0."""
     names = [device(name).facts().accelerator.partition(",")[0] for name in ("cuda", "cuda:0", "cuda:1")]
     assert names == ["GPU 0", "GPU 0", "GPU 1"]
     assert device("cuda").facts().versions["triton"] == "3.6.0"
@@ -64,15 +64,15 @@ VALUES = {
     "nvmlDeviceGetCurrentClocksEventReasons": 4,
     "nvmlDeviceGetEccMode": (1, 1),
 }
-"""What a GPU without MIG answers."""
+"""Answers of a GPU without MIG."""
 NVML_VERSIONS = sorted({each.version for each in snapshots() if each.package == "pynvml"})
 
 
 def pynvml_of(version: str) -> SimpleNamespace:
-    """A module with the functions that this release has, each with its parameters."""
+    """Build a module with the functions of this release, each with its parameters."""
 
     class NVMLError(Exception):
-        """Its own error."""
+        """The module's error type."""
 
     def answer(name: str):
         def compute(**given: object) -> object:
@@ -108,7 +108,7 @@ def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_before(limit):
-    """At first a run at 400 W was compared with one at 700 W as though nothing had changed."""
+    """A run at 400 W was once compared with one at 700 W as though nothing had changed."""
     plain = environment.collect()
     there = msgspec.structs.replace(plain, clocks=dict.fromkeys(LIMITS, "on") | {"gpu SM clock": "1500 MHz"})
     other = msgspec.structs.replace(there, clocks=there.clocks | {limit: "off"})
@@ -153,9 +153,9 @@ def visit_of(*clocks: float, slowed_by: int = 0) -> tuple[DeviceState, ...]:
         ([visit_of(1980, 1782)] * 3, ["the clock fell 10% within the visit: the driver gives no reason"]),
         ([visit_of(1980, 1742, slowed_by=4), *[visit_of(1980, 1975)] * 3], []),  # once
         ([visit_of(1400, 1700, 1980)] * 3, []),  # it rises
-        ([visit_of(1980, 0.0, 1980)] * 3, []),  # it could not be read once
+        ([visit_of(1980, 0.0, 1980)] * 3, []),  # one reading failed
         ([visit_of(1410, 1405, slowed_by=0x60)] * 3, ["the clock was held at 1,408 MHz: thermal slowdown"]),
-        ([visit_of(1980, 1975, slowed_by=0x3)] * 3, []),  # idle, and set by somebody
+        ([visit_of(1980, 1975, slowed_by=0x3)] * 3, []),  # idle, or set by a user
         ([], []),
     ],
 )
@@ -197,7 +197,7 @@ def test_the_interference_probe_copies_numbers_that_differ():
 
 @pytest.mark.parametrize("sheet", described.names())
 def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(sheet, monkeypatch):
-    """At first it was four times the cache's size, a quarter of which may have come from the cache."""
+    """It once had four times the cache's size, so that a quarter could come from the cache."""
     cache_bytes = described.load(sheet).cache_bytes
     made: list[Load] = []
 
@@ -274,7 +274,7 @@ def test_a_sample_of_an_older_journal_has_neither_host_time_nor_flags():
         (95e-6, 0, False, None),
         (105e-6, 0, False, None),
         (80e-6, 0, False, "20 % of its time are pauses between them, or the profiler missed some"),
-        (80e-6, Flag.host_bound, False, None),  # which says it already
+        (80e-6, Flag.host_bound, False, None),  # already in the text
         (80e-6, 0, True, None),  # the profiled call found its data in the cache
         (120e-6, 0, False, "more than its time: is all of it timed?"),
         (120e-6, Flag.host_bound, True, "more than its time: is all of it timed?"),
@@ -308,7 +308,7 @@ def test_memory_outside_of_the_allocator_is_what_is_gone_and_what_torch_has_not(
 
 
 class Capturing:
-    """What of torch.cuda records a graph; a recording that has failed raises once more when it ends."""
+    """The parts of torch.cuda that record a graph; a failed recording raises again at its end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []

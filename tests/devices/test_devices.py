@@ -1,4 +1,4 @@
-"""Devices: one file each, nothing outside of their folder knows one by name, and torch is needed to measure alone."""
+"""Devices: one file each; other folders know none by name, and only measuring needs torch."""
 
 import ast
 import json
@@ -160,7 +160,7 @@ def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):
 
 @pytest.fixture
 def limits(monkeypatch) -> list[tuple[float, int]]:
-    """The limits set on the memory of CUDA devices; of torch, only what is compiled for CUDA is replaced."""
+    """Record the memory limits of CUDA devices; in torch, only code compiled for CUDA is replaced."""
     found: list[tuple[float, int]] = []
     compiled = {
         "_cuda_getDeviceCount": lambda: 2,
@@ -183,7 +183,7 @@ def limits(monkeypatch) -> list[tuple[float, int]]:
 
 @pytest.mark.parametrize(("name", "expected"), [("cuda", (0.6, 1)), ("cuda:0", (0.5, 0)), ("cuda:1", (0.6, 1))])
 def test_memory_is_limited_on_the_current_device_too(limits, name, expected):
-    """torch.cuda.set_per_process_memory_fraction takes no device without an index."""
+    """torch.cuda.set_per_process_memory_fraction accepts no device without an index."""
     with device(name).capped(500):
         assert limits == [expected]
     assert limits[1:] == [(1.0, expected[1])]
@@ -208,7 +208,7 @@ num_threads = 1
 
 @pytest.fixture
 def copied(tmp_path) -> Path:
-    """A copy of the package with one file more."""
+    """Copy the package, and add a file."""
     for folder in ("harness", "implementations"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
     (tmp_path / "harness/attnbench/devices/simulated.py").write_text(recipe(), encoding="utf-8")
@@ -240,7 +240,7 @@ def test_a_device_that_is_added_by_one_file_is_measured_and_shown(copied):
     results = read(folder)
     timed = {(each.workload.device, each.implementation): each for each in results.records}
     assert {device_name for device_name, _ in timed} == {"simulated", "cpu"}
-    assert timed["simulated", "sdpa_cudnn"].status is Status.unsupported  # it goes by where torch computes
+    assert timed["simulated", "sdpa_cudnn"].status is Status.unsupported  # it depends on the place where torch computes
     for name in ("fused", "sdpa"):
         there, here = timed["simulated", name], timed["cpu", name]
         assert (there.status, here.status) == (Status.ok, Status.ok), (there.message, here.message)

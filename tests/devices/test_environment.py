@@ -1,4 +1,4 @@
-"""What a run stores of the machine it took place on."""
+"""Stored facts about the machine of a run."""
 
 import psutil
 import pytest

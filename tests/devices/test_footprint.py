@@ -1,4 +1,4 @@
-"""What is counted of a call, against calls whose memory is plain to see."""
+"""Counted memory of a call, compared with calls of known memory."""
 
 import subprocess
 import sys
@@ -125,7 +125,7 @@ def test_the_metrics_of_a_cell_share_one_pass():
     on_cpu = ["allocated_memory", "num_allocations", "peak_memory", "saved_memory", "scratch_memory"]
     assert all(METRICS[name].fits(seen.workload) for name in on_cpu)
     assert all(METRICS[name].measure(seen) >= 0 for name in on_cpu)
-    assert len(calls) == 2  # one to make what is kept, one that is counted
+    assert len(calls) == 2  # one to allocate what stays, one that is counted
 
 
 def test_what_the_allocator_of_cuda_reserves_is_a_metric_there_alone():
@@ -146,7 +146,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "allocated_bytes.all.allocated": 500,
         "reserved_bytes.all.current": 128,
     }
-    if is_first:  # torch has no numbers before anything was allocated
+    if is_first:  # torch has no numbers before the first allocation
         before = {}
     after = {
         "allocated_bytes.all.current": 140,
@@ -187,12 +187,12 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp
 
 @pytest.mark.parametrize("taken", [0, 1, 10 * MIB])
 def test_memory_outside_of_the_allocator_stands_beside_the_peak_where_it_matters(taken, monkeypatch):
-    """A library that takes memory from the driver: no allocator of torch's sees it."""
+    """A library that takes memory from the driver: torch's allocator does not see it."""
     held = [100]
     monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: held[0])
 
     def attend(query, key, value):
-        if held[0] == 100:  # at its first call, and it keeps it
+        if held[0] == 100:  # at its first call, and never frees it
             held[0] += taken
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 

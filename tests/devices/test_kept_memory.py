@@ -1,4 +1,4 @@
-"""Memory that calls keep when their results are gone."""
+"""Memory that calls keep after their results are freed."""
 
 import pytest
 import torch

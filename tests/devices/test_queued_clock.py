@@ -1,4 +1,4 @@
-"""The clock of a device with queues, on a simulated timeline: what is hidden, what is seen, and planted faults."""
+"""The clock of a device with queues, on a simulated timeline: hidden and visible work, and planted faults."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def made(**settings) -> tuple[QueuedClock, SimulatedRuntime]:
 
 
 def repeated(runtime: SimulatedRuntime, seconds: float, number: int = 1):
-    """A call of so many kernels, each of which lasts so long."""
+    """Build a call of `number` kernels with this duration each."""
 
     def call() -> None:
         for _ in range(number):
@@ -27,7 +27,7 @@ def repeated(runtime: SimulatedRuntime, seconds: float, number: int = 1):
 @pytest.mark.parametrize("num_kernels", [1, 40, 900])
 @pytest.mark.parametrize("num_calls", [1, 64, 1500])
 def test_short_kernels_are_timed_without_the_launches_that_take_longer(num_kernels, num_calls):
-    """900 kernels a call fill the launch queue with the second call: fewer calls go behind one block."""
+    """900 kernels a call fill the launch queue with the second call: fewer calls fit behind one block."""
     clock, runtime = made(launch_s=20e-6)
     seen = clock.read(repeated(runtime, 2e-6, num_kernels), num_calls)
     assert seen.elapsed_s == pytest.approx(num_calls * num_kernels * 2e-6)
@@ -59,7 +59,7 @@ def test_a_host_that_is_slower_than_before_gets_a_longer_block():
 
 
 def test_a_spin_that_is_too_short_is_seen_and_ends():
-    """A planted fault: spins last a thousandth of what they should."""
+    """Planted: spins last a thousandth of the request."""
     clock, runtime = made(launch_s=50e-6)
     _ = clock.cycles_per_s
     runtime.spin_share = 1e-4
@@ -82,7 +82,7 @@ def test_a_call_that_synchronises_is_named_and_does_not_hang():
         assert Flag(seen.flags) & (Flag.waits | Flag.not_hidden) == Flag.waits | Flag.not_hidden
         assert seen.elapsed_s == pytest.approx(8e-3, rel=0.05)
     assert runtime.now_s < 4.0
-    assert not clock.read(repeated(runtime, 1e-3), 4).flags  # others are what they were
+    assert not clock.read(repeated(runtime, 1e-3), 4).flags  # others are unchanged
 
 
 @pytest.mark.parametrize("main_s", [0.0, 50e-6])
@@ -149,7 +149,7 @@ def test_samples_of_a_visit_carry_host_time_and_flags():
 
 
 def test_a_graph_of_many_short_kernels_is_no_longer_host_bound():
-    """40 kernels of 10 us each, which the host needs 20 us each to launch: their device time is the same."""
+    """40 kernels of 10 us, each 20 us to launch on the host: their device time is the same."""
     clock, runtime = made(launch_s=20e-6)
     call = repeated(runtime, 10e-6, 40)
     eager, graph = clock.read(call, 8), clock.read(runtime.captured(call), 8)

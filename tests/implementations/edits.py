@@ -1,4 +1,4 @@
-"""Edits of our implementations' texts, each of which plants a mistake, and what it must be named as. Data alone."""
+"""Edits of our implementations' source texts, each with a planted mistake and its expected name. Data alone."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ GROUPED = {"num_heads": 4, "num_kv_heads": 2}
 MODULE = {"scope": "module", "num_heads": 3}
 TILES = {"seq_len": 16}
 BY_TILES = ("TILE = 256", "TILE = 8")
-"""Not a mistake: `chunked` in tiles so small that a short length has several."""
+"""Not a mistake: `chunked` with tiles small enough that a short length has several."""
 
 HIDING = "scores = scores.where(mask, -torch.inf)"
 SOFTMAX = "scores.softmax(dim=-1)"
@@ -25,7 +25,7 @@ PACKED_BIASES = "torch.cat([weights.query_bias, weights.key_bias, weights.value_
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """A change of an implementation's text; what it must be named as, at a workload where it shows."""
+    """A change of an implementation's text; its expected name, and a workload that shows it."""
 
     file: str
     changed: dict[str, str]

@@ -1,4 +1,4 @@
-"""Every implementation computes the formula under every mask, at every kind of shape, along every axis, by pairs."""
+"""Every implementation computes the formula under every mask, for every kind of shape, along every axis, by pairs."""
 
 import ast
 import importlib.util
@@ -30,7 +30,7 @@ HERE = [
     for name, each in IMPLEMENTATIONS.items()
     if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
 ]
-"""Those that run on any machine and compile nothing; test_compiled and test_optional try the others."""
+"""Implementations that run on any machine without compiling; test_compiled and test_optional try the others."""
 TEXTBOOK = {"bmm", "chunked", "einsum", "fused", "module_list", "naive_loop"}
 BY_BIAS = {"sdpa", "sdpa_flash", "sdpa_math", "torch_mha"}
 NAMED_MASKS = [
@@ -69,7 +69,7 @@ NAMED_MASKS = [
 ]
 MASKS = [*NAMED_MASKS, *not_among(NAMED_MASKS)]
 TILES = {"batch_size": 2, "seq_len": 258, "kv_len": 514, "num_heads": 2, "head_dim": 2, "dtype": "float32"}
-"""Longer than two tiles of `chunked`, the only implementation here with tiles of its own."""
+"""Longer than two tiles of `chunked`, the only implementation here with its own tiles."""
 AXES: dict[str, list[dict[str, object]]] = {
     "lengths": [
         {"seq_len": 7},
@@ -82,7 +82,7 @@ AXES: dict[str, list[dict[str, object]]] = {
     "heads": [
         {},
         {"num_kv_heads": 2, "value_dim": 5},
-        {"num_heads": 6, "num_kv_heads": 2},  # 6 heads: ALiBi's slopes are of two rows
+        {"num_heads": 6, "num_kv_heads": 2},  # 6 heads: ALiBi uses slopes of two sequences
         {"num_kv_heads": 1, "value_dim": 2},
     ],
     "head_dim": [{"head_dim": width} for width in (3, 8, 1, 16)],
@@ -95,15 +95,15 @@ AXES: dict[str, list[dict[str, object]]] = {
     ],
     "bias": [{"bias": name} for name in ("all", "none", "qkv", "out")],
 }
-"""By axis, the values that a workload can have along it; layouts are those of scope attention, biases of module."""
+"""Values of each axis; layouts are those of scope attention, biases of module."""
 USUAL = {"batch_size": 2, "seq_len": 7, "num_heads": 4, "head_dim": 3, "direction": "forward_backward"}
 ATTEMPTS, OPTIONS = 24, 4
-"""How often the design tries to add a row, and among how many it chooses."""
+"""Attempts to add a row, and candidates for each attempt."""
 Row = dict[str, int]
 
 
 def workload(axes: dict[str, object]) -> Workload | None:
-    """The workload of these axes, None if there is no such workload."""
+    """Build the workload of these axes; None if it is invalid."""
     try:
         return Workload(**(USUAL | axes))  # type: ignore[arg-type] # numbers and names
     except ValueError:
@@ -126,7 +126,7 @@ def axes_of(scope: str) -> list[str]:
 
 
 def arms() -> list[tuple[str, str]]:
-    """Implementation and scope."""
+    """Yield implementation and scope."""
     attending = [
         (name, "attention") for name in HERE if IMPLEMENTATIONS[name].unsupported(Workload(mask="causal")) is None
     ]
@@ -139,11 +139,11 @@ def has_forward_of_its_own(name: str) -> bool:
 
 
 def design() -> list[tuple[str, Workload]]:
-    """Rows in which each arm meets each mask and each value of each axis, and masks and values meet one another."""
+    """Build rows in which each arm meets each mask and each axis value, and masks and values meet one another."""
     draws, covered, rows = random.Random(0), set[object](), []
 
     def add(name: str, scope: str, masks: list[str], **fixed: int) -> None:
-        """The row, of a few at random with some values fixed, that adds most pairs."""
+        """Add the row, of a few at random with some values fixed, that adds most pairs."""
         options: list[tuple[int, Workload, set[object]]] = []
         for _ in range(ATTEMPTS):
             mask = draws.choice(masks)
@@ -172,7 +172,7 @@ def design() -> list[tuple[str, Workload]]:
 
 
 def tiled() -> list[tuple[str, Workload]]:
-    """`chunked` under each mask on several tiles."""
+    """Build rows of `chunked` under each mask on several tiles."""
     points = [workload(TILES | {"mask": mask}) for mask in MASKS]
     return [("chunked", point) for point in points if is_taken("chunked", point)]
 
@@ -181,14 +181,14 @@ DESIGN = design() + tiled()
 
 
 def exact_dtype(name: str, point: Workload) -> tuple[torch.dtype, dict[str, float]]:
-    """float64 with a tight tolerance where the implementation computes in it, else float32."""
+    """Return float64 with a tight tolerance if the implementation computes in it, else float32."""
     if IMPLEMENTATIONS[name].unsupported(structs.replace(point, dtype="float64")) is None:
         return torch.float64, {"rtol": 1e-9, "atol": 1e-11}
     return torch.float32, {"rtol": 1e-4, "atol": 1e-4}
 
 
 class Called:
-    """One implementation built with the weights of a draw, in some dtype."""
+    """One implementation built with the weights of a draw, in a dtype."""
 
     def __init__(self, name: str, drawn: reference.Draw, dtype: torch.dtype) -> None:
         self.drawn = drawn
@@ -207,7 +207,7 @@ class Called:
 
 
 SELF_ATTENTION = {"fused", "module_list"}
-"""Those whose modules attend to their own tokens alone."""
+"""Implementations whose modules attend to their own tokens alone."""
 
 
 def drawn_for(name: str, point: Workload) -> reference.Draw:
@@ -233,7 +233,7 @@ def test_output_and_gradients_are_those_of_the_formula(name: str, point: Workloa
     before = [tensor.detach().clone() for tensor in call.tensors.values()]
     found = call()
     torch.testing.assert_close(found.double(), expected, **near)
-    assert torch.equal(found, call())  # the same bits once more, and inputs as they were
+    assert torch.equal(found, call())  # bitwise repeatable, with unchanged inputs
     assert all(map(torch.equal, before, call.tensors.values()))
 
     inputs = [*drawn.tensors.values(), *drawn.operands.values()]
@@ -254,7 +254,7 @@ def test_output_and_gradients_are_those_of_the_formula(name: str, point: Workloa
     without = structs.replace(point, direction="inference")
     takes_inference = IMPLEMENTATIONS[name].unsupported(without) is None
     with torch.no_grad():
-        if takes_inference:  # nn.MultiheadAttention takes another path here
+        if takes_inference:  # nn.MultiheadAttention has another code path here
             torch.testing.assert_close(call().double(), expected, **near)
             if point.scope == "module" and point.seq_len == point.kv_len:
                 alone = call.module(call.tensors["x"], mask=call.mask)
@@ -275,7 +275,7 @@ def assert_close_in_its_dtype(name: str, drawn: reference.Draw) -> None:
     tensors, operands = ({key: rounded(each) for key, each in some.items()} for some in (drawn.tensors, drawn.operands))
     expected = reference.Draw(drawn.point, tensors, operands, drawn.weights.map(rounded)).expected()
     assert found.shape == expected.shape
-    if not drawn.point.mask_rule.changes_scores:  # else scores are large, and so are their roundings
+    if not drawn.point.mask_rule.changes_scores:  # else scores, and so their roundings, are large
         largest = max(1.0, float(expected.abs().max()), *(float(each.abs().max()) for each in tensors.values()))
         assert (found.double() - expected).abs().max() <= 8 * torch.finfo(dtype).eps * largest
 
@@ -314,7 +314,7 @@ SETTINGS = ({"float32_matmul_precision": "medium"}, {"num_threads": 1})
 
 
 def settled() -> list[tuple[str, Workload]]:
-    """Each arm with dropout, where it has any, and one setting of the process: the two scopes differ in both."""
+    """Return each arm with one setting of the process, and dropout if supported: the two scopes differ in both."""
     rows = []
     for name, scope in arms():
         first = (HERE.index(name) + (scope == "module")) % len(SETTINGS)
@@ -350,7 +350,7 @@ def test_a_refusal_gives_its_reason_and_textbook_forms_refuse_no_mask(name: str)
 
 
 def imports(nodes: Iterable[ast.AST]) -> set[str]:
-    """What is imported other than torch and the standard library."""
+    """List imports other than torch and the standard library."""
     kept = list(nodes)
     names = {alias.name for node in kept if isinstance(node, ast.Import) for alias in node.names}
     names |= {"." * node.level + (node.module or "") for node in kept if isinstance(node, ast.ImportFrom)}

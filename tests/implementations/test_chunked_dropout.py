@@ -9,7 +9,7 @@ SHARE = 0.3
 
 
 def kept_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The weights (B, H, T, S) after dropout, as the output for values that are unit vectors shows them."""
+    """Recover the weights (B, H, T, S) after dropout from the output for unit vectors as values."""
     torch.manual_seed(3)
     units = torch.eye(key.shape[2], dtype=key.dtype).expand(*key.shape[:2], -1, -1)
     return attention(query, key, units, dropout=SHARE)

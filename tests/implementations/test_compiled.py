@@ -1,4 +1,4 @@
-"""flex_attention and variants by torch.compile: right, compiled once, and never eager under another name."""
+"""flex_attention and torch.compile variants: right, compiled once, and never eager under another name."""
 
 import copy
 import sys
@@ -25,7 +25,7 @@ SMALL = {"seq_len": 9, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch_
 
 @pytest.fixture
 def _captured_only(monkeypatch):
-    """Graphs are captured as they are for Inductor, and then run as they stand."""
+    """Capture graphs as for Inductor, and run them unchanged."""
 
     def capture(function):
         settle()
@@ -53,7 +53,7 @@ def other(query, key, value):
 
 @pytest.mark.usefixtures("_captured_only")
 def test_a_function_in_a_file_may_use_what_its_module_holds(tmp_path):
-    """Loaded again after a change, it uses what the file holds now; what was loaded before keeps what was."""
+    """Loaded again after a change, it uses the file's new content; functions loaded before keep the old one."""
     file, outputs = tmp_path / "mine.py", []
     for factor in (1.0, 2.0):
         file.write_text(GLOBAL.format(factor=factor), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Each implementation's memory at its own peak, from which tensors live together, against what is measured.
+"""Each implementation's peak memory, derived from the tensors alive together, compared with the measured one.
 
 B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, H, T, S), OUTPUT one (B, H, T, V), ROWS
-(B, H, T), a number for each row. A Python number that takes part in a product becomes a double of 8 bytes.
+(B, H, T), a number for each row. A Python number in a product becomes a double of 8 bytes.
 """
 
 import pytest
@@ -29,11 +29,11 @@ FLASH_SCRATCH = (FLASH_ROWS * FLASH_KEYS + 2 * FLASH_ROWS + FLASH_ROWS * WIDTH) 
 TEXTBOOK = 2 * SCORES + OUTPUT
 # the output, a logsumexp for each row, and a tile of each thread: nothing grows with T * S
 FLASH = OUTPUT + ROWS + FLASH_SCRATCH
-# output, or as much of it as there is, with the scaled query of a tile; scores, and the weights of the tile before; its
+# (part of) the output, with the scaled query of a tile; scores, and the weights of the tile before; its
 # output and six columns of row sums; the state of the random generator, from which the tile can be made again
 RNG = torch.get_rng_state().numel()
 CHUNKED = OUTPUT + 2 * TILE_SCORES + TILE_OUTPUT + 6 * TILE_ROWS + RNG
-MASK = LENGTH**2 * FLOAT  # a boolean mask, which torch's kernel turns into numbers
+MASK = LENGTH**2 * FLOAT  # a boolean mask, which torch's kernel converts to numbers
 WITHOUT = {
     "flex": "what its compiler makes is its own affair",
     **dict.fromkeys(("sdpa_cudnn", "sdpa_efficient", "torch_varlen"), "runs on CUDA alone"),
@@ -65,13 +65,13 @@ FORWARD = {
     "fused": TEXTBOOK + DOUBLE,  # the root of K, kept for the backward pass
     "einsum": TEXTBOOK + DOUBLE,
     "bmm": TEXTBOOK + DOUBLE,
-    # the weights of all heads, and beside them the last head's scores
+    # the weights of all heads, and the last head's scores
     "module_list": SCORES + SCORES // HEADS + OUTPUT + HEADS * DOUBLE,
     "sdpa_math": INFERENCE["sdpa_math"] + OUTPUT,  # the scaled query is kept too
     "chunked": CHUNKED + 3 * (TILE_OUTPUT + RNG) + 4 * DOUBLE,  # the scaled queries of all tiles
     # scores and weights; query, key, value and the scaled query
     "torch_mha_weights": 2 * SCORES + 4 * OUTPUT + DOUBLE,
-    # query, key and value, and the same laid out by heads; then a flash kernel in the room of one of them
+    # query, key and value, and the same laid out by heads; then a flash kernel in the memory of one of them
     "torch_mha": 6 * OUTPUT,
 }
 SAVED = {
@@ -84,7 +84,7 @@ SAVED = {
     "sdpa_flash": ROWS,
     "sdpa_bias": ROWS,
     "sdpa_mask": ROWS + MASK,
-    "torch_mha_weights": SCORES + 5 * OUTPUT + DOUBLE,  # with what goes into the last projection
+    "torch_mha_weights": SCORES + 5 * OUTPUT + DOUBLE,  # with the input of the last projection
     "chunked": OUTPUT + 4 * (RNG + DOUBLE),  # the scaled query
 }
 
@@ -110,7 +110,7 @@ def test_the_peak_of_inference_is_what_theory_says(name):
     assert found.kept_bytes == found.result_bytes == OUTPUT
 
 
-def test_the_peak_of_the_loops_is_what_theory_says_at_a_sixteenth_of_the_length():  # for want of time: it is linear
+def test_the_peak_of_the_loops_is_what_theory_says_at_a_sixteenth_of_the_length():  # to save time: it is linear
     found, _ = read("naive_loop", "inference", seq_len=LENGTH // 16)
     assert found.peak_bytes == INFERENCE["naive_loop"] // 16
 

@@ -1,8 +1,8 @@
-"""What needs a package or CUDA: missing, it says so; with a stand-in for the package, what it is handed is right.
+"""Implementations that need a package or CUDA: without it they say so; a stand-in receives the right arguments.
 
-A stand-in has exactly the signature that the kernel has at a stated version (tests/data/signatures), takes its layout,
-and computes by the textbook, so that the real check
-judges how the mask, the heads and the axes were handed over. That the kernel itself is right, only CUDA can show.
+A stand-in has exactly the signature of the kernel at a stated version (tests/data/signatures), takes its layout, and
+computes by the textbook, so that the real check judges the passing of mask, heads and axes. Only CUDA can show that the
+kernel itself is right.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ PACKAGES = {
 
 @pytest.fixture(autouse=True)
 def _no_package(monkeypatch):
-    """As on a machine that has none of them, whatever this one has."""
+    """Pretend that none of the packages is installed."""
     for module in PACKAGES.values():
         monkeypatch.delitem(sys.modules, module, raising=False)
     found_none = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
@@ -86,7 +86,7 @@ def test_a_missing_compiler_is_named(monkeypatch):
 
 
 def textbook(query, key, value, visible, scale=None):
-    """Heads before tokens; grouped heads; True where visible."""
+    """The textbook form with heads before tokens, grouped heads, and True for visible keys."""
     key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], dim=-3) for tensor in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
@@ -94,7 +94,7 @@ def textbook(query, key, value, visible, scale=None):
 
 
 def banded(query_len, key_len, causal, left, right):
-    """As FlashAttention's README has it, counted from the last key."""
+    """A window as in FlashAttention's README, counted from the last key."""
     distance = torch.arange(key_len) - torch.arange(query_len)[:, None] - (key_len - query_len)
     seen = torch.ones(query_len, key_len, dtype=torch.bool)
     if causal or right >= 0:
@@ -103,7 +103,7 @@ def banded(query_len, key_len, causal, left, right):
 
 
 def flash(q, k, v, softmax_scale, causal, window_size, **others):
-    """Of all versions: no limit of a window is -1, and None in version 4."""
+    """A stand-in for all versions: no limit of a window is -1, and None in version 4."""
     assert not any(
         others[name] for name in ("dropout_p", "softcap", "return_attn_probs", "return_lse") if name in others
     )
@@ -184,7 +184,7 @@ def of_cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
 
 
 class DotProductAttention:
-    """Transformer Engine's, by its documentation."""
+    """Transformer Engine's module, following its documentation."""
 
     def __init__(self, forward, **given):
         self.given = given
@@ -240,7 +240,7 @@ COMPUTED = {
     TRANSFORMERS_SDPA: of_transformers,
     TRANSFORMERS_EAGER: of_transformers,
 }
-"""What each function computes, by the textbook, given all its parameters by name."""
+"""Each function computed by the textbook, given all its parameters by name."""
 ENGINE = "transformer_engine.pytorch.DotProductAttention"
 VERSIONS = {
     "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
@@ -257,7 +257,7 @@ VERSIONS = {
     "transformers_sdpa": TRANSFORMERS_SDPA,
     "transformers_eager": TRANSFORMERS_EAGER,
 }
-"""By implementation, the function whose versions it is tried with."""
+"""Functions whose versions each implementation is tried with."""
 
 
 def stand_in(monkeypatch, modules):
@@ -267,7 +267,7 @@ def stand_in(monkeypatch, modules):
 
 
 def install(monkeypatch, version):
-    """Stand-ins for all packages, each function as it is at that version, or else at its last."""
+    """Install stand-ins for all packages, each function at that version, or else at its last."""
     modules = {}
     for name, compute in COMPUTED.items():
         known = versions(name)
@@ -320,7 +320,7 @@ POINTS = [
 ]
 TRIED = [(name, version) for name, function in VERSIONS.items() for version in versions(function)]
 FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
-"""How many of the points must have been tried, where it is less than 5."""
+"""Least number of points to be tried, if it is less than 5."""
 
 
 @pytest.mark.parametrize(("name", "version"), TRIED)
@@ -335,7 +335,7 @@ def test_what_a_kernel_is_handed_is_right(name, version, monkeypatch):
         on_cuda = Workload(**(sizes | batch | axes), device="cuda", dtype="bfloat16")
         if found.unsupported(on_cuda) is None:
             point = Workload(**(sizes | batch | axes))
-            right = references(point, is_brief=tried > 0)  # rules hold at one point as at another
+            right = references(point, is_brief=tried > 0)  # rules hold at every point alike
             judged = check(right, dataclasses.replace(found, unsupported=supports_everything))
             assert judged.agrees, f"{point.id}: {judged.diagnosis}"
             tried += 1
@@ -447,6 +447,6 @@ def test_what_flash_attention_4_takes_depends_on_the_gpu(major, head_dim, is_tak
 
 
 def test_a_backend_that_a_name_promises_is_declared():
-    """So that no kernel is a fallback with PyTorch's reason, and not an error."""
+    """No kernel may silently fall back to PyTorch's choice."""
     names = ("math", "flash", "efficient", "cudnn")
     assert {name: IMPLEMENTATIONS[f"sdpa_{name}"].backend for name in names} == {name: name for name in names}

@@ -1,4 +1,4 @@
-"""The check finds a mistake planted in a copy of any of our implementations, and describes it as the catalogue does."""
+"""The check finds mistakes planted in copies of our implementations, and describes them as the catalogue does."""
 
 import importlib.util
 import os
@@ -44,7 +44,7 @@ def judged(copy, point):
 
 
 def words_of(name, point):
-    """As the catalogue has them; after the colon stands what such a mistake does, which may be given in numbers."""
+    """Return the catalogue's description up to the colon; the effect after it may be given in numbers."""
     return [each.words.partition(":")[0] for each in catalogue(point) if each.name == name]
 
 

@@ -1,4 +1,4 @@
-"""What an implementation says that it cannot do, and that a forced backend is the one that ran."""
+"""Refusals of implementations, and proof that a forced backend is the one that ran."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ HERE = [
     for name, each in IMPLEMENTATIONS.items()
     if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
 ]
-"""Those that run on any machine, and compile nothing."""
+"""Implementations that run on any machine without compiling."""
 
 
 def workload(**axes: object) -> Workload:
@@ -65,7 +65,7 @@ REFUSED = {
         {"scope": "module", "mask": "causal+softcap(20)"},
     ],
     "flex": [
-        {},  # which has gradients
+        {},  # it has gradients
         {"direction": "inference", "dtype": "float64"},
         {"device": "cuda", "head_dim": 8},
     ],
@@ -124,7 +124,7 @@ def test_a_forced_backend_is_the_one_that_runs(name: str, kernel: str, axes: dic
 
 
 def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:
-    """The day this fails, PyTorch has mended its fast path, and the refusal can go."""
+    """If this fails, PyTorch has fixed its fast path, and the refusal can go."""
     module = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
     x, hidden = torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool)
     with torch.no_grad():

@@ -26,7 +26,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 
 def checked(spec: str, folder: Path, *settings: str) -> tuple[int, dict[str, object]]:
-    """The exit code of a check in the interpreter, and its report."""
+    """Return the exit code and the report of a check in the interpreter."""
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "attnbench", "check", spec, "--interpret", "--json", "--seed", "1", *words]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Attention as learners write it, each with one slip, in a file of their own; some are right in a way of their own."""
+"""Attention as learners write it, each with one slip, in its own file; some are right in unusual ways."""
 
 import sys
 
@@ -59,7 +59,7 @@ class Swapped(Attention):
 
 
 class Own(Swapped):
-    """Another order inside, and right in the end."""
+    """Uses another order inside, and returns the right result."""
 
     def forward(self, x, context=None, *, mask):
         key, query, value = self.project(x, x)
@@ -67,7 +67,7 @@ class Own(Swapped):
 
 
 class Unbuildable(Attention):
-    """No module ever comes of it."""
+    """Raises in its constructor."""
 
     def __init__(self, weights):
         raise KeyError("lost")

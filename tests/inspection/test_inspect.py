@@ -1,4 +1,4 @@
-"""An inspection: each step is the oracle's, and its experiments show what they are there to show."""
+"""An inspection: its steps equal the oracle's, and its experiments show their effects."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an inspection shows: aligned, harmless whatever the words are, and the exit code that it deserves."""
+"""The display of an inspection: aligned, safe for any words, with the right exit code."""
 
 import io
 import json

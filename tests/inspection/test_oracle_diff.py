@@ -1,4 +1,4 @@
-"""An implementation beside the oracle: the first step that differs is the one with the mistake, described in words."""
+"""An implementation compared with the oracle step by step: the first difference is the mistake, described in words."""
 
 import html
 import io
@@ -33,7 +33,7 @@ def shown(found, width=100):
 
 
 def planted(changes):
-    """The textbook form with some steps changed, as an implementation."""
+    """Build the textbook form with some steps changed."""
 
     class Planted(Attention):
         def __init__(self, weights):
@@ -87,7 +87,7 @@ def test_a_planted_mistake_is_seen_at_its_own_step(settings):
             continue
         found = oracle_diff.compare(planted(each.changes), walk)
         last = found.comparisons[-1]
-        if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
+        if last.outcome is Outcome.agrees:  # these words cannot distinguish it: that needs the check's probes
             continue
         assert found.first is not None
         assert found.first.step in SEEN_AT[each.step], each.words

@@ -1,4 +1,4 @@
-"""Laws of invariance: a kernel that splits its keys by the sizes of the call is found, one that never does is not."""
+"""Laws of invariance: kernels that split their keys by the sizes of the call are found, others pass."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ SHAPE = Workload(seq_len=40, num_heads=4, num_kv_heads=2, head_dim=4, mask="caus
 
 
 def in_parts(query, key, value, mask, scale, number):
-    """Attention that sums its keys one after the other, in so many parts that are joined at the end.
+    """Attention that sums its keys one by one, in `number` parts that are joined at the end.
 
-    Every step is elementwise, so that nothing but the number of parts decides the order of the sums.
+    Every step is elementwise, so that only the number of parts decides the order of the sums.
     """
     seen = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool) if mask is None else mask
     seen = seen.expand(len(query), 1, query.shape[2], key.shape[2])
@@ -26,7 +26,7 @@ def in_parts(query, key, value, mask, scale, number):
             score = torch.zeros(*query.shape[:3], 1)
             for column in range(query.shape[-1]):
                 score = score + query[..., column, None] * key[:, :, place, column, None, None]
-            power = (score * scale).double().exp().float() * seen[..., place, None]  # no other lanes, no other rounding
+            power = (score * scale).double().exp().float() * seen[..., place, None]  # the same lanes and rounding
             total, summed = total + power, summed + power * value[:, :, place, None]
         totals.append(total)
         sums.append(summed)

@@ -204,7 +204,7 @@ def test_a_model_that_cannot_fit_says_what_it_needs():
 
 
 def test_eager_attention_of_the_package_rounds_float64_to_float32():
-    """docs/findings: its softmax is in float32 whatever the dtype."""
+    """docs/findings: its softmax is in float32 for every dtype."""
     model, expected = built("LlamaConfig", dtype="float64", has_gradients=False)
     found = judge(model, expected, "eager")
     assert found.differences[0].place == "model.layers.0.self_attn"

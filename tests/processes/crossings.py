@@ -19,7 +19,7 @@ NAMES = ("fused", "sdpa")
 LOW, HIGH = 16, 4096
 BUDGET_S = 60.0
 LAYOUT = 0.002
-"""The effect of each process on each arm, a standard deviation: half of what the search calls a difference."""
+"""The effect of each process on each arm, a standard deviation: half of the search's smallest difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Planted:
     exponents: tuple[float, float]
 
     def seconds(self, workload: Workload, name: str) -> float:
-        """The true time of a call."""
+        """Return the true time of a call."""
         return float(self.crossing_s * (workload.longest / self.at) ** self.exponents[NAMES.index(name)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of the search for one of them."""
+    """The result of the search for one crossover."""
 
     planted: Planted
     interval: tuple[int, int] | None
@@ -49,7 +49,7 @@ class Found:
 
 
 def planted(number: int, seed: int) -> Planted:
-    """A random one: its length, its time there, and both exponents."""
+    """Draw a random crossover: its length, its time there, and both exponents."""
     draws = random.Random(f"{seed}/{number}")
     at = math.exp(draws.uniform(math.log(2 * LOW), math.log(HIGH / 2)))
     steep = draws.uniform(0.15, 1.0)
@@ -59,7 +59,7 @@ def planted(number: int, seed: int) -> Planted:
 
 
 def planned(seed: int) -> Plan:
-    """The plan of a search over all lengths."""
+    """Plan a search over all lengths."""
     selection = build_plan(
         sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=NAMES, baseline=NAMES[1], seed=seed
     )
@@ -67,7 +67,7 @@ def planned(seed: int) -> Plan:
 
 
 def search(number: int, world: str, seed: int) -> Found:
-    """One whole search."""
+    """Run one whole search."""
     truth, plan = planted(number, seed), planned(seed + number)
     client = virtual.SimulatedClient(WORLDS[world], truth.seconds, seed=seed + number, layout=LAYOUT)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The stages that look for the fastest, on a simulated machine: what is left out, who is visited, what is resumed."""
+"""The stages that search for the fastest, on a simulated machine: exclusions, visits and resumption."""
 
 import itertools
 from collections import Counter
@@ -40,7 +40,7 @@ def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """The hand-written one is the fastest where the others are called most often: up to a length of 512."""
+    """Return times in which the textbook forms are the fastest up to a length of 512."""
     own = {"fused": (0.7e-3, 1.5), "bmm": (0.72e-3, 1.5)}.get(name, (SPEEDS[name] * 1e-3, 1.0))
     return own[0] * (workload.longest / LENGTH) ** own[1]
 
@@ -189,7 +189,7 @@ def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
 
 
 class Failing(virtual.SimulatedClient):
-    """Whoever is sampled at another length than was asked for fails there, one after the other."""
+    """Fails the sampled implementations one after the other at other lengths than requested."""
 
     def ask(self, request: Work) -> Reply:
         if isinstance(request, SampleBlocks) and request.workload.seq_len != LENGTH:

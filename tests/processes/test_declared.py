@@ -1,4 +1,4 @@
-"""Built-in axes: each implementation in a file says its own, a check sets them, and a run has them in common."""
+"""Built-in axes: each implementation in a file declares its own; a check sets them, and a run requires common ones."""
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_a_check_gives_each_its_own_and_a_run_the_same_to_all(file):
     compared = build_plan(sweep="check", implementations=specs[:1], settings=settings[:3], declarations=declarations)
     assert {each.mask for each in compared.workloads} == {"causal"}
     all_masks = build_plan(**typed, implementations=specs[:1], settings=settings)
-    assert {each.mask for each in all_masks.workloads} == {"none", "causal"}  # what was typed stays
+    assert {each.mask for each in all_masks.workloads} == {"none", "causal"}  # explicit settings stay
 
 
 def test_names_in_common_get_the_stem_of_their_file(tmp_path):

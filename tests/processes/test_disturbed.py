@@ -1,4 +1,4 @@
-"""Other work on the machine: where it may have changed the times, no output gives a verdict on one."""
+"""Other work on the machine: no output gives a verdict on a time that it may have changed."""
 
 import json
 import random
@@ -38,11 +38,11 @@ SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 1.4, "x": 1.0}
 
 @pytest.fixture(autouse=True)
 def quiet_processors() -> None:
-    """Leave it to each test here how busy the machine is."""
+    """Restore the real rule: each test here sets the load."""
 
 
 class Waiting(virtual.SimulatedClient):
-    """In each sample the threads of the process may wait, as the system counts it; its times stay what they are."""
+    """In each sample the threads of the process may wait, by the system's counters; its times do not change."""
 
     def __init__(self, share: float, seconds: virtual.Seconds) -> None:
         super().__init__(WORLDS["calm"], seconds, layout=0.003)
@@ -57,7 +57,7 @@ class Waiting(virtual.SimulatedClient):
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """Whoever is the candidate of two sides is slower than its base."""
+    """Return times in which the candidate of two sides is slower than its base."""
     return 1e-5 * workload.seq_len * SPEEDS[name.removesuffix(" (base)")] * (0.8 if name.endswith(")") else 1.0)
 
 
@@ -168,8 +168,8 @@ BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)
 @pytest.mark.parametrize(
     ("share", "load", "is_doubtful"),
     [
-        (0.0, BUSY, False),  # threads had the processors that they wanted, whoever had the others
-        (0.0, replace(BUSY, others=0.0, stolen=0.3), True),  # no process sees what its host takes
+        (0.0, BUSY, False),  # its threads never waited for a processor, in spite of other load
+        (0.0, replace(BUSY, others=0.0, stolen=0.3), True),  # processes cannot see the steal time of their host
         (0.0, replace(BUSY, others=0.03), False),
         (None, BUSY, True),
         (None, replace(BUSY, others=0.03), False),

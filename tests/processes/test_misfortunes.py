@@ -1,4 +1,4 @@
-"""What may befall a run while it is at work: whose it is, what it costs, and that the run comes to its end."""
+"""Failures during a run: the blamed cell, the cost, and the run's end."""
 
 import msgspec
 import pytest
@@ -61,7 +61,7 @@ def test_where_every_block_is_discarded_the_budget_is_spent_and_nothing_is_said(
 
 
 class NoRoom(SimulatedClient):
-    """One workload has no room for its inputs."""
+    """One workload does not fit into memory with its inputs."""
 
     def ask(self, request):
         if isinstance(request, SampleBlocks) and request.workload.seq_len == 8:
@@ -80,7 +80,7 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
 
 
 class Unloadable(SimulatedClient):
-    """One implementation cannot be imported, which takes a minute."""
+    """One implementation cannot be imported, and the attempt takes a minute."""
 
     num_imports = 0
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_loaded_is_tried_once_and_named_once(tmp_path):
 
 
 class Elsewhere(SimulatedClient):
-    """The third process finds itself with another version of torch."""
+    """The third process has another version of torch."""
 
     def start(self, layout=0):
         ready = super().start(layout)
@@ -174,7 +174,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
     runner = Worker(Heartbeat())
     reply = checked(request, runner) if asks is Check else runner.answer(request)
     assert reply.status is Status.error
-    if asks is Check:  # what a call has changed is put back by the next request to its process
+    if asks is Check:  # the next request to its process undoes a call's changes
         runner.answer(Account(workload=SMALL, arm=FUSED, spec=spec))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() is torch.float32
@@ -183,7 +183,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("is_broken", "status", "ends"), [(True, "error", True), (False, "error", False)])
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
-    """The device is made up: what a broken context answers is CUDA's documented behaviour."""
+    """The device is made up: a broken context answers as CUDA documents."""
     worker = Worker(Heartbeat())
     monkeypatch.setattr(worker, "_reply", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
@@ -217,7 +217,7 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
 
 
 class Forging(SimulatedClient):
-    """Answers about another implementation, and measures less than nothing."""
+    """Answers about another implementation, and with negative measurements."""
 
     def ask(self, request):
         reply = super().ask(request)

@@ -1,4 +1,4 @@
-"""Two workers that look like one: what each is asked, and at whose door a failure is laid."""
+"""Two workers behind one interface: the requests to each, and the blame for failures."""
 
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -16,7 +16,7 @@ from studies.simulated import virtual
 
 
 class Scripted:
-    """Answers each visit with a sample of its own for every arm, and keeps what it was asked."""
+    """Answers each visit with a different sample for every arm, and records its requests."""
 
     def __init__(self, value=1.0, failing=None):
         self.value, self.failing = value, failing
@@ -60,7 +60,7 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
         X: {2.0}, Y: {2.0}, Y_BASE: {1.0}, Y_BASE.as_control(): {1.0}, PROBE: {2.0},
         X.as_control(): {2.0}, Y.as_control(): {2.0},
     }  # fmt: skip
-    for client in (base, candidate):  # to make ready or verify is no part of a block; the first says what a call takes
+    for client in (base, candidate):  # making ready and verifying are no part of a block
         assert [request.num_blocks for request in client.asked] == [1, 1, 1, 1, 1, 0]
         assert [request.verifies for request in client.asked] == [False] * 5 + [True]
     assert all(request.settles for request in (*base.asked, *candidate.asked))
@@ -115,7 +115,7 @@ def test_memory_layouts_are_dealt_to_the_sides_at_random():
 
 @pytest.fixture
 def workers(tmp_path):
-    """The two workers of a plan with one file on each side; each side holds the files that are named, all empty."""
+    """Start the two workers of a plan with one file on each side; each side has the named files, all empty."""
 
     def made(implementation, *files):
         sides = []
@@ -135,7 +135,7 @@ def workers(tmp_path):
 
 
 def found(client, name):
-    """The file that a process would find for a module, were nothing else installed; None for no file."""
+    """Return the file that a process would import for a module, if nothing else were installed; None for no file."""
     spec = PathFinder.find_spec(name, [str(folder) for folder in client.template.folders])
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 

@@ -1,4 +1,4 @@
-"""More cells than fit: as many as fit are checked, spread evenly; and what a dry run says before anything is run."""
+"""Plans that exceed the budget: as many cells as fit are checked, spread evenly; and the dry run's warning."""
 
 import json
 from itertools import pairwise
@@ -91,7 +91,7 @@ def test_the_command_measures_nothing_and_stores_nothing(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["run", "--dry-run", *axes, "--set", "scope=attention", *chosen, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert {row["implementation"] for row in found["predicted"]} == {"mine", "sdpa"}  # wrong answers are no matter yet
+    assert {row["implementation"] for row in found["predicted"]} == {"mine", "sdpa"}  # wrong answers do not matter yet
     assert {row["implementation"] for row in found["left_out"]} == {"flex"}
     assert all(row["call_s"] > 0 for row in found["predicted"])
     assert "no gradients on the CPU" in found["left_out"][0]["reason"]

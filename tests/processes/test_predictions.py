@@ -1,4 +1,4 @@
-"""What a prediction leaves out is looked at again where it was close, said at once where it was named, and no loss."""
+"""Cells left out by a prediction: close ones are retried, named ones reported at once, and none counts as a loss."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ WHY = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 include
 
 
 class Busy(virtual.SimulatedClient):
-    """A machine that is too busy for `slow` until `num_calm` checks were asked for."""
+    """A machine that is too busy for `slow` during the first `num_calm` checks."""
 
     def __init__(self, num_calm, *, is_close=True):
         super().__init__(World(name="calm"), lambda *_: 1e-3)

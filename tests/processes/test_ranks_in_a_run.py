@@ -1,4 +1,4 @@
-"""Ranks in a whole sweep: one that dies or hangs costs its own cell, and what they say of a call is in every report."""
+"""Ranks in a whole sweep: one that dies or hangs costs its own cell, and every report has their metrics."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.rank_bytes import THEORY, bytes_sent
 
-pytestmark = pytest.mark.long  # whole runs, by processes of their own
+pytestmark = pytest.mark.long  # whole runs, each in processes of its own
 
 LIARS = Path(__file__).parents[1] / "rank_liars.py"
 TIMEOUT_S = 20
@@ -38,7 +38,7 @@ direction = {directions}
 
 
 def sweep(folder, implementations, mask, directions, **environment):
-    """A run by the command line; its table, its folder and what was printed."""
+    """Run the command line; return its table, its folder and its output."""
     file = folder / "ranks.toml"
     file.write_text(SWEEP.format(mask=mask, directions=str(directions).replace("'", '"')), encoding="utf-8")
     asked = ["run", *implementations, "--sweep", file, "--results", folder, "--timeout", str(TIMEOUT_S)]
@@ -110,7 +110,7 @@ def measured(tmp_path_factory):
 
 
 def of_ranks(cells):
-    """The rows of two ranks, by implementation and direction."""
+    """Return the rows of two ranks, by implementation and direction."""
     own = cells[(cells["world_size"] == 2) & cells["implementation"].isin(list(THEORY))]
     return own.set_index(["implementation", "direction"])
 

@@ -1,4 +1,4 @@
-"""A module in another process: what it does there is seen here, as if it were here."""
+"""A module in another process: its effects there are seen here, as if it were here."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
     candidates = Candidates()
 
     def ask(request):
-        """As if it were another process: with generators of its own, which do not move ours."""
+        """Answer as another process would: with its own generators, which do not advance ours."""
         numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state is the point
         with torch.random.fork_rng():
             torch.manual_seed(99)
@@ -46,7 +46,7 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
 
 
 class Deed(nn.Module):
-    """Calls `attend`, which a test gives."""
+    """Calls an `attend` provided by the test."""
 
     def __init__(self, attend):
         super().__init__()
@@ -238,7 +238,7 @@ def test_gradients_are_those_of_the_module():
 
 
 class Drops(nn.Module):
-    """Drops weights as its class attribute says, and draws in other places, too."""
+    """Drops weights depending on a class attribute, and draws in other places, too."""
 
     dropout = 0.0
     keeps = staticmethod(lambda share: 1 / (1 - share))
@@ -254,7 +254,7 @@ class Drops(nn.Module):
 
 
 class DropsWithLayer(nn.Module):
-    """By nn.Dropout, and as most modules it draws weights when it is made."""
+    """Drops weights by nn.Dropout, and draws weights in its constructor, as most modules do."""
 
     def __init__(self):
         super().__init__()
@@ -277,7 +277,7 @@ class AlwaysTheSame(Drops):
 
 
 class DropsAgain(Drops):
-    """The backward pass drops anew."""
+    """Draws the dropped weights anew in the backward pass."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -307,7 +307,7 @@ class DropsAgain(Drops):
 def test_dropout_is_judged_as_in_ones_own_process_from_the_same_draws(module, broken):
     made = Implementation(build=lambda _: module(), source="a test", has_dropout=True)
     references = ask_oracle(DROPPING, 3)
-    with torch.random.fork_rng():  # what a module draws, it draws from the judge's generator
+    with torch.random.fork_rng():  # a module draws from the judge's generator
         here = check(references, made)
     with torch.random.fork_rng():
         there = check(references, standing_in_for(made, DROPPING))
@@ -353,7 +353,7 @@ def test_who_draws_in_its_process_is_named_as_it_is_in_ones_own(draw, generator)
 
 @pytest.mark.parametrize("most", [1, 7, 64])
 def test_a_tensor_that_takes_several_transfers_arrives_whole(monkeypatch, most):
-    """Linux moves at most 0x7ffff000 bytes at a time; a smaller limit stands for it."""
+    """Linux moves at most 0x7ffff000 bytes at a time; the test uses a smaller limit."""
 
     def limited(transfer):
         return lambda file, parts, at: transfer(file, [parts[0][:most]], at)
@@ -409,7 +409,7 @@ def test_a_mask_is_handed_on_in_its_form():
 
 
 def test_a_file_that_takes_over_a_path_is_not_taken_for_the_earlier_one():
-    """A check closes its file, and the next one's may have the same number: old tensors would be read."""
+    """A check closes its file, and the next file may get the same number: old tensors would be read."""
     first, second = Exchange(), Exchange()
     opened = Exchange(first.path)
     assert opened.is_at(first.path)

@@ -1,4 +1,4 @@
-"""A run goes on only with the code and in the environment that it began with; nobody is blamed for the harness."""
+"""A run resumes only with its original code and environment; harness failures blame no implementation."""
 
 import msgspec
 import pytest
@@ -105,7 +105,7 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
 
 
 class NeverPassedOver(dict):
-    """A dictionary that may be asked for one entry at a time: a run may have 100,000 cells."""
+    """A dictionary for single look-ups only: a run may have 100,000 cells."""
 
     def __iter__(self):
         raise AssertionError("all cells are passed over")

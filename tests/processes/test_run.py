@@ -1,4 +1,4 @@
-"""A whole run with real workers: each liar costs its own cell only, and a killed run goes on where it was."""
+"""A whole run with real workers: each liar costs its own cell only, and a killed run resumes."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ from attnbench.workloads.workload import Workload
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 ROOT = Path(__file__).parents[2]
-PYTHON = sys.executable  # in processes of their own, and so are their workers
+PYTHON = sys.executable  # runs start processes of their own, and so do their workers
 LIARS = Path(__file__).parents[1] / "liars.py"
 NAMES = [
     "right", "wrong", "raising", "not_a_number", "crashing", "hanging", "greedy", "talking", "slow", "dying_later",
@@ -183,10 +183,10 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
         grown = journal.read_bytes()
-        assert grown.startswith(lines[: lines.rfind(b"\n") + 1])  # what was finished is still there
+        assert grown.startswith(lines[: lines.rfind(b"\n") + 1])  # finished work is kept
         lines = grown
         with journal.open("ab") as file:
-            file.write(b'{"type":"visit_fini')  # and what a kill cuts short does no harm
+            file.write(b'{"type":"visit_fini')  # a partial last line does no harm
     execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {Status.ok}
@@ -194,14 +194,14 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     history = list(events(journal))
     checked = [e.key for e in history if isinstance(e, CellChecked)]
     measured = [e.key for e in history if isinstance(e, CellMeasured)]
-    assert len(checked) == len(set(checked)) == 9  # nothing was done twice
+    assert len(checked) == len(set(checked)) == 9  # no work was done twice
     assert len(measured) == len(set(measured)) == 9
     assert sum(isinstance(e, WorkerStarted) for e in history) >= 3
     assert len(results.num_visits) == 3
-    assert min(results.num_visits.values()) >= planned.num_rounds  # whatever the kills and the machine cost
+    assert min(results.num_visits.values()) >= planned.num_rounds  # independent of the kills and the machine
     numbers = [(e.workload, e.visit) for e in history if isinstance(e, VisitFinished)]
     assert len(numbers) == len(set(numbers))
-    execution.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work
+    execution.execute(planned, folder, lambda _: None)  # resuming a finished run adds no work
     assert read(folder).num_visits == results.num_visits
     assert sum(isinstance(e, RunFinished) for e in events(journal)) == 2
 
@@ -236,7 +236,7 @@ def command(process: int) -> bytes:
 
 
 def test_a_later_failure_takes_back_the_time():
-    """What the fold does with a cell that was measured and then failed."""
+    """The fold of a cell that was measured and then failed."""
     state, arms = State(), [Arm(implementation="i"), Arm(implementation="j")]
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
     assert state.live("w", arms) == arms[:1]

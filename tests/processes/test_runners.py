@@ -1,4 +1,4 @@
-"""Runners of their own for code that nobody trusts: who is asked what, what the clock says, and who suffers."""
+"""Separate runners for untrusted code: requests to each, the witness clock, and the blame."""
 
 import os
 import subprocess
@@ -40,10 +40,10 @@ class Clock:
 
 
 class Scripted:
-    """A worker whose samples claim `claimed_s` for each of its calls; really they take `sampled_s`, `fresh_s` if new.
+    """A worker whose samples claim `claimed_s` for each call, but take `sampled_s` (`fresh_s` on fresh inputs).
 
-    A block begins with calls that take `warm_s`, and each sample with an untimed call, which takes `untimed_s` and is
-    claimed to take `claimed_untimed_s`. Of all that time the worker waits `delay` for a processor.
+    A block begins with calls that take `warm_s`, and each sample with an untimed call, which takes `untimed_s` and
+    claims `claimed_untimed_s`. Of all that time the worker waits `delay` for a processor.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(cli
 
 
 def sampled(client: Scripted) -> list[messages.SampleBlocks]:
-    """The requests for a block."""
+    """Return the requests for a block."""
     return [each for each in client.asked if isinstance(each, messages.SampleBlocks) and each.is_clocked]
 
 
@@ -177,7 +177,7 @@ def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_unt
 
 
 def test_all_runners_of_a_visit_choose_from_the_same_times_of_all_arms(client):
-    """A first block says what is not known yet, and is no part of the visit."""
+    """A first block measures unknown times, and is no part of the visit."""
     both = client(claimed_s=30e-3, sampled_s=30e-3, fresh_s=30e-3)
     visited(both, 1)
     asked = [each for each in [*both.theirs.asked, *both.shared.asked] if isinstance(each, messages.SampleBlocks)]
@@ -238,8 +238,8 @@ def test_the_warm_up_of_long_calls_that_none_precedes_hides_nothing(client):
     ("cheat", "said"),
     [
         ({"claimed_s": 0.2e-3}, "x slower than in its samples"),  # a clock that is slowed down
-        ({"claimed_s": 0.2e-3, "sampled_s": 0.2e-3}, "x slower than in its samples"),  # answers that are kept
-        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3}, "by its own"),  # honest only where it is watched
+        ({"claimed_s": 0.2e-3, "sampled_s": 0.2e-3}, "x slower than in its samples"),  # stored answers
+        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3}, "by its own"),  # honest only while watched
         ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3, "claimed_probe_s": 1.0}, "by its own"),
         ({"claimed_s": 20e-3, "sampled_s": 60e-3, "fresh_s": 20e-3, "claimed_untimed_s": 1.0}, "by its own"),
     ],
@@ -261,7 +261,7 @@ def test_a_wrong_answer_while_it_is_timed_fails_at_once(client):
 @pytest.mark.parametrize(
     "forge",
     [
-        lambda own: msgspec.structs.replace(own, arm=OURS),  # as if another had been asked
+        lambda own: msgspec.structs.replace(own, arm=OURS),  # an answer to another request
         lambda own: msgspec.structs.replace(own, samples=()),
         lambda own: msgspec.structs.replace(own, samples=2 * own.samples),
         lambda own: msgspec.structs.replace(own, samples=tuple(Sample(0.0) for _ in own.samples)),
@@ -310,7 +310,7 @@ def test_witnesses_that_are_disturbed_cost_nothing(client):
 
 
 SHORT = {"claimed_s": 1e-3, "sampled_s": 3e-3, "fresh_s": 3e-3}
-"""As if half of the time were lost between the calls, and the other half inside of them."""
+"""Half of the time is lost between the calls, and the other half inside of them."""
 
 
 def test_an_honest_call_that_waits_for_a_processor_is_doubtful_and_no_finding(client):
@@ -437,7 +437,7 @@ def dies(query, key, value, mask):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """A run of honest and foul code from one file, beside bundled implementations."""
+    """Run honest and cheating code from one file, next to bundled implementations."""
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "mine.py").write_text(MINE)
     names = ("honest", "keeps", "saboteur", "tires", "busy", "dies")
@@ -468,9 +468,9 @@ def of(results, name):
 def test_foul_code_costs_nobody_but_itself(mixed):
     for name in ("sdpa", "einsum", "honest"):
         assert [record.status for record in of(mixed, name)] == [Status.ok] * 2, name
-    (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as quick
+    (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as fast
     is_refused = long.status is Status.invalid and "x slower than in its samples" in long.message
-    assert is_refused or long.key in mixed.doubts  # doubtful where load explains some of it; never a time to trust
+    assert is_refused or long.key in mixed.doubts  # doubtful if load explains some of it; never a time to trust
     tired = [record for record in of(mixed, "tires") if record.status is Status.disagrees]  # a long one has few calls
     assert tired
     assert all("while it was timed" in record.message for record in tired)
@@ -498,7 +498,7 @@ def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
     ("call_s", "is_alone", "num_blocks"), [(1e-6, False, 8), (25e-3, False, 4), (1e-3, True, 4), (1.0, True, 2)]
 )
 def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, num_blocks):
-    """As many as fit into the time that it takes to start processes, with the untimed calls before each part."""
+    """It has as many as fit into the time to start processes, with the untimed calls before each part."""
     workload = Workload(seq_len=64)
     taken = {arm: [Sample(call_s)] for arm in (OURS, THEIRS)}
     plan_ = SimpleNamespace(num_blocks=2, is_alone=lambda arm: is_alone and arm == THEIRS)
@@ -509,7 +509,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
 
 
 def test_a_baseline_may_be_foreign_too():
-    """Both then have processes of their own, with one control, and no trusted witness to compare with."""
+    """Both then run in separate processes, with one control, and without a trusted witness for comparison."""
     clock = Clock()
     shared = Scripted(clock)
     shared.siblings = [Scripted(clock), Scripted(clock)]

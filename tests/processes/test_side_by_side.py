@@ -1,4 +1,4 @@
-"""Sessions of two sides on the virtual machine: verdicts, exit codes, and two workers that look like one."""
+"""Sessions of two sides on the virtual machine: verdicts, exit codes, and two workers behind one interface."""
 
 import dataclasses
 
@@ -127,7 +127,7 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
 
 
 class Asked(SimulatedPair):
-    """Keeps which visits were to be verified."""
+    """Records which visits were to be verified."""
 
     def _sample_blocks(self, request):
         self.verified = [*getattr(self, "verified", []), (request.number, request.verifies)]
@@ -136,7 +136,7 @@ class Asked(SimulatedPair):
 
 def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_path):
     asked = with_sides(virtual.plan(1, ("x",), budget_s=60.0), is_apart=True)
-    asked = msgspec.structs.replace(asked, smallest_effect=1e-3)  # it goes on until that is seen
+    asked = msgspec.structs.replace(asked, smallest_effect=1e-3)  # it continues until that is seen
     client = Asked(WORLDS["calm"], lambda *_: 2e-3)
     virtual.execute(asked, tmp_path / "run", client)
     assert len(client.verified) >= 8

@@ -1,4 +1,4 @@
-"""What two sides are: how they are found, checked out and left, and what a plan makes of them."""
+"""Two sides: finding them, checking them out, cleaning up, and their place in a plan."""
 
 import hashlib
 import os
@@ -54,14 +54,14 @@ def made(base: str, candidate: str, *implementations: str, **more):
 
 
 def specs(found) -> tuple[str, ...]:
-    """From where both sides of the only implementation are loaded, the base's first."""
+    """Return the two files of the only implementation, the base's first."""
     assert len({arm.implementation for arm in found.specs}) == 1
     assert [arm.side for arm in found.specs] == [BASE, CANDIDATE]
     return tuple(found.specs.values())
 
 
 def names(found) -> list[str]:
-    """Which arms there are."""
+    """Return the names of the arms."""
     assert (found.implementations, found.baseline) == ((), "")
     return list(map(str, found.specs))
 
@@ -262,7 +262,7 @@ def test_apart_freed_memory_stays_with_its_process_unless_one_asks_otherwise(rep
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
     found = made("rev:one", "rev:two", "mine.py:mine")
     run = Path("out/run")
-    sides.remove_checkouts(run)  # as where a run is resumed
+    sides.remove_checkouts(run)  # as when a run is resumed
     assert not run.exists()
     with sides.checked_out(found, run):
         assert (run / "sides" / "base" / "mine.py").read_text() == PLAIN

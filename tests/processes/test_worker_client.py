@@ -1,4 +1,4 @@
-"""What a worker is started with: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
+"""The start of a worker: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
 import os
 import select
@@ -26,7 +26,7 @@ from attnbench.workloads.workload import Workload
 from tests import forks
 
 PYTHON = sys.executable
-"""The interpreter itself, whatever fixtures put in its place."""
+"""The real interpreter, even if a fixture replaces it."""
 
 
 def test_a_layout_has_first_blocks_of_its_own(tmp_path):
@@ -54,7 +54,7 @@ def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, 
 
 @pytest.mark.usefixtures("forked_workers")
 def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_path):
-    """A line whose other end is closed with bytes in it is reset, and not at its end."""
+    """A socket closed with unread bytes is reset, instead of reaching its end."""
     template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
@@ -90,7 +90,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     stopped = psutil.Process(template._process.pid)
     template._line.settimeout(0.5)
     stopped.suspend()
-    while stopped.status() != psutil.STATUS_STOPPED:  # a signal takes its time
+    while stopped.status() != psutil.STATUS_STOPPED:  # a signal takes time
         time.sleep(1e-3)
     with pytest.raises(OSError, match="timed out"):
         template.end(first.pid)
@@ -123,11 +123,11 @@ def test_a_line_that_was_cut_off_is_no_request(tmp_path):
 def test_a_worker_that_has_no_group_of_its_own_yet_is_ended():
     worker = subprocess.Popen(["sleep", "5"])
     assert end(worker.pid) == -signal.SIGKILL
-    worker.returncode = -signal.SIGKILL  # `end` has asked for it
+    worker.returncode = -signal.SIGKILL  # `end` has waited for it
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process comes to its end soon; nobody need have asked for its exit code."""
+    """Whether a process ends soon, even if nothing collects its exit code."""
     for _ in range(200):
         with suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:

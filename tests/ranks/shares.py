@@ -1,4 +1,4 @@
-"""What ranks are made to call in tests: one sleeps, one fails, one gives back what came."""
+"""Functions for ranks in tests: one sleeps, one fails, one returns its input."""
 
 import time
 
@@ -8,26 +8,26 @@ from attnbench.ranks.group import Asked
 
 
 def sleep(query, key, value, rank):
-    """One rank does not answer."""
+    """Sleep on one rank."""
     if rank.rank == 1:
         time.sleep(1000)
     return query
 
 
 def fail(query, key, value, rank):
-    """One rank raises, and the other one waits for it."""
+    """Raise on one rank, while the other waits for it."""
     if rank.rank == 1:
         raise ValueError("no head for this")
     return rank.pass_on([query], rank.num_tokens(1))()[0]
 
 
 def give_back(query, key, value, rank):
-    """What came."""
+    """Return the input."""
     return query
 
 
 def give_late(query, key, value, rank):
-    """What came, after a while."""
+    """Return the input after a while."""
     time.sleep(0.3)
     return query
 

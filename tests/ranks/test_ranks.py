@@ -1,4 +1,4 @@
-"""Attention over several ranks: right, counted exactly, and a rank that is killed or hangs costs its own call alone."""
+"""Attention over several ranks: right, counted exactly, and a rank that is killed or hangs fails its own call alone."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def workload(**axes):
 
 
 def are_gone(processes):
-    """Whether they all end soon."""
+    """Whether all processes end soon."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if not any(psutil.pid_exists(each) and psutil.Process(each).status() != "zombie" for each in processes):

@@ -37,7 +37,7 @@ SWEEPS: dict[str, Callable[[Path], Results]] = {
 
 
 def text(results: Results) -> str:
-    """The closing screen, without the name of its folder."""
+    """Return the closing screen, without the name of its folder."""
     lines = "".join(f"{line.text}\n" for line in screen(results))
     return lines.replace(str(results.folder), "RUN")
 

@@ -1,4 +1,4 @@
-"""What a run advises: which implementation to take, where, and by how much; derived from verdicts alone."""
+"""Advice of a run: the implementation to use, its range and its gain; derived from verdicts alone."""
 
 import re
 
@@ -17,7 +17,7 @@ def advice(results):
     ("lengths", "said"),
     [
         ((4, 64, 512), "Take fused up to T=4 ("),
-        ((512, 4, 64), "Take fused up to T=4 ("),  # in whatever order they were given
+        ((512, 4, 64), "Take fused up to T=4 ("),  # in any order of input
         ((128, 512, 2048), "Keep sdpa: fused is 1."),
         ((512,), "Keep sdpa: fused is 2.0"),
         ((2, 4), "Take fused on all 2 shapes ("),

@@ -1,4 +1,4 @@
-"""The shared table: every record has a row, every row every cell, groups are titled in words, warnings are shown."""
+"""The shared table: every record has a row, every row every cell, groups have titles, warnings are shown."""
 
 import dataclasses
 import math
@@ -84,7 +84,7 @@ def doubted(
     num_faults: int = 0,
     fault_s: float = 0.0,
 ) -> list[str]:
-    """What is held against a cell with these times, four of a visit."""
+    """Return the doubts about a cell with these times, four of a visit."""
     samples = tuple(
         Sample(value, epoch=number // 4, visit=number // 4, block=number % 4, num_faults=num_faults)
         for number, value in enumerate(values)

@@ -23,11 +23,11 @@ CODES = {
     Question.choice: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "doubtful": 3},
     Question.change: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "slower": 1, "doubtful": 4},
 }
-"""The exit code of each mark, where it is the only one; any other passes."""
+"""The exit code of each mark alone; any other passes."""
 
 
 def shown(correct: CheckVerdict, speed: Verdict | None, *, is_doubtful: bool, has_failed: bool) -> str:
-    """What a reader must see, said independently of the code."""
+    """Return the texts that must appear, derived independently of the code."""
     if correct == "WRONG":
         return "WRONG"
     if has_failed:
@@ -102,5 +102,5 @@ def test_a_run_ends_as_the_marks_of_its_shapes_say(names, tmp_path):
     marks = {cell.mark for shape in answers.shapes(found) for cell in shape.others} - {None}
     expected = Ending.finding if Mark.wrong in marks else Ending.passed
     if names == ("sdpa", "torch_mha"):
-        expected = Ending.inconclusive  # nothing was compared
+        expected = Ending.inconclusive  # no pair was compared
     assert endings.of_run(found).ending is expected

@@ -1,4 +1,4 @@
-"""Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
+"""Pictures: complete, with stable colours for names, and with a note on omissions."""
 
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -151,7 +151,7 @@ MANY = journals.workloads(
 
 
 def seen_texts(figure: Figure) -> list[tuple[str, Bbox]]:
-    """Each text of a figure that is drawn, and its place; a label of a tick beyond the axes is not."""
+    """Return each drawn text of a figure and its place, except labels of ticks beyond the axes."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     ticks = [
@@ -179,7 +179,7 @@ def overlaps(texts: list[tuple[str, Bbox]]) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What is drawn from now on."""
+    """Collect all figures drawn from now on."""
     found: list[Figure] = []
     real = style.picture
     monkeypatch.setattr(style, "picture", lambda figure, *texts: found.append(figure) or real(figure, *texts))
@@ -190,7 +190,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 def test_a_title_and_the_legend_next_to_it_fit_a_picture_of_few_panels(
     tmp_path: Path, figures: list[Figure], num_panels: int
 ) -> None:
-    """As wide a legend as fits three panels once lay on the title, and a title went beyond the picture."""
+    """A legend for three panels once covered the title, and a title left the picture."""
     points = journals.workloads(mask=("none", "causal")[:num_panels], seq_len=(2048,))
     found = journals.write(tmp_path, points, ("sdpa", "fused", "chunked"), num_epochs=1)
     for name in ("memory_plot", "ratio_plot", "latency_plot"):

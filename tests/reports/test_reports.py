@@ -1,4 +1,4 @@
-"""Reports of a made-up run: complete, escaped, the same at every call, and honest about what is missing."""
+"""Reports of a made-up run: complete, escaped, reproducible, and honest about gaps."""
 
 import ast
 import csv
@@ -25,7 +25,7 @@ from tools import vega
 SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.DOTALL)
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
 NOT_HERE = {"sides"}
-"""One state of the code, on one host."""
+"""Reports that one version on one host does not have."""
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 
 
@@ -47,13 +47,13 @@ def whole(written: dict[str, list[Path]]) -> str:
 
 @pytest.fixture(scope="module")
 def page(whole: str) -> str:
-    """The page less its scripts."""
+    """Return the page without its scripts."""
     return SCRIPT.sub("", whole)
 
 
 @pytest.fixture(scope="module")
 def explored(whole: str) -> dict[str, Any]:
-    """The data of the page."""
+    """Return the data of the page."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', whole, re.DOTALL)
     found: dict[str, Any] = json.loads(text)
     return found
@@ -300,7 +300,7 @@ class TestPage:
         }
         assert {row["implementation"] for row in explored["rows"]} == set(explored["implementations"])
         timed = [row for row in explored["rows"] if row["time"] is not None]
-        assert all("(" in row["shown"]["samples"] for row in timed)  # as many as there is room for
+        assert all("(" in row["shown"]["samples"] for row in timed)  # as many as fit
         assert all(row["time_low"] < row["time"] < row["time_high"] for row in timed)
 
     def test_two_runs_are_in_one_page(self, results: Results) -> None:
@@ -315,13 +315,13 @@ def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
 
 
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
-    """`why slower` was once painted as slower is."""
+    """`why slower` was once coloured like the class slower."""
     assert re.search(r"^td\.verdict\.is-slower\b", page, re.MULTILINE)
     assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)
 
 
 def named() -> list[tuple[str, str]]:
-    """The texts in the code of reports and analysis that are an implementation's name, or hold one as a word."""
+    """Return texts in the code of reports and analysis that are an implementation's name, or contain one as a word."""
     names = set(implementation_names()) - {"fastest"}  # which is also a word of reports
     compound = re.compile(rf"\b({'|'.join(name for name in names if '_' in name)})\b")
     found = []

@@ -1,4 +1,4 @@
-"""The closing screen: 25 lines of 80 columns, whatever was swept, and the questions that it answers."""
+"""The closing screen: 25 lines of 80 columns for any sweep, and the questions that it answers."""
 
 import dataclasses
 import re

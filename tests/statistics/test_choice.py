@@ -1,4 +1,4 @@
-"""The fastest: chosen by some processes, and the others judged by the processes in between."""
+"""The fastest: chosen by some processes, and compared by the others."""
 
 import math
 
@@ -13,7 +13,7 @@ NUM_BLOCKS = 6
 
 
 def samples(seconds: float, *, num_processes: int = 16, noise: float = 0.01, seed: int = 0) -> list[Sample]:
-    """One visit of each process; the drift of a block is common to all that are drawn with the same seed."""
+    """Build one visit of each process; the drift of a block is common to all drawn with the same seed."""
     drift = np.random.default_rng(99).normal(0.0, 0.1, (num_processes, NUM_BLOCKS))
     own = np.random.default_rng(seed).normal(0.0, noise, (num_processes, NUM_BLOCKS))
     own += np.random.default_rng(seed + 1).normal(0.0, noise / 2, (num_processes, 1))
@@ -67,7 +67,7 @@ def test_only_candidates_lead() -> None:
 
 
 def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
-    """Of twelve that are equal the one that seems the fastest does so by luck: in other processes it is as they are."""
+    """The apparent winner among twelve equal arms is lucky; in other processes it is equal."""
     leads, naive = [], []
     for seed in range(30):
         taken = {f"i{number}": samples(1.0, noise=0.05, seed=100 * seed + number) for number in range(12)}

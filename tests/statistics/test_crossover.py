@@ -1,4 +1,4 @@
-"""Where two change places: the ladder, what is looked at next, and the place that follows."""
+"""Crossovers: the ladder, the next value to measure, and the place that follows."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ def at(sign: int, log: float | None = None) -> Point:
 
 
 def search(values: list[int], sign_at) -> dict[int, Point]:
-    """Look until nothing more can be learned, where every value shows what it is."""
+    """Search until nothing more can be learned, with an error-free sign at every value."""
     points: dict[int, Point] = {}
     while (value := following(points, values)) is not None:
         assert value not in points

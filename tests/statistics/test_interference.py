@@ -1,4 +1,4 @@
-"""Discarded blocks: decided by the interference probe alone, in its own process, and never by what is compared."""
+"""Discarded blocks: decided by the interference probe alone, in its own process, and never by compared times."""
 
 import os
 import random
@@ -88,7 +88,7 @@ def test_visits_of_different_workloads_share_one_machine():
 
 
 def test_a_probe_is_judged_among_those_of_its_kind():
-    """One thread's probe takes another time than that of two, and neither disturbs the other's blocks."""
+    """A probe with one thread has another time than one with two, and neither disturbs the other's blocks."""
     gauge = InterferenceGauge()
     for visit in range(10):
         gauge.add("one", probes([1e-3], visit=visit), "1 thread")
@@ -131,7 +131,7 @@ def test_a_discarded_block_is_no_evidence():
 
 
 def test_the_rule_is_blind_to_what_is_compared():
-    """Whatever the arms took, in whatever order: the same blocks are discarded."""
+    """Discarding does not depend on the times or the order of the arms."""
     values, draws = calm(40), random.Random(3)
     values[12], values[33] = 3e-3, 2e-3
 
@@ -169,7 +169,7 @@ for number in (1, 2):
 
 
 def test_the_probe_has_the_threads_of_the_workload():
-    """Work of one thread cannot see what stops two that wait for one another."""
+    """Work of one thread is not affected by load that stops two threads waiting for one another."""
     done = subprocess.run(
         [sys.executable, "-c", THREADS],
         env=os.environ | {"OMP_NUM_THREADS": "2"},
@@ -198,9 +198,9 @@ print(min(spent))  # an import's threads may still spin the first time
 
 
 def test_no_thread_spins_when_the_probe_has_run():
-    """A thread that spins after it would disturb whoever comes next in the block, and did: numpy's BLAS has some."""
-    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # whatever the tests themselves may have
+    """Spinning threads would disturb the next arm of the block; those of numpy's BLAS once did."""
+    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # apart from the tests' own threads
     done = subprocess.run(
         [sys.executable, "-c", AFTERWARDS], env=os.environ | threads, capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) < 0.03  # of 0.05 s, all of which a spinning thread would take
+    assert float(done.stdout) < 0.03  # of 0.05 s, which a spinning thread would fill

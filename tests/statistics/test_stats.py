@@ -24,7 +24,7 @@ T_3 = 3.182446
 
 
 def samples(processes: list[list[float]], visit: int = 0) -> list[Sample]:
-    """One visit of each process, with a value for each block."""
+    """Build one visit of each process, with a value for each block."""
     return [
         Sample(value=value, epoch=epoch, visit=visit + epoch, block=block)
         for epoch, values in enumerate(processes)
@@ -133,7 +133,7 @@ def test_swapping_arms_flips_the_sign() -> None:
 
 
 def test_a_control_counts_as_the_same_code_and_skewed_noise_makes_no_difference() -> None:
-    """The mean of two samples in place of two medians would make identical code seem faster."""
+    """The mean of two samples instead of two medians would make identical code seem faster."""
     rng = np.random.default_rng(4)
     arm, base, control = (samples(np.exp(rng.exponential(0.3, (3000, NUM_BLOCKS))).tolist()) for _ in range(3))
     logs = np.array([*visit_numbers([arm], [base, control]).values()])

@@ -1,4 +1,4 @@
-"""Verdicts: the rules by value, looks, Holm's level, and that no interval contradicts its verdict."""
+"""Verdicts: the rules by value, looks, Holm's level, and consistency with their intervals."""
 
 import itertools
 import math
@@ -60,10 +60,10 @@ def test_interval_of_a_single_comparison_has_a_fifth_of_the_error() -> None:
         (four(-0.06), 0.02, Verdict.faster),
         (four(0.015), 0.02, Verdict.undecided),  # the interval holds 1, and reaches beyond the margin
         (four(0.0, 0.001), 0.02, Verdict.equivalent),
-        (four(0.01, 0.001), 0.02, Verdict.equivalent),  # surely not the same, and surely too little to matter
+        (four(0.01, 0.001), 0.02, Verdict.equivalent),  # certainly different, but too little to matter
         (four(0.03, 0.001), 0.05, Verdict.equivalent),
         (four(0.06, 0.1), 0.02, Verdict.undecided),  # noise
-        (four(0.0, 0.1), 0.02, Verdict.undecided),  # noise makes nothing equal
+        (four(0.0, 0.1), 0.02, Verdict.undecided),  # noise makes no arms equal
         (four(0.019, 0.002), 0.02, Verdict.undecided),  # beyond 1, and not beyond the margin
         ([0.5, 0.5, 0.5], 0.02, Verdict.undecided),
         ([0.0] * 4, 0.02, Verdict.equivalent),
@@ -75,7 +75,7 @@ def test_verdict_by_value(numbers: list[float], margin: float, verdict: Verdict)
 
 
 def test_noise_never_makes_two_times_equal() -> None:
-    """The earlier method called a slowdown of 3 % equal where the baseline differed from itself by 10 %."""
+    """The earlier method called a slowdown of 3 % equal if the baseline differed from itself by 10 %."""
     draws = np.random.default_rng(1)
     for look in LOOKS[:3]:
         numbers = [*draws.normal(0.03, 0.15, look)]
@@ -130,7 +130,7 @@ def test_one_process_decides_nothing_below_its_layout() -> None:
         ([0.001, 0.5, 0.5], 0.05 / 2),
         ([0.001, 0.02, 0.5], 0.05),
         ([0.001, 0.02, 0.04], 0.05),  # all are
-        ([0.03, 0.03, 0.001], 0.05 / 2),  # the second is not below 0.025, and the third is not asked
+        ([0.03, 0.03, 0.001], 0.05 / 2),  # the second is not below 0.025, so the third is not tested
     ],
 )
 def test_holm_level_by_value(values: list[float], level: float) -> None:

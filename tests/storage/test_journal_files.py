@@ -1,4 +1,4 @@
-"""A journal that is damaged, compressed or not, is named as damaged, wherever the damage lies."""
+"""A damaged journal, compressed or not, is reported with the place of the damage."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ WHOLE = gzip.compress((Path(__file__).parents[1] / "conftest.py").read_bytes())
 
 
 def middle_flipped() -> bytes:
-    """A damaged stream that zlib itself refuses, not only the checksum at its end."""
+    """Damage a compressed stream so that zlib itself fails, not only the checksum at its end."""
     for at in range(10, len(WHOLE) - 8):
         found = WHOLE[:at] + bytes([WHOLE[at] ^ 0xFF]) + WHOLE[at + 1 :]
         try:
@@ -46,18 +46,18 @@ def test_a_damaged_compressed_journal_is_named(tmp_path, content):
 
 
 def whole(folder: Path) -> list[bytes]:
-    """The lines of a lifelike journal."""
+    """Return the lines of a lifelike journal."""
     journals.write(folder)
     return (folder / JOURNAL).read_bytes().splitlines(keepends=True)
 
 
 def older(lines: list[bytes]) -> list[bytes]:
-    """The same lines as a version without digests wrote them."""
+    """Return the same lines as a version without digests wrote them."""
     return [re.sub(rb',"seq":\d+,"digest":"\w+"', b"", line).replace(b'"schema":6', b'"schema":4') for line in lines]
 
 
 def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int, bytes]]:
-    """Ways to damage a journal: what was done, the first line that is no longer right, and what the file holds."""
+    """Damage a journal in many ways; yield a description, the first damaged line, and the file's content."""
     for _ in range(60):
         number = draws.randrange(len(lines))
         digits = [place for place, byte in enumerate(lines[number]) if chr(byte).isdigit()]
@@ -264,7 +264,7 @@ def test_what_another_process_does_to_a_journal_is_undone_and_noted(tmp_path, ha
 
 
 def begin(folder: Path) -> None:
-    """The first line of a journal."""
+    """Return the first line of a journal."""
     journals.write(folder)
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     (folder / JOURNAL).write_bytes(lines[0])

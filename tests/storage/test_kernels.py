@@ -1,6 +1,6 @@
-"""Whose kernel ran is read from its name, and its time is counted, whoever launched it.
+"""Kernels are attributed by name, and their time is counted for any launcher.
 
-tests/data/profiles/kernels.json has events as torch's profiler gives them: the device, the name, start and end in
+tests/data/profiles/kernels.json has events in the form of torch's profiler: the device, the name, start and end in
 nanoseconds, the correlation id, and that of the operator that launched it. The names are those of the sources.
 """
 
@@ -22,7 +22,7 @@ PROFILES = json.loads((Path(__file__).parents[1] / "data/profiles/kernels.json")
 
 @dataclass(frozen=True)
 class Event:
-    """One event, with the profiler's methods that the harness asks."""
+    """One event, with the profiler's methods that the harness calls."""
 
     place: str
     text: str

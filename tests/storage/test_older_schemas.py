@@ -1,4 +1,4 @@
-"""Journals of schema 3, whose arms were names: they become the events of today, whatever else is in the file."""
+"""Journals of schema 3, whose arms were names: they become today's events, with any other content of the file."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ X, X_BASE = Arm(implementation="x", side=CANDIDATE), Arm(implementation="x", sid
 
 
 def started(*specs: str, schema: int = 3, **changes) -> Line:
-    """The first line of a run that took these implementations."""
+    """Build the first line of a run of these implementations."""
     plan = {
         "sweep": "quick",
         "workloads": [json.loads(msgspec.json.encode(WORKLOAD))],
@@ -48,7 +48,7 @@ def started(*specs: str, schema: int = 3, **changes) -> Line:
 
 
 def sided(*specs: str, is_apart: bool = False) -> Line:
-    """The first line of a run that compared two states of these implementations."""
+    """Build the first line of a run that compared two versions of these implementations."""
     sides = {
         "base": {"given": "rev:old", "commit": "b", "root": "runs/1/sides/base"},
         "candidate": {"given": "rev:new", "commit": "c", "root": "runs/1/sides/candidate"},
@@ -62,7 +62,7 @@ def checked(name: str) -> Line:
 
 
 def visit(*names: str, number: int = 0) -> Line:
-    """A visit of one block; the value of a sample tells whose it is."""
+    """Build a visit of one block; the value of a sample identifies its arm."""
     arms = {name: [[1e-3 * (1 + slot), 4, 0, number, 0, slot]] for slot, name in enumerate(names)}
     return {"type": "visit_finished", "workload": WORKLOAD.id, "epoch": 0, "visit": number, "arms": arms}
 
@@ -79,7 +79,7 @@ def decoded(folder: Path, *lines: Line) -> list[Event]:
 
 
 def expected(*arms: Arm, number: int = 0) -> VisitFinished:
-    """What `visit` means."""
+    """Return the events that `visit` should become."""
     samples = (Sample(1e-3 * (1 + slot), 4, visit=number, slot=slot) for slot in range(len(arms)))
     taken = (ArmSamples(arm=arm, samples=(sample,)) for arm, sample in zip(arms, samples, strict=True))
     return VisitFinished(workload=WORKLOAD.id, epoch=0, visit=number, arms=tuple(taken))

@@ -1,4 +1,4 @@
-"""Axes that are gone: older journals that have them are read, and nothing new is planned with them."""
+"""Removed axes: older journals with them can be read, but new plans cannot use them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The study of detection plants the mistakes of ranks, too, and adds those of one module to its page."""
+"""The detection study plants the mistakes of ranks, too, and adds those of one module to its page."""
 
 import json
 

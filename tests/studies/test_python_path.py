@@ -1,4 +1,4 @@
-"""Processes that studies start find what this one finds: they add to PYTHONPATH, and take nothing from it."""
+"""Subprocesses of studies import from the same places: studies extend PYTHONPATH without removing entries."""
 
 import os
 import sys

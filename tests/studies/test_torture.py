@@ -1,4 +1,4 @@
-"""The study of what a run survives: it sees what goes wrong, and, in its short form, nothing does."""
+"""The survival study: it detects failures, and its short form has none."""
 
 import shutil
 import subprocess
@@ -58,7 +58,7 @@ def test_a_number_that_was_changed_unnoticed_would_be_called_lost(tmp_path, monk
     found = list(damages.damaged(run, tmp_path, 12))
     assert found
     assert all(trial.is_good for trial in found), [trial for trial in found if not trial.is_good]
-    # A journal without digests, whose schema says that it has none: a digit may change, and the study must say so.
+    # A journal without digests, as its schema says: a digit may change, and the study must report that.
     monkeypatch.setattr("attnbench.storage.journal._half", lambda _: b"0" * 12)
     shutil.rmtree(run)
     journals.write(run, journals.workloads(seq_len=(16,)), ("sdpa", "fused"), num_visits=2)

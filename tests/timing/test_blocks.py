@@ -28,7 +28,7 @@ def calls_of(clock: VirtualClock, **costs: float) -> list[blocks.TimedCall]:
 
 
 def visit(calls: list[blocks.TimedCall], *rest) -> dict[str, tuple[Sample, ...]]:
-    """The samples by the implementation's name."""
+    """Return the samples by the implementation's name."""
     return {arm.implementation: taken for arm, taken in blocks.visit(calls, *rest).items()}
 
 
@@ -37,7 +37,7 @@ def at(number: int = 0, num_blocks: int = 8) -> blocks.Visit:
 
 
 def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
-    """The number of calls in a sample that a calibration leads to."""
+    """Return the calibrated number of calls in a sample."""
     least_s = max(blocks.MIN_SAMPLE_S, blocks.MIN_SAMPLE_TICKS * clock.resolution_s)
     return blocks.choose(blocks.calibrate(calls, clock, least_s), least_s).num_calls
 
@@ -91,7 +91,7 @@ STALLS_S = [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf]
 @pytest.mark.parametrize("slowdown", [3.0, 30.0, 3000.0])
 @pytest.mark.parametrize("lasts_s", STALLS_S)
 def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_however_long(lasts_s, slowdown):
-    """In the first visit, which calibrates, and in the next, which follows from its samples."""
+    """In the first visit, which calibrates, and in the next, which uses its samples."""
     for begins_s in [0.0, *(10 ** (exponent / 6) for exponent in range(-33, -5))]:
 
         def disturb(seconds: float, now: float, begins_s: float = begins_s) -> float:
@@ -108,7 +108,7 @@ def test_identical_code_has_identical_settings_whichever_reading_is_late(stall_s
 
 
 def check_equal(clock: VirtualClock) -> None:
-    """All arms but a slow one are the same code; each, the slow one too, has the same calls before and in a sample."""
+    """All arms but a slow one are the same code; all have the same calls before and in a sample."""
     costs = {"base": 1e-4, "same": 1e-4, "slow": 5e-4}
     counted: Counter[str] = Counter()
 
@@ -127,7 +127,7 @@ def check_equal(clock: VirtualClock) -> None:
         first, *others = settings_of(samples).values()
         assert len(set(first)) == 1
         assert all(own == first for own in others)
-        if number:  # a first visit has a first call of each; of a warm-up one arm may have one round more
+        if number:  # a first visit has a first call of each; one arm may warm up one round longer
             assert abs(counted["same"] - counted["slow"]) <= first[0]
 
 
@@ -175,7 +175,7 @@ def test_orders_follow_from_the_seed_alone():
 
 
 def test_a_machine_that_slows_down_leaves_the_ratio_alone():
-    """Half the speed after a while: one arm after the other would see a ratio up to twice the true one."""
+    """Half the speed after a while: arms run one after the other would have ratios up to twice the true one."""
     clock = VirtualClock(lambda seconds, now: seconds * (1 + now))
     contenders = calls_of(clock, a=1.5e-3, b=1e-3)
     samples = {"a": [], "b": []}
@@ -291,7 +291,7 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
 
 
 def test_on_a_virtual_clock_nothing_comes_from_the_machine_below(monkeypatch):
-    """Samples of one seed are compared bit for bit, whatever else this machine has to do meanwhile."""
+    """Samples of one seed are compared bit for bit, independent of this machine's load."""
     monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0), raising=False)
     clock = VirtualClock()
     samples = visit(calls_of(clock, a=1e-3), clock, at())
@@ -336,7 +336,7 @@ def test_time_inside_calls_is_counted_with_the_untimed_ones():
 
 
 class Busy:
-    """A process whose threads use processor time for so long, as `measure` asks for both."""
+    """A process whose threads use this much processor time, as `measure` requests for both."""
 
     def __init__(self, spins_s: float) -> None:
         self.spins_s, self.now_s = spins_s, 0.0
@@ -391,7 +391,7 @@ def test_a_long_baseline_has_no_block_to_itself():
 @pytest.mark.parametrize(
     ("frequency", "least_s", "most_s"),
     [
-        (lambda now_s: 0.0, 3.0, 3.6),  # nothing says it
+        (lambda now_s: 0.0, 3.0, 3.6),  # no sensor reports it
         (lambda now_s: max(1500.0, 2000.0 - 100.0 * now_s), 9.0, 10.5),  # it falls for 5 s: the second half is steady
         (lambda now_s: 1000.0 + 500.0 * (int(1e3 * now_s) % 2), 12.0, 12.6),  # it never settles
     ],

@@ -1,4 +1,4 @@
-"""Choosing without any process: what is visited follows from the folded state alone."""
+"""Choosing without any process: the next visit depends on the folded state alone."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Identical code through the real loop of blocks, where the first slot is slower: the drawn order makes it fair."""
+"""Identical code through the real loop of blocks, with a slower first slot: the random order makes it fair."""
 
 import math
 import random
@@ -25,7 +25,7 @@ FIRST_SLOT, NOISE = 1.05, 0.01
 
 
 def session(seed: int) -> float:
-    """The p-value of the rival against the baseline and its control, visit by visit; all three are the same code."""
+    """Return the rival's p-value against the baseline and its control, visit by visit; all are the same code."""
     draws, turns = random.Random(f"noise/{seed}"), []
 
     def disturb(seconds: float, _: float) -> float:
@@ -48,7 +48,7 @@ def session(seed: int) -> float:
 
 
 def num_alarms() -> int:
-    """In how many sessions identical code seems to differ."""
+    """Count the sessions in which identical code seems to differ."""
     return sum(session(seed) <= FALSE_SHARE for seed in range(NUM_SEEDS))
 
 
@@ -57,7 +57,7 @@ def test_an_effect_of_the_slot_raises_few_alarms_where_the_order_is_drawn():
 
 
 class InOrder:
-    """Draws that leave everything where it is."""
+    """A generator that keeps every order unchanged."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

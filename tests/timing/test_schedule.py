@@ -1,4 +1,4 @@
-"""What a run visits next: passes of fresh processes over what is open, balanced, and the same after a kill."""
+"""The order of visits: passes of fresh processes over open comparisons, balanced, and the same after a kill."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ ASKED = plan(3, NAMES, budget_s=60.0, seed=3)
 WORKLOADS = [workload.id for workload in ASKED.workloads]
 LIVE = {workload: list(ASKED.specs) for workload in WORKLOADS}
 LOGS = {"baseline": 0.0, "near": math.log1p(ASKED.smallest_effect), "far": 0.5}
-"""One lies on the margin, and stays open."""
+"""One arm is on the margin, and stays open."""
 SWING = 0.01
 
 
@@ -28,7 +28,7 @@ def start(state: State) -> None:
 
 
 def visited(state: State, step: Step, logs: Mapping[str, float] = LOGS) -> VisitFinished:
-    """A visit of two blocks; the number of a process swings around the truth."""
+    """Build a visit of two blocks; the number of a process swings around the truth."""
     epoch, number = state.num_workers - 1, state.num_visits[step.workload]
     swing = SWING if number % 4 in {1, 2} else -SWING
     arms = [arm for arm in step.arms for arm in ((arm, arm.as_control()) if ASKED.is_reference(arm) else (arm,))]
@@ -44,7 +44,7 @@ def visited(state: State, step: Step, logs: Mapping[str, float] = LOGS) -> Visit
 
 
 def steps(live: Mapping[str, list[Arm]] = LIVE, most: int = 1000) -> tuple[list[Step], State, Race]:
-    """All steps of a race, and where it ends."""
+    """Return all steps of a race up to its end."""
     state, race, taken = State(), Race(ASKED), list[Step]()
     while len(taken) < most and (step := race.next(state, live)) is not None:
         if step.is_fresh:
@@ -69,7 +69,7 @@ def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None
         assert sorted(step.workload for step in each) == sorted(WORKLOADS)
         assert [step.is_fresh for step in each] == [True, False, False]
     assert state.num_workers == len(passes(taken))
-    assert len({tuple(step.workload for step in each) for each in passes(taken)}) > 1  # orders are drawn
+    assert len({tuple(step.workload for step in each) for each in passes(taken)}) > 1  # orders are random
 
 
 def test_the_first_passes_hold_every_arm_and_later_ones_what_is_open_with_its_reference() -> None:
@@ -104,7 +104,7 @@ def test_processes_stay_balanced_over_comparisons_and_the_least_visited_comes_fi
 
 
 def test_what_follows_depends_on_the_journal_alone() -> None:
-    """A race that begins anew in the middle, as after a kill, does what the first would have done."""
+    """A race that restarts in the middle, as after a kill, continues as the first would have."""
     taken, _, _ = steps(most=30)
     state, race, again = State(), Race(ASKED), list[Step]()
     for number in range(30):

@@ -1,4 +1,4 @@
-"""A trace says what happened and not where: no host, no user, no absolute path; and viewers find all they want."""
+"""A trace holds events but no places: no host, no user, no absolute path; and viewers find all they need."""
 
 import getpass
 import gzip
@@ -22,7 +22,7 @@ from attnbench.storage.records import Status
 from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
 
-PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # of the plug-in's own code
+PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # in the plug-in's own code
 LIARS = Path(__file__).parents[1] / "liars.py"
 SIZES = {"seq_len": 32, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
 TRAINING = Workload(**SIZES, scope="module", direction="forward_backward")
@@ -39,7 +39,7 @@ def theirs(query, key, value, *, mask=None):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, forked_workers):
-    """Traces of some that behave, one of them in a folder with a blank in its name, and some that do not."""
+    """Trace some that behave, one of them in a folder with a blank in its name, and some that do not."""
     home = tmp_path_factory.mktemp("home of jane doe")
     (home / "mine.py").write_text(THEIRS)
     chosen = (f"{home}/mine.py:theirs", f"{LIARS}:wrong", f"{LIARS}:crashing", "fused")
@@ -69,7 +69,7 @@ def traced(tmp_path_factory, forked_workers):
 
 
 def parsed(file, folder):
-    """As the plug-in reads it."""
+    """Parse the trace as the plug-in does."""
     return RunProfileData.parse("worker", "1", str(file), str(folder))
 
 
@@ -193,7 +193,7 @@ def x(category, name, ts, dur, **more):
 
 
 def scripted():
-    """A trace from a machine with CUDA, as the profiler exports it."""
+    """Build a trace from a machine with CUDA, as the profiler exports it."""
     kernel = {"External id": 7, "correlation": 5, "device": 0, "stream": 7}
     return {
         "schemaVersion": 1,

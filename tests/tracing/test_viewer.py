@@ -1,4 +1,4 @@
-"""The viewer asks the internet for nothing, and says in a line what it cannot show."""
+"""The viewer makes no requests to the internet, and reports in one line each view that it cannot show."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_both_sides_of_a_comparison_have_the_same_operators():
     compared = DiffStats(side("aten::bmm", "aten::add"), side("aten::add", "aten::mm", "aten::exp"))
     compared.children.append(DiffStats(side(), side("aten::mm")))
     plugin.align(compared)
-    plugin.align(compared)  # what was aligned stays as it is
+    plugin.align(compared)  # aligned text stays as it is
     for each in (compared, *compared.children):
         assert [op.name for op in each.left.op_aggs] == [op.name for op in each.right.op_aggs]
     assert [(op.name, op.calls) for op in compared.left.op_aggs] == [
@@ -127,7 +127,7 @@ def test_a_port_in_use_is_a_users_mistake(tmp_path):
 
 @pytest.mark.parametrize("moment", [1, 2, 4, 6, 8])
 def test_a_signal_is_received_whenever_it_comes(moment):
-    """At a call or return inside the wait for it, up to the one that waits: none holds what its handler needs."""
+    """At a call or return inside the wait, up to the one that waits: none holds a lock that the handler needs."""
     seen, seen_in_vain = 0, None
 
     def at_the_moment(*_):
@@ -155,7 +155,7 @@ def test_a_signal_is_received_whenever_it_comes(moment):
         patience.cancel()
         for end, handler in handlers.items():
             signal.signal(end, handler)
-    assert seen >= min(moment, 2)  # the wait itself and what it waits by
+    assert seen >= min(moment, 2)  # the wait itself and the functions it calls
     assert seen_in_vain is None or seen_in_vain < moment  # there were fewer moments
 
 
@@ -168,7 +168,7 @@ def attnbench(*arguments, cwd):
 
 @contextmanager
 def killed_at_the_end(process):
-    """A process that does not end as it should costs a test, and not all those after it."""
+    """Kill a process that does not end, so that it fails one test instead of all later ones."""
     try:
         yield
     finally:

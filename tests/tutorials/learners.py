@@ -1,4 +1,4 @@
-"""What a learner would have written after the tutorials, with their quirks. test_quirks.py has each of them diagnosed.
+"""Functions that a learner would write after the tutorials, with their quirks. test_quirks.py diagnoses each.
 
 Functions take query (B, H, T, K), key (B, H, S, K) and value (B, H, S, V), and a boolean mask, True where visible.
 """
@@ -35,7 +35,7 @@ def multi_head_dim0(query, key, value):
 
 
 def mask_lost(query, key, value, *, mask=None):
-    """Tutorial 001: masked_fill makes new scores, and the softmax is given the old ones."""
+    """Tutorial 001: masked_fill returns new scores, but the softmax gets the old ones."""
     scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
     if mask is not None:
         scores.masked_fill(~mask, float("-inf"))
@@ -43,7 +43,7 @@ def mask_lost(query, key, value, *, mask=None):
 
 
 def dropout_always(query, key, value, *, mask=None):
-    """Tutorial 003, applied without a thought of evaluation: F.dropout drops unless it is told not to."""
+    """Tutorial 003, applied without a thought of evaluation: F.dropout drops by default."""
     scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -68,6 +68,6 @@ class Declared(Attention):
 
 
 class Applied(Declared):
-    """The same with its dropout applied, by a layer that knows whether it trains."""
+    """Tutorial 003: a dropout applied by a layer that knows whether it trains."""
 
     is_applied = True

@@ -1,6 +1,6 @@
-"""examples/tutorials makes every table: those that are printed to their tolerance, the others as a formula says.
+"""examples/tutorials makes every table: printed ones to their tolerance, the others by a formula.
 
-Each formula is written as its tutorial writes it, in plain torch, and knows nothing of the project.
+Each formula is written as its tutorial writes it, in plain torch, independent of the project.
 """
 
 import json
@@ -231,7 +231,7 @@ def test_masked_keys_have_no_weight_and_no_part_in_the_values() -> None:
     tables = TABLES["001"]
     assert tables["weights_data_point_1_masked"][..., 2:].eq(0).all()
     assert tables["weights_data_point_1_unmasked"][..., 2:].gt(0.1).all()
-    torch.testing.assert_close(tables["output_masked"][1], tables["output_unmasked"][1])  # nothing is padding there
+    torch.testing.assert_close(tables["output_masked"][1], tables["output_unmasked"][1])  # no token is padding there
     assert (tables["output_masked"][0] - tables["output_unmasked"][0]).abs().max() > 0.01
 
 

@@ -1,4 +1,4 @@
-"""The quirks of the tutorials, as a learner would have written them: the diagnosis names each."""
+"""The quirks of the tutorials, as a learner would write them: the diagnosis names each."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_the_diagnosis_names_the_quirk(name: str, workload: Workload, mistake: s
     assert not found.agrees
     assert found.mistakes == (mistake,)
     words = next(planted.words for planted in catalogue(asked) if planted.name == mistake)
-    assert words.split(":")[0] in found.diagnosis  # what a dropout does is told with its numbers
+    assert words.split(":")[0] in found.diagnosis  # the diagnosis of a dropout includes its numbers
     assert found.step == ("masked scores" if mistake == "padding_ignored" else "weights")
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/tutorials.md that compares files by how much there is to read."""
+"""The table of docs/tutorials.md that compares the lengths of files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tables that the tutorials print, made again from every implementation that can take part.
+"""The tables that the tutorials print, reproduced by every implementation that can compute them.
 
 A table of weights is an implementation's output for values that are the unit vectors. facts.json holds the tables.
 """
@@ -43,19 +43,19 @@ def attend(name: str, query: Tensor, key: Tensor, value: Tensor, mask: str = "no
 
 
 def weights_of(name: str, query: Tensor, key: Tensor, mask: str = "none") -> Tensor:
-    """The attention weights (B, H, T, S) that an implementation uses."""
+    """Return the attention weights (B, H, T, S) that an implementation uses."""
     return attend(name, query, key, torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1), mask)
 
 
 def project(name: str, weights: Weights, x: Tensor, mask: str = "none") -> Tensor:
-    """The module's output (B, T, D)."""
+    """Return the module's output (B, T, D)."""
     bound = BoundMask(parse_mask(mask), (x.shape[0], x.shape[1], x.shape[1]), "cpu")
     result: Tensor = IMPLEMENTATIONS[name].build(weights).eval()(x, mask=bound)
     return result
 
 
 class TestTutorial000:
-    """One head with a value width of its own, then three heads by batched products."""
+    """One head with its own value width, then three heads by batched products."""
 
     facts = FACTS["000"]
 
@@ -67,7 +67,7 @@ class TestTutorial000:
         return x, single, multi
 
     def heads(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Query and key, both (1, H, T, K)."""
+        """Return query and key, both (1, H, T, K)."""
         return torch.einsum("td,hkd->htk", x, weights.query)[None], torch.einsum("td,hkd->htk", x, weights.key)[None]
 
     def test_token_ids_are_last_positions_among_the_sorted_words(self) -> None:
@@ -111,7 +111,7 @@ class TestTutorial000:
         torch.testing.assert_close(right.sum(dim=1), torch.ones(8))
 
     def test_with_three_heads_dimension_0_is_the_head_axis(self) -> None:
-        """The same quirk: three heads share each pair of words between them."""
+        """A quirk as above, for three heads, which share each pair of words between them."""
         x, _, multi = self.draws()
         query, key = self.heads(x, multi)
         wrong = (query @ key.transpose(-2, -1) / 24**0.5)[0].softmax(dim=0)
@@ -120,12 +120,12 @@ class TestTutorial000:
 
 
 class TestTutorial001:
-    """A fused projection whose chunks lie inside each head, and padding."""
+    """A fused projection whose chunks are inside each head, and padding."""
 
     facts = FACTS["001"]
 
     def heads(self) -> tuple[Tensor, ...]:
-        """Query, key and value (1, 2, 4, 2) from the printed projection."""
+        """Return query, key and value (1, 2, 4, 2) from the printed projection."""
         return torch.tensor(self.facts["qkv_data_point_1"]["value"])[None].chunk(3, dim=-1)
 
     def embedded(self) -> Tensor:
@@ -238,7 +238,7 @@ class TestTutorial003:
 
     @taking_part(num_heads=2, head_dim=1, embed_dim=3, scope="module")
     def test_fused_causal_whose_dropout_is_never_applied(self, name: str) -> None:
-        """The quirk changes nothing here: in evaluation a dropout that is applied leaves the weights as they are."""
+        """The quirk changes nothing here: in evaluation, an applied dropout leaves the weights unchanged."""
         x, weights, dropout = self.batch(), self.fused(), nn.Dropout(0.5).eval()
         query, key, value = (x @ rows.flatten(0, 1).T for rows in (weights.query, weights.key, weights.value))
         heads = []

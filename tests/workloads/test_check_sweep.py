@@ -1,4 +1,4 @@
-"""The cells of the default check meet the sizes at which real kernels go wrong."""
+"""The cells of the default check include the sizes at which real kernels go wrong."""
 
 import pytest
 

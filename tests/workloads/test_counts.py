@@ -1,4 +1,4 @@
-"""Counts against brute force over tiny sizes, against real tensors, and against what torch counts where it can."""
+"""Counts compared with brute force over tiny sizes, with real tensors, and with torch's counts if it has them."""
 
 import itertools
 
@@ -21,7 +21,7 @@ MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 
 
 def points(**changes) -> list[Workload]:
-    """Every mask at every size that fits it."""
+    """Combine every mask with every size that fits it."""
     found = []
     for (batch, queries, keys), name in itertools.product(SIZES, MASKS):
         sizes = {"batch_size": batch, "seq_len": queries, "kv_len": keys}
@@ -44,7 +44,7 @@ def test_every_mask_is_counted_at_some_size():
 
 
 def products(workload: Workload, *, is_backward: bool) -> int:
-    """Two for each multiply-add of each visible pair of each head, by a loop."""
+    """Count two for each multiply-add of each visible pair of each head, by a loop."""
     dense, total = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len), 0
     head_dim, value_dim = workload.head_dim, workload.value_dim
     widths = [head_dim, value_dim] if not is_backward else [head_dim, value_dim, value_dim, head_dim, head_dim]
@@ -111,7 +111,7 @@ def test_the_fewest_tokens_are_no_more_than_take_part(workload):
 
 
 def counted(name: str, workload: Workload) -> int:
-    """What torch counts while a call is made."""
+    """Return torch's count for one call."""
     made = build(workload, implementation(name), placed(workload))
     with made.grad_mode():
         call = made.call()
@@ -142,7 +142,7 @@ def test_who_does_not_say_what_it_executes_is_unknown():
 
 
 def test_torch_counts_nothing_for_its_cpu_flash_kernel_and_ignores_a_causal_mask():
-    """The reason for formulas of our own: the day this fails, FlopCounterMode can be trusted with more."""
+    """The reason for our own formulas: the day this fails, FlopCounterMode can be trusted with more."""
     causal = Workload(seq_len=64, num_heads=2, head_dim=8, mask="causal", direction="inference")
     assert reason_against(implementation("sdpa_flash"), causal) is None
     assert counted("sdpa_flash", causal) == 0

@@ -60,7 +60,7 @@ def test_each_probe_of_the_check_meets_each_value_of_each_axis():
 
 
 def check_grids():
-    """The grids of the check that are covered by pairs, with what they chose."""
+    """Return the grids of the check that are covered by pairs, with their chosen rows."""
     check = sweep.load("check")
     for grid, made in sweep._grids(check, {}, ("cpu",)):
         if sweep.COVER in grid:

@@ -19,7 +19,7 @@ def line(axes, definition=DECODE, **inputs) -> str:
 
 
 def one(tmp_path: Path, *lines: str, name: str = "calls.jsonl", **settings) -> tuple[Workload, str]:
-    """The only workload in a file with these lines, and the label of all of them."""
+    """Return the only workload in a file with these lines, and the label of all of them."""
     (tmp_path / name).write_text("\n".join(lines))
     given = {axis: [value] for axis, value in settings.items()}
     (workload,), (mix,), traced = flashinfer_trace.load(tmp_path / name, given)
@@ -76,7 +76,7 @@ def test_a_scale_that_is_usual_but_for_float32_is_the_usual_one(tmp_path, value,
 
 @pytest.fixture
 def tensors(tmp_path):
-    """Writes whole numbers into a safetensors file of another folder, and gives the input that names it."""
+    """Write whole numbers into a safetensors file of another folder, and return the input that names it."""
     numpy = pytest.importorskip("safetensors.numpy")
     import numpy as np
 

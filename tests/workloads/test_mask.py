@@ -1,4 +1,4 @@
-"""Masks: the rule, the dense form, a tile and the count all say the same, and that is what the words say."""
+"""Masks: the rule, the dense form, a tile and the count agree with one another and with the description."""
 
 import itertools
 import math
@@ -19,12 +19,12 @@ HEADS = 6
 
 
 def ancestors(token: int, parent) -> set[int]:
-    """A token and all above it."""
+    """Return a token and all its ancestors."""
     return {token} | (ancestors(parent(token), parent) if parent(token) >= 0 else set())
 
 
 def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
-    """Each mask that hides once more, as a sentence about one pair; by its own rule where it has no words here."""
+    """Whether one pair is visible, by the mask's description as code; by its own rule if it has none here."""
     batch, queries, keys = sizes
     is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
     half = keys - keys // 2
@@ -77,7 +77,7 @@ EVERY = [*GIVEN, *not_among(GIVEN)]
 
 
 def dense(name, sizes):
-    """What all parts show, pair by pair."""
+    """Build the mask of all parts, pair by pair."""
     batch, queries, keys = sizes
     parts = [part for part in name.split("+") if part not in SHOWING_ALL]
     return np.array(

@@ -1,4 +1,4 @@
-"""Presets and Hugging Face configurations: which workloads their layers are, in every phase, and how many of each."""
+"""Presets and Hugging Face configurations: their layers as workloads in every phase, with the number of each."""
 
 import json
 import re
@@ -14,7 +14,7 @@ EVERY = models.names()
 
 
 def parts(name, phase, **settings):
-    """For each point its label, and (count, workload) of its layers."""
+    """Return the label and (count, workload) of its layers, for each point."""
     given = {axis: [str(value)] for axis, value in settings.items()}
     workloads, mixes = models.mixes(huggingface.load(name), phase, given)
     by_id = {workload.id: workload for workload in workloads}
@@ -185,7 +185,7 @@ def test_every_phase_has_a_name_of_the_command_line():
     ],
 )
 def test_the_defaults_of_transformers_are_the_presets(tmp_path, kind, preset, phases):
-    """The package's default configuration of these architectures is that model: read both ways, it is the same."""
+    """The package's default configuration of these architectures is that model: both ways give the same."""
     transformers = pytest.importorskip("transformers")
     getattr(transformers, kind)().save_pretrained(tmp_path)
     dtype = models.preset(preset).dtype

@@ -1,4 +1,4 @@
-"""A policy as data: the choice of the nearest shape, where it holds, and which files are refused."""
+"""A policy as data: the nearest shape's choice, its validity, and refused files."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A workload is valid or an error that says what is allowed; its id is stable, unique and fit for a path."""
+"""A workload is valid or an error that lists the allowed values; its id is stable, unique and fit for a path."""
 
 import re
 
@@ -84,7 +84,7 @@ def test_an_id_is_fit_for_a_path_and_a_workload_survives_json(workload):
 
 
 def test_ids_stay_as_they_are():
-    """A stored baseline is found again by these: a change needs a new journal schema."""
+    """Stored baselines are found by these ids: a change needs a new journal schema."""
     assert Workload().id == "attention-forward-cpu-float32-b1-t512-h8-k64"
     padded = Workload(batch_size=2, seq_len=8, kv_len=4, num_kv_heads=2, mask="padding(3,4)", device="cuda:1", seed=5)
     assert padded.id == "attention-forward-cuda1-float32-b2-t8-h8-k64-s4-g2-padding.3.4-seed5"

@@ -1,1 +1,1 @@
-"""What a run says: comparisons, verdicts, the gate, history and growth, computed on read. Knows nothing of torch."""
+"""Analysis of stored runs: comparisons, verdicts, the gate, history and growth, computed on read, without torch."""

@@ -1,4 +1,4 @@
-"""Where the time of a call went, by kind of operator, and why one cell takes longer than another."""
+"""Break the time of a call down by kind of operator, and explain why one cell is slower than another."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,16 +14,16 @@ from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
 SMALL_SHARE = 0.05
-"""A smaller share of the extra time is no reason worth a sentence."""
+"""Kinds with a smaller share of the time are not mentioned."""
 ALIKE = 1.05
-"""Below this ratio to the fastest there is too little to explain."""
+"""Cells within this factor of the fastest get no explanation."""
 FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 
 
 def ran(operators: Operators) -> str:
-    """What ran, in a word: the backend, or the operator with the most time; "compiled: flash" where it was compiled.
+    """Name the backend, or else the operator with the most time: "flash"; "compiled: flash" if it was compiled.
 
-    Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone where no backend ran.
+    Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone if no backend ran.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(each for each in makers(name for one in operators.calls for name in one.kernels))
@@ -39,17 +39,17 @@ def short(name: str) -> str:
 
 
 def num_operators(operators: Operators) -> int:
-    """How many operators ran, those called by others and views included."""
+    """Number of operator calls, nested calls and views included."""
     return sum(one.num_calls for one in operators.calls)
 
 
 def allocated_bytes(operators: Operators) -> int:
-    """All that was asked for in the call, freed or not."""
+    """Bytes allocated during the call, freed or not."""
     return sum(one.allocated_bytes for one in operators.calls)
 
 
 def timed(operators: Operators, latency: Measurement | None) -> Operators:
-    """The same with the page faults of the calls that were timed, where any were: a process may need fewer in time."""
+    """Take the page faults from the timed calls if there are any: a process may need fewer faults as it runs on."""
     if latency is None or not latency.samples:
         return operators
     own = Samples.of(latency.samples)
@@ -57,10 +57,11 @@ def timed(operators: Operators, latency: Measurement | None) -> Operators:
 
 
 def times(operators: Operators, call_s: float) -> dict[str, float]:
-    """The seconds of one call by kind; their sum is `call_s`.
+    """Seconds of one call by kind of operator; they add up to `call_s`.
 
-    Page faults are an estimate: their number times what one costs, at most nine tenths of the call. They happen where
-    fresh memory is written first, so they are taken from the kinds in proportion to the bytes that these asked for.
+    The time of page faults is an estimate: their number times the cost of one, at most nine tenths of the call. Page
+    faults happen at the first write to fresh memory, so their time is taken from the kinds in proportion to the bytes
+    allocated.
     """
     own_s = sum(one.self_s for one in operators.calls)
     if not own_s:
@@ -76,7 +77,7 @@ def times(operators: Operators, call_s: float) -> dict[str, float]:
 
 
 def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) -> dict[str, float]:
-    """`amount` in shares by weight, none above its room; what finds none there is spread by the room that is left."""
+    """Spread `amount` by weight without exceeding any `room`; spread the rest by the room that remains."""
     total = sum(weights.values())
     taken = {key: min(room[key], amount * weights[key] / total if total else 0.0) for key in room}
     rest, left = amount - sum(taken.values()), sum(room.values()) - sum(taken.values())
@@ -84,10 +85,10 @@ def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) ->
 
 
 def reasons(operators: Operators, call_s: float, best: dict[str, float], workload: Workload) -> list[str]:
-    """The two largest reasons why a cell takes longer than the best: "41 % page faults on the 128 MiB score matrix".
+    """The two main reasons why a cell is slower than the best: "41 % page faults on the 128 MiB score matrix".
 
-    A call of the cell lasts `call_s`; `best` are the `times` of the best. A share is of all that the cell spends more,
-    kind by kind; where it spends less on a kind, that counts for nothing.
+    `call_s` is the time of a call of this cell, `best` the `times` of the best cell. The share of a kind is its part of
+    all extra time; kinds that take less time than in the best cell are ignored.
     """
     extra = {kind: max(0.0, own_s - best.get(kind, 0.0)) for kind, own_s in times(operators, call_s).items()}
     total = sum(extra.values())
@@ -99,9 +100,9 @@ def reasons(operators: Operators, call_s: float, best: dict[str, float], workloa
 
 
 def where(operators: Operators) -> str:
-    """Where the time of a call goes, the largest share first: "62 % matmul (bmm), 21 % softmax, 17 % mask (where)".
+    """Break down the time of a call, largest share first: "62 % matmul (bmm), 21 % softmax, 17 % mask (where)".
 
-    Of the operators' own time as they were profiled; a share below 5 % is not named.
+    Shares are of the profiled self times of the operators; shares below 5 % are left out.
     """
     shares = times(msgspec.structs.replace(operators, num_faults=0.0), 1.0)
     largest = sorted((kind for kind in shares if shares[kind] >= SMALL_SHARE), key=lambda kind: -shares[kind])
@@ -109,7 +110,7 @@ def where(operators: Operators) -> str:
 
 
 def _described(kind: str, operators: Operators, workload: Workload) -> str:
-    """A kind with what stands behind it in this cell."""
+    """Name a kind together with its cause in this cell, such as a large tensor."""
     if kind == PAGE_FAULTS:
         largest = max(one.largest_bytes for one in operators.calls)
         if not largest:
@@ -121,7 +122,7 @@ def _described(kind: str, operators: Operators, workload: Workload) -> str:
 
 
 def _named(kind: str, operators: Operators) -> str:
-    """A kind with its operator that takes the most time."""
+    """Name a kind together with its slowest operator."""
     main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
@@ -130,10 +131,10 @@ def _named(kind: str, operators: Operators) -> str:
 def paired_times(
     records: Iterable[Record], reference: Callable[[Arm], Arm], compared: dict[Key, Comparison]
 ) -> dict[Key, float]:
-    """By cell, the seconds of a call, by which the cells of a workload may be compared.
+    """Seconds of a call for each cell, comparable within a workload.
 
-    Where there is a ratio to its reference, it is that times the reference's own time: the ratio is from the same
-    blocks, and so the better witness.
+    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
+    paired blocks and is more accurate than two separate medians.
     """
     own_s = {one.key: median(Samples.of(samples).value) for one in records if (samples := one.samples(LATENCY))}
     found = {}
@@ -144,9 +145,9 @@ def paired_times(
 
 
 def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key, str]:
-    """By cell, why it takes longer than the fastest of its workload: "41 % page faults on the 128 MiB score matrix".
+    """Explain for each cell why it is slower than the fastest of its workload, by the operators that ran.
 
-    `times_s` is what `paired_times` says. Cells that were not timed, or whose operators were not seen, have none.
+    `times_s` is the result of `paired_times`. Cells without times or without profiled operators have no entry.
     """
     workloads: dict[Workload, dict[Key, Operators]] = {}
     for record in records:

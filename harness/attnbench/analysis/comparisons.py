@@ -1,6 +1,7 @@
 """Verdicts on one run: each implementation against the baseline of its workload, one number from each process.
 
-There is one for each cell, and one for a session with two sides. Hosts of a cluster are in analysis/hosts.py.
+Every cell gets a verdict, and a session with two sides gets one more on the whole. analysis/hosts.py compares the hosts
+of a cluster.
 """
 
 import functools
@@ -39,12 +40,12 @@ from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
-"""A session in which only more than a factor of two would show says nothing about sizes."""
+"""If a session can only detect more than a factor of two, it supports no statement about sizes."""
 CONTENTION = 0.1
-"""Of the time of all processors, what others and the host may take before times are doubtful."""
+"""Share of processor time that other programs and the hypervisor may take before times are doubtful."""
 MOST_WAITING = 0.25
-"""A larger share of samples whose threads waited moves the median: with a quarter of them it is the upper third of the
-others, with half of them the time of waiting."""
+"""Largest share of samples with waiting threads. A larger share moves the median: with a quarter of the samples
+waiting, it is the upper third of the others; with half of them, it is the waiting time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Compared:
 
     @property
     def effect(self) -> Effect:
-        """What the numbers show."""
+        """The estimated effect: the log ratio and its standard error."""
         return effect_of(self.visits)
 
 
@@ -81,7 +82,7 @@ def compared(results: Results) -> dict[Key, Compared]:
 
 
 def live(results: Results) -> dict[str, list[Arm]]:
-    """By workload, the arms that have a time and a reference with one, in the order of the records."""
+    """Arms with times whose reference has times too, by workload, in the order of the records."""
     found: dict[str, list[Arm]] = {}
     for record in results.records:
         if record.status is Status.ok and record.measurement(LATENCY) is not None:
@@ -91,7 +92,7 @@ def live(results: Results) -> dict[str, list[Arm]]:
 
 @lru_cache(maxsize=1)
 def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
-    """The times of a run by workload and arm, A/A controls among them."""
+    """Times of a run by workload and arm, A/A controls included."""
     found: dict[str, dict[Arm, Sequence[Sample]]] = {}
     for record in results.records:
         if record.status is Status.ok:
@@ -103,9 +104,9 @@ def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
 
 @lru_cache(maxsize=1)
 def judgements(results: Results) -> dict[Key, Judgement]:
-    """The verdict on each comparison of a run, and on the whole of two sides, judged together.
+    """Judge all comparisons of a run, and the whole of a session with two sides, together.
 
-    None is decided where other work may have changed the times.
+    Comparisons that other work may have disturbed stay undecided.
     """
     found = {key: cell.visits for key, cell in compared(results).items()}
     seen = judged(results.plan, effects(results.plan, found))
@@ -114,7 +115,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
-    """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
+    """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
     pass_s, cells = _pass_s(results), compared(results)
     return [
         comparison(each, cells[key].record, cells[key].baseline, pass_s)
@@ -124,7 +125,7 @@ def comparisons(results: Results) -> list[Comparison]:
 
 
 def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
-    """A judgement as those who ask for comparisons get it; a pass over what is open takes `pass_s`."""
+    """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
     more = None if judged.processes_needed is None else judged.processes_needed - judged.effect.num_measured
     is_open = judged.verdict is Verdict.undecided
     return Comparison(
@@ -157,7 +158,7 @@ def _calls(seen: Operators) -> list[tuple[str, int, tuple[str, ...]]]:
 
 
 def _pass_s(results: Results) -> float | None:
-    """About how long a fresh process took to visit what was open."""
+    """Estimate the seconds that a fresh process takes to visit the open comparisons."""
     most = max(results.num_visits.values(), default=0)
     if results.elapsed_s is None or not most:
         return None
@@ -165,7 +166,7 @@ def _pass_s(results: Results) -> float | None:
 
 
 def control_effects(results: Results) -> dict[Key, Effect]:
-    """The ratio of each baseline to its A/A control: identical code, whose ratio ought to be 1. It decides nothing."""
+    """Ratio of each baseline to its A/A control. The code is identical, so it should be 1; no verdict uses it."""
     found = {}
     for record in results.records:
         if record.status is Status.ok and results.plan.is_reference(record.arm):
@@ -177,13 +178,13 @@ def control_effects(results: Results) -> dict[Key, Effect]:
 
 
 def whole(results: Results) -> Judgement | None:
-    """The verdict on all cells of a session with two sides together; None where there is none."""
+    """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a run says of one workload, next to its baseline: names, the fastest first."""
+    """Results for one workload: names by verdict against the baseline, the fastest first."""
 
     workload: Workload
     baseline: str
@@ -199,7 +200,7 @@ class Answer:
 
 
 def answers(results: Results) -> list[Answer]:
-    """What the verdicts say of each workload, in the order of the plan; of two sides nothing."""
+    """One answer for each workload, in the order of the plan; empty for a session with two sides."""
     if results.plan.sides is not None:
         return []
     by_workload: dict[str, list[Comparison]] = {}
@@ -209,7 +210,7 @@ def answers(results: Results) -> list[Answer]:
 
 
 def answer(found: Iterable[Comparison]) -> Answer:
-    """The comparisons of one workload, of which there is one at least, by verdict."""
+    """Group the comparisons of one workload by verdict; needs at least one comparison."""
     ordered = sorted(found, key=lambda each: each.ratio)
     by_verdict: Mapping[Verdict, tuple[Comparison, ...]] = {
         verdict: tuple(each for each in ordered if each.verdict is verdict) for verdict in Verdict
@@ -225,21 +226,21 @@ def answer(found: Iterable[Comparison]) -> Answer:
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
-    """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
+    """Split the records into the base's and the candidate's; a cell that only one side has is in one list only."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
 
 
 def num_processes(results: Results) -> int:
-    """Processes that timed something."""
+    """Number of processes that timed something."""
     timed = [Samples.of(record.samples(LATENCY)) for record in results.records]
     return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
 
 
 def too_noisy(results: Results) -> str:
-    """A warning where noise hides what the margin asks for, in half of the comparisons at least; else "".
+    """Warn if noise hides the margin in at least half of the comparisons; "" otherwise.
 
-    What is decided ends early, with a wide interval: only what is undecided shows noise.
+    Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
     every = judgements(results).values()
     found = sorted(
@@ -258,7 +259,7 @@ def too_noisy(results: Results) -> str:
 
 
 def contention(results: Results) -> str:
-    """What others and the host took of the processors, a sentence; "" where that was little."""
+    """Describe the processor time taken by other programs and the hypervisor; "" if it is small."""
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
         return ""
@@ -267,7 +268,7 @@ def contention(results: Results) -> str:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """The share of its samples in which the threads of a cell waited for a processor; no cell where none was read."""
+    """Share of samples in which the threads of a cell waited for a processor; cells without counters are left out."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -278,16 +279,16 @@ def waiting(results: Results) -> dict[Key, float]:
 
 @lru_cache(maxsize=1)
 def cell_doubts(results: Results) -> set[Key]:
-    """The cells whose own times are doubtful."""
+    """Cells with doubtful times of their own."""
     return {key for key, share in waiting(results).items() if share > MOST_WAITING} | set(results.doubts)
 
 
 @lru_cache(maxsize=1)
 def session_doubts(results: Results) -> list[str]:
-    """Why there is no verdict on any time of a session, a sentence each; none where its times can be trusted.
+    """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    Contention alone is no reason if samples show whether threads waited: on one thread a busy neighbour may cost
-    nothing, and on two it may cost a factor of ten.
+    Contention alone is no reason if the samples show whether threads waited: a busy neighbour may cost nothing on one
+    thread and a factor of ten on two.
     """
     lines, load, waits = [], results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -302,14 +303,14 @@ def session_doubts(results: Results) -> list[str]:
     by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
     parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
+    if any(len(fingerprints) > 1 for fingerprints in found):  # each of two sides may have one fingerprint
         lines.append("The machine changed during this run: times are not comparable.")
     said, is_usual = throttled(results)
     return lines if is_usual else [*lines, said]
 
 
 def doubts(results: Results) -> list[str]:
-    """What makes times doubtful, a sentence each: of the session, or else of single cells, each implementation once."""
+    """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
     slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}
@@ -327,7 +328,7 @@ def doubts(results: Results) -> list[str]:
 
 
 def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, those of all."""
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, of any cell."""
     if session_doubts(results):
         return True
     workload, arm = key or ("", Arm())
@@ -336,9 +337,9 @@ def is_disturbed(results: Results, key: Key | None = None) -> bool:
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
-    """Whether the times of a cell, or of all without a key, are no ground for a verdict.
+    """Whether the times of a cell (without a key: of all cells) are too doubtful for a verdict.
 
-    Two sides are measured in the same blocks, so that load alone does not make them doubtful.
+    Two sides are measured in the same blocks, so load alone does not make them doubtful.
     """
     if key is not None and key in results.doubts:
         return True
@@ -348,9 +349,9 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
 
 def throttled(results: Results) -> tuple[str, bool]:
-    """What throttled the device during comparisons, a sentence or ""; and whether that makes no verdict doubtful.
+    """Describe what throttled the device during comparisons ("" if nothing), and whether it is harmless.
 
-    A power cap is the usual state of a GPU that works hard.
+    A power cap is harmless: it is the usual state of a busy GPU.
     """
     active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
     workloads = [workload for workload, _ in compared(results)] if active else []
@@ -364,14 +365,14 @@ def throttled(results: Results) -> tuple[str, bool]:
 
 
 def losses(results: Results) -> list[str]:
-    """What the candidate did worse than is allowed whatever its speed: who is gone, wrong or failed, a line each."""
+    """Regressions of the candidate besides speed: cells that are lost, wrong or failed, one line each."""
     sides = results.plan.sides
     assert sides is not None
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
 def failed(results: Results) -> list[tuple[Record, str]]:
-    """Of two sides the cells that are gone, wrong or failed on the candidate's, each with what is said of it."""
+    """Cells of the candidate that are lost, wrong or failed, each with a description."""
     base, candidate = by_side(results)
     before = {(record.workload.id, record.implementation): record.status for record in base}
     found = []
@@ -386,7 +387,7 @@ def failed(results: Results) -> list[tuple[Record, str]]:
 
 
 def untried(results: Results) -> list[str]:
-    """The cells that one of two sides has and the other was predicted not to reach, a line each: nothing is known."""
+    """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
     one, other = ({(each.workload.id, each.implementation): each for each in side} for side in by_side(results))
     return [
         f"not tried: {record.arm} on {record.workload.id}: {record.message}"

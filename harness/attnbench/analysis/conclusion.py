@@ -1,7 +1,7 @@
-"""How every command ends: a mark for each thing that was judged, and from the marks one sentence and one exit code.
+"""End a command: a mark for each judged item, and from the marks one sentence and one exit code.
 
-Tables show the marks, the sentence counts them, and the exit code belongs to the worst of them. All three come from
-`conclude`, so they cannot disagree.
+Tables show the marks, the sentence counts them, and the worst mark gives the exit code. All three come from `conclude`,
+so they cannot disagree.
 """
 
 import enum
@@ -26,7 +26,7 @@ class Ending(enum.StrEnum):
 
 
 class Mark(enum.StrEnum):
-    """The state of one implementation, or of one cell, in a word; the worst first."""
+    """The state of an implementation or a cell, worst first."""
 
     wrong = "WRONG"
     failed = "failed"
@@ -83,7 +83,7 @@ TIMED = {*SPEEDS.values(), Mark.doubtful}
 def mark(
     correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
 ) -> Mark:
-    """Mark an answer and its time: a wrong or failed one has no time, and a doubtful time no verdict."""
+    """Mark an answer and its time: wrong or failed answers have no time, and doubtful times no verdict."""
     if correct is CheckVerdict.wrong:
         return Mark.wrong
     if has_failed:
@@ -110,7 +110,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The end of a command: how it ends, and why in a sentence."""
+    """The end of a command: the ending, and the reason in a sentence."""
 
     ending: Ending
     words: str
@@ -134,7 +134,7 @@ def conclude(
 ) -> Conclusion:
     """Derive the sentence and the ending from the marks by name.
 
-    `details` say more about single names, such as by how much; `more` follows the counts.
+    `details` adds to single names, such as a factor; `more` follows the counts.
     """
     if not marks:
         return Conclusion(ending=Ending.inconclusive, words="nothing could be judged" + (f"; {more}" if more else ""))

@@ -1,8 +1,8 @@
-"""How memory grows with length: an exponent with its interval, a curve, and the length at which a limit is reached.
+"""Growth of memory with length: an exponent with its interval, a curve, and the length that reaches a limit.
 
-Memory is a count, not a sample: the same call takes the same bytes. What is not known is how it goes on, so that all
-intervals here come from how well a simple law fits the lengths that were measured. `Asking` checks a prediction by
-calls of a worker, one near either side of the limit, none that lasts too long.
+Memory is a count, not a sample: the same call always needs the same bytes. Only the extrapolation is uncertain, so all
+intervals come from the misfit of a simple law at the measured lengths. `Asking` verifies a prediction with real calls
+close to the limit, one on either side, none of them too long.
 """
 
 import math
@@ -26,28 +26,28 @@ from attnbench.workloads.workload import Workload
 PEAK = "peak_memory_bytes"
 FEWEST_LENGTHS = 3
 FEWEST_FITTED = 4
-"""The longer half of the lengths is fitted, so many at least where there are: constant parts, and kernels that work
-otherwise on short inputs, bend the line there."""
+"""The longer half of the lengths is fitted, and at least this many if possible: constant parts, and kernels that behave
+differently on short inputs, bend the line at short lengths."""
 EXACT = 1e-9
-"""A relative misfit of less is none."""
+"""A smaller relative misfit counts as zero."""
 
 Parts = tuple[float, float, float]
-"""Of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
+"""Coefficients of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
 MARGIN = 0.05
-"""Calls are tried so far below and above the limit; further where the limit is not much larger than the slack."""
+"""Relative distance of the trial calls from the limit; larger if the slack is large relative to the limit."""
 CLOSE = 0.05
-"""A peak is as predicted where it is no further from it, relatively."""
+"""A measured peak confirms the prediction within this relative distance."""
 GRAIN, FINE_GRAIN = 64, 8
-"""Lengths that are tried are multiples of it; of the finer one below the first number of grains."""
+"""Trial lengths are multiples of GRAIN; short ones, below FEW_GRAINS grains, are multiples of FINE_GRAIN."""
 FEW_GRAINS = 32
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-"""Of the worker: large blocks come from the system and go back to it, so that the limit is on what is in use
-(mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+"""Environment variables of the worker: large blocks come from the system and return to it, so that the limit applies to
+memory in use (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """A length, and the lengths between which it lies as far as the fit can show."""
+    """A length with its bounds, as precise as the fit allows."""
 
     point: float
     low: float
@@ -61,10 +61,11 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Growth over `lengths`, which are those that were fitted.
+    """Growth over `lengths`, the fitted ones.
 
     `exponent` is the slope of log(bytes) over log(length): 1 is linear, 2 quadratic; `low` and `high` bound it at 95 %.
-    `end` is the slope between the last two lengths. `parts` is the curve; `others` are those with a length left out.
+    `end` is the slope between the last two lengths. `parts` is the curve; `others` are the curves with one length left
+    out.
     """
 
     lengths: tuple[int, ...]
@@ -78,7 +79,7 @@ class Fit:
 
     @property
     def misfit(self) -> float:
-        """The largest relative distance of the curve from what was measured."""
+        """The largest relative distance between the curve and a measurement."""
         return max(abs(self.predict(x) / y - 1) for x, y in zip(self.lengths, self.values, strict=True))
 
     def predict(self, length: float) -> float:
@@ -92,7 +93,7 @@ class Fit:
         return (b * length + 2 * c * length**2) / self.predict(length)
 
     def reach(self, limit: float) -> Reach | None:
-        """Where `limit` bytes are reached; None where they never are."""
+        """The length that needs `limit` bytes; None if no length does."""
         off = self.misfit if self.misfit > EXACT else 0.0
         ends = [
             solve(parts, limit * factor) for parts in (self.parts, *self.others) for factor in (1 / (1 + off), 1 + off)
@@ -102,16 +103,16 @@ class Fit:
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """The growth over (length, bytes); None with fewer than three lengths, or where nothing is taken.
+    """Fit the growth over (length, bytes); None with fewer than three lengths, or if no memory is used.
 
-    The exponent is the least-squares slope on log scales, its interval Student's t over the distances from the line.
+    The exponent is the least-squares slope on log scales, its interval Student's t over the residuals.
     """
     every = sorted((length, value) for length, value in points if length > 0 and value > 0)
     if len({length for length, _ in every}) < FEWEST_LENGTHS:
         return None
     used = every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :]
     lengths, values = tuple(x for x, _ in used), tuple(y for _, y in used)
-    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
+    from scipy.stats import linregress  # here, because it imports too slowly for --help
 
     line = linregress(np.log(lengths), np.log(values))
     exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
@@ -131,32 +132,32 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
 
 
 def curve(points: Sequence[tuple[int, float]]) -> Parts:
-    """The parts of a + b T + c T^2, none of them below 0, by least squares of relative distances.
+    """Fit a + b T + c T^2 with nonnegative coefficients by least squares of relative residuals.
 
-    Attention holds tensors of three kinds: of no length, of one, and of two; none takes memory away. Source: C. L.
-    Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least squares).
+    Attention holds tensors that are constant, linear or quadratic in the length. Source: C. L. Lawson and R. J. Hanson,
+    Solving Least Squares Problems, 1974, chapter 23 (non-negative least squares).
     """
-    from scipy.optimize import nnls  # here, because it takes longer to import than --help may take
+    from scipy.optimize import nnls  # here, because it imports too slowly for --help
 
     x, y = np.array(points, dtype=np.float64).T
     powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
     found, _ = nnls(powers * y[-1], np.ones(len(x)))
-    found[found < EXACT] = 0.0  # of the longest length's bytes: what rounding leaves must not grow into a limit
+    found[found < EXACT] = 0.0  # rounding residue must not reach a limit
     a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(found))
     return a, b, c
 
 
 def solve(parts: Parts, limit: float) -> float | None:
-    """The length at which a curve reaches `limit`; None where it does not, or starts above it."""
+    """The length at which a curve reaches `limit`; None if it never does, or starts above it."""
     a, b, c = parts
     room = limit - a
     if room <= 0 or (b <= 0 and c <= 0):
         return None
-    return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # the root that is not a difference of like numbers
+    return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # this form of the root avoids cancellation
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One call near the limit: what was predicted, and what became of it."""
+    """One call near the limit: the prediction, and the result."""
 
     length: int
     predicted_bytes: float
@@ -167,7 +168,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the prediction was."""
+        """Whether the call refutes the prediction."""
         if self.status is None:
             return False
         if self.fits and self.measured_bytes is not None:
@@ -188,16 +189,16 @@ class Growth:
 
     @property
     def reach(self) -> Reach | None:
-        """Where the limit is reached."""
+        """The length that reaches the limit."""
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
     def is_wrong(self) -> bool:
-        """Whether any call refuted the prediction."""
+        """Whether any call refutes the prediction."""
         return any(outcome.is_wrong for outcome in self.outcomes)
 
     def workload(self, length: int) -> Workload:
-        """The panel's workload at a length, its mask made to fit."""
+        """The panel's workload at a length, with its mask adjusted."""
         longest = workload_of(rows(self.panel.cells.nlargest(1, self.panel.axis))[0])
         if self.panel.axis == "seq_len":
             return longest.at_length(max(1, round(length * longest.longest / longest.seq_len)))
@@ -205,7 +206,7 @@ class Growth:
         return msgspec.structs.replace(longest, kv_len=length, mask=mask)
 
     def tries(self) -> list[Outcome]:
-        """What to try: a length that should just fit, and one that should not."""
+        """Plan two trial calls: a length that should just fit, and one that should not."""
         if self.fit is None or self.reach is None:
             return []
         margin = max(MARGIN, 2 * SLACK_BYTES / self.limit_bytes)
@@ -222,13 +223,13 @@ class Growth:
 
 
 def rounded(length: float, how: Callable[[float], int]) -> int:
-    """A length that kernels like."""
+    """Round to a length that suits kernels."""
     grain = GRAIN if length >= FEW_GRAINS * GRAIN else FINE_GRAIN
     return how(length / grain) * grain
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
-    """Each implementation with a peak above its inputs, panel by panel in the order of the plan."""
+    """Each implementation with memory beyond its inputs, panel by panel in the order of the plan."""
     cells = table(results)
     if PEAK not in cells:
         return []
@@ -242,7 +243,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Asks for calls; `specs` say where each implementation comes from, `say` receives what is under way."""
+    """Runs trial calls in a worker; `specs` is the source of each implementation, `say` receives progress messages."""
 
     client: WorkerClient
     specs: dict[Arm, str]
@@ -250,7 +251,7 @@ class Asking:
     say: Callable[[str], object]
 
     def limited(self, growth: Growth, *, tries: bool) -> Growth:
-        """The same with a limit, most of what is free where it had none, and the outcomes of calls near the limit."""
+        """Add a limit (default: most of the free memory) and the outcomes of calls near it."""
         if growth.fit is None or (growth.limit_bytes and not tries):
             return growth
         longest = growth.fit.lengths[-1]
@@ -261,7 +262,7 @@ class Asking:
         return replace(growth, outcomes=tuple(outcomes))
 
     def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed, longest: int) -> Outcome:
-        """A call, unless it is predicted to last too long: twice the length is four times the work, at the most."""
+        """Try a call, unless it is predicted to last too long: twice the length is at most four times the work."""
         if isinstance(base, Failed):
             text = f"not even {growth.panel.letter}={longest} could be called again: {base.message}"
             return msgspec.structs.replace(outcome, message=text)

@@ -1,14 +1,14 @@
-"""A metric of each cell over stored runs, on each machine, and where its level changed. Needs no torch.
+"""A metric of each cell over stored runs, on each machine, with the changes of its level. Needs no torch.
 
-Runs of one machine belong together: a series holds the runs of one fingerprint. Journals of several machines are merged
-by putting their folders side by side.
+A series holds the runs of one fingerprint, since only runs of one machine are comparable. To merge the journals of
+several machines, put their folders next to each other.
 
-Change points are found by ruptures: PELT with a penalty of 5 log(n) variances, segments of three runs at least. Before
-that, a value that stands alone is put back among its neighbours, so that one bad run is no change; and afterwards a
-change must be larger than the noise and than what matters.
+ruptures finds change points: PELT with a penalty of 5 log(n) variances and segments of at least three runs. Before
+that, isolated outliers are replaced by the median of their neighbours, so that one bad run is no change; afterwards a
+change must exceed both the noise and the smallest effect of interest.
 
-Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.1080/01621459.2012.737745; C. Truong,
-L. Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.
+Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.1080/01621459.2012.737745; C. Truong, L.
+Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.
 """
 
 import gzip
@@ -31,17 +31,17 @@ from attnbench.storage.records import LATENCY, Status
 Array = NDArray[np.float64]
 
 FEWEST = 6
-"""Runs: fewer say nothing of their noise."""
+"""Fewest runs of a series: fewer do not show their noise."""
 SHORTEST = 3
 PENALTY = 5.0
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
-"""Standard deviations from the median of itself and two neighbours on each side."""
+"""An outlier is this many standard deviations from the median of itself and two neighbours on each side."""
 LEAST_NOISE = 1e-5
-"""What never varies has this, so that any change of it is one."""
+"""The least noise: any change of a value that never varies counts."""
 SURELY = 3.0
-"""A change must be as many standard errors of the difference of two levels."""
+"""Fewest standard errors between two levels for a change to count."""
 
 RATIO, ERROR_RATIO = "ratio", "error_ratio"
 SMALLEST = 0.02
@@ -50,12 +50,12 @@ COLUMNS = {
     LATENCY: ("latency_s", "latency_low_s", "latency_high_s"),
     ERROR_RATIO: ("error_ratio", "", ""),
 }
-"""The columns with the value and its interval of what can be followed besides metrics."""
+"""Columns of values and intervals that can be followed besides metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A run as histories need it."""
+    """The parts of a run that a history needs."""
 
     folder: Path
     run: str
@@ -63,14 +63,14 @@ class Stored:
     baseline: str
     conditions: str
     has_sides: bool
-    machines: dict[str, str]  # the processor, by fingerprint
-    columns: dict[str, str]  # that of each metric, times apart
-    units: dict[str, str]  # of the same
-    cells: list[Row]  # those that are ok
+    machines: dict[str, str]  # processor by fingerprint
+    columns: dict[str, str]  # column of each metric, times excluded
+    units: dict[str, str]  # unit of each metric
+    cells: list[Row]  # cells with status ok
 
 
 def stored(results: Results) -> Stored:
-    """What a history needs of a run."""
+    """Extract the parts of a run that a history needs."""
     metrics = metric_columns(results)
     return Stored(
         folder=results.folder,
@@ -87,7 +87,7 @@ def stored(results: Results) -> Stored:
 
 
 def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
-    """Every run at the paths in the order of time, and what was noticed on the way.
+    """Read all runs at the paths, sorted by time, with notes on runs that were skipped.
 
     The paths are run folders, journals, or folders of them.
 
@@ -120,10 +120,10 @@ def _content(journal: Path) -> bytes:
 
 
 def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]:
-    """The runs whose values mean the same as the newest's, and what is said of the others.
+    """Keep the runs whose values are comparable to the newest run's; describe the others.
 
-    A ratio is to the baseline of its run, and to a state of the code where a run compared two; a time is of warm or of
-    cold caches, and of other conditions.
+    A ratio depends on the baseline of its run, and a time on its conditions, such as cold caches. Ratios of runs that
+    compared two states of the code are left out.
     """
     kept = [run for run in runs if metric != RATIO or not run.has_sides]
     terms = [(run.baseline if metric == RATIO else "", run.conditions) for run in kept]
@@ -140,21 +140,21 @@ class Change:
     """A new level, from the value at `place` on."""
 
     place: int
-    before: float  # the median level of the segment that ends
-    after: float  # of the one that begins
+    before: float  # the median level of the segment before
+    after: float  # the median level of the segment after
 
     @property
     def effect(self) -> float:
-        """The relative difference: 0.05 is five percent more."""
+        """The relative difference: 0.05 is 5 % more."""
         return self.after / self.before - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A cell's values in the order of time, and where their level changed.
+    """A cell's values over time, and the changes of their level.
 
-    Each point is a row of the table of its run, with `value` in the series' unit, and `low` and `high`, between which
-    its 95 % interval lies where it has one.
+    Each point is a row of its run's table, with `value` in the series' unit; `low` and `high` are its 95 % interval if
+    it has one.
     """
 
     machine: str
@@ -165,7 +165,7 @@ class Series:
 
     @property
     def cell(self) -> Row:
-        """The first point: its axes, implementation, side and fingerprint are those of all."""
+        """The first point; all points share its axes, implementation, side and fingerprint."""
         return self.points[0]
 
 
@@ -177,12 +177,12 @@ def follow(
     workload: str = "*",
     smallest: float = SMALLEST,
 ) -> list[Series]:
-    """The series of every cell that has the metric in some run, with its changes of more than `smallest`, relatively.
+    """The series of every cell that has the metric, with relative changes of more than `smallest`.
 
-    Without `implementations` all of them; `workload` is a pattern for ids.
+    Without `implementations` all are included; `workload` is a pattern for ids.
 
     Raises:
-        ValueError: no cell has it; the message lists what there is.
+        ValueError: no cell has the metric; the message lists the available ones.
     """
     names = {plugins.name_of(spec) for spec in implementations}
     found: dict[tuple[object, ...], list[Row]] = {}
@@ -211,7 +211,10 @@ def follow(
 
 
 def _points(run: Stored, metric: str) -> Iterator[Row]:
-    """Each cell of a run that has the metric, with its value; no ratios of two sides, each is to another state."""
+    """Each cell of a run that has the metric, with its value.
+
+    Ratios of two sides are left out: their reference changes.
+    """
     columns = COLUMNS | {name: (column, "", "") for name, column in run.columns.items()}
     if metric not in columns or (metric == RATIO and run.has_sides):
         return
@@ -222,22 +225,22 @@ def _points(run: Stored, metric: str) -> Iterator[Row]:
 
 
 def noise(logs: Array) -> float:
-    """The standard deviation from one value to the next, large steps winsorized: a change of level is not noise."""
+    """Standard deviation of successive differences, with large steps winsorized: a change of level is not noise."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
 
 
 def among_neighbours(logs: Array) -> Array:
-    """The same, with each value that stands alone replaced by the median of those around it."""
-    from scipy.ndimage import median_filter  # here, because it takes longer to import than --help may take
+    """Replace each outlier by the median of its neighbourhood."""
+    from scipy.ndimage import median_filter  # here, because it imports too slowly for --help
 
     middle = median_filter(logs, size=5, mode="nearest")
     return np.where(np.abs(logs - middle) > ALONE * noise(logs), middle, logs)
 
 
 def changes(values: Sequence[float], smallest: float) -> list[Change]:
-    """The changes of level by more than the share `smallest`, in order; none where a value is not positive."""
+    """Changes of level by more than the share `smallest`, in order; empty if any value is not positive."""
     if len(values) < FEWEST or min(values) <= 0:
         return []
     import ruptures  # here, because it takes seconds to import
@@ -251,7 +254,7 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _merged(logs: Array, ends: list[int], spread: float, smallest: float) -> list[Change]:
-    """The segments' borders less those across which too little happens, the smallest first."""
+    """Merge segments whose levels differ too little, the smallest difference first."""
     while len(ends) > 2:  # noqa: PLR2004 - the beginning and the end
         sizes, levels = np.diff(ends), np.array([np.median(logs[start:end]) for start, end in pairwise(ends)])
         errors = spread * np.sqrt(1 / sizes[:-1] + 1 / sizes[1:])

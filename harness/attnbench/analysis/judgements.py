@@ -1,7 +1,7 @@
-"""The verdict of a check on each implementation, what it covers, and what it is silent about.
+"""The verdict of a check on each implementation, with its coverage and its gaps.
 
-A verdict without its coverage misleads: "right" after 4 of 75 cells is a guess. So a judgement counts the cells that
-were compared and names the features that no compared cell had. Without torch: it reads records alone.
+A verdict without its coverage misleads: "right" after 4 of 75 cells is a guess. So a judgement counts the compared
+cells and names the features that no compared cell had. Reads records only, without torch.
 """
 
 import enum
@@ -19,21 +19,21 @@ from attnbench.workloads.workload import Workload
 LEAST_SHARE = 1 / 3
 """A verdict needs answers from at least this share of the planned cells."""
 LONG, WIDE = 256, 128
-"""Two tiles of the usual 128 keys; the width of the heads of most language models."""
+"""Two tiles of the usual 128 keys; the head width of most language models."""
 
 
 class CheckVerdict(enum.StrEnum):
     """The verdict of a check on one implementation."""
 
     right = "right"
-    imprecise = "imprecise"  # honest rounding, but more than the yardsticks make in this dtype
+    imprecise = "imprecise"  # close to attention on purpose: has an error, but no judgement
     wrong = "WRONG"
     approximate = "approximate"  # close to attention by intent: an error, and no judgement
     not_judged = "not judged"  # no answer to compare
 
 
 def _hides_all(workload: Workload) -> bool:
-    """Whether some query may see no key."""
+    """Whether the mask may hide every key from some query."""
     return workload.mask.startswith("padding_to_nothing") or (
         "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
     )
@@ -60,7 +60,7 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     "a scale of its own": lambda w: w.scale > 0,
     "sinks": lambda w: w.sinks != "none",
 }
-"""What a cell can show, by the name that screens use."""
+"""Features of a workload, by their names on screens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Judgement:
 
     @cached_property
     def compared(self) -> tuple[Record, ...]:
-        """Cells whose answers were compared with the oracle's."""
+        """Cells with an answer that was compared with the oracle's."""
         return tuple(record for record in self.records if record.agreement is not None)
 
     @cached_property
@@ -83,12 +83,12 @@ class Judgement:
 
     @cached_property
     def failed(self) -> tuple[Record, ...]:
-        """Cells that ended without an answer though they are supported, such as an error or a timeout."""
+        """Supported cells that ended without an answer, such as an error or a timeout."""
         return tuple(record for record in self.records if record.is_finding and not record.is_wrong)
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst of all cells; `not judged` where nothing was compared."""
+        """The worst verdict of all cells; `not judged` if nothing was compared."""
         if self.wrong:
             return CheckVerdict.wrong
         if not self.compared:
@@ -100,12 +100,12 @@ class Judgement:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the compared cells are enough for a verdict without reserve."""
+        """Whether enough cells were compared for an unqualified verdict."""
         return len(self.compared) >= max(1, math.ceil(LEAST_SHARE * len(self.planned))) and not self.failed
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether it supports none of the cells, or is not installed here."""
+        """Whether the implementation supports none of the cells, or is not installed."""
         return not self.compared and not self.failed
 
     @property
@@ -118,12 +118,12 @@ class Judgement:
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """Choices that others make differently and that are no mistake, each once."""
+        """Accepted differences in convention, each once."""
         return tuple(dict.fromkeys(text for record in self.compared for text in record.conventions))
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Observations that decide nothing, each rule's first one."""
+        """Notes that do not affect the verdict, the first of each rule."""
         found: dict[str, str] = {}
         for record in self.compared:
             for note in record.agreement.notes if record.agreement is not None else ():
@@ -132,14 +132,14 @@ class Judgement:
 
     @property
     def worst(self) -> float | None:
-        """The largest error as a share of the tolerance; None where an error is not finite."""
+        """The largest error as a share of the tolerance; None if an error is not finite."""
         ratios = [record.agreement.error_ratio for record in self.compared if record.agreement is not None]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
 
     @property
     def error(self) -> str:
-        """How far outputs on normal inputs are from attention, in words: in the median cell, and at worst."""
+        """The distance from attention on normal inputs, in words: median cell and worst cell."""
         shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
         if len(finite) < len(shares) or not finite:
@@ -148,7 +148,7 @@ class Judgement:
 
     @property
     def word(self) -> str:
-        """The verdict in a word or two: `right where tried` rests on too few cells to be `right`."""
+        """The verdict in a word or two: `right where tried` if too few cells were compared for `right`."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
         return f"{self.verdict} where tried" if is_reserved else str(self.verdict)
 

@@ -1,4 +1,4 @@
-"""What the cells of a run mean for a whole model: the time of all its attention layers together, for each arm."""
+"""Total the attention time of a whole model for each arm, from the cells of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from attnbench.workloads.models import Mix
 class Total:
     """The attention of all layers of a model at one point, by one arm.
 
-    `seconds` are those of one pass, each layer's time times its number; None where a layer has none, and `missing`
-    says of how many of the layers. The ratio is to the baseline's total; its interval adds up those of the layers,
-    which is the widest that they allow.
+    `seconds` is the time of one pass: each layer's time times its count; None if a layer has no time, and `missing` is
+    the number of such layers. The ratio is to the baseline's total; its interval adds up the layers' intervals, the
+    widest result that they allow.
     """
 
     mix: Mix
@@ -30,12 +30,12 @@ class Total:
 
     @property
     def num_calls(self) -> int:
-        """How many layers the model has at this point, or calls the service."""
+        """Number of attention layers of the model at this point, or of calls of a service."""
         return sum(self.mix.counts.values())
 
 
 def totals(results: Results) -> list[Total]:
-    """For each point of the model that a run was planned for, every arm, the fastest first; none without a model."""
+    """Every arm at each point of a model, the fastest first; empty if the run was not planned for a model."""
     compared = {each.key: each for each in comparisons(results)}
     times_s = paired_times(results.records, results.plan.reference, compared)
     reasons = {
@@ -52,7 +52,7 @@ def totals(results: Results) -> list[Total]:
     return sorted(found, key=lambda each: (order[each.mix.label], each.seconds is None, each.seconds or 0.0))
 
 
-def _total(  # noqa: PLR0913 - what is known of each cell
+def _total(  # noqa: PLR0913 - facts about each cell
     mix: Mix,
     arm: Arm,
     times_s: Mapping[Key, float],

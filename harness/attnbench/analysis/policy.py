@@ -1,4 +1,4 @@
-"""Learn a policy from runs: the winner at each measured shape, and what choosing by the nearest shape costs."""
+"""Learn a policy from runs: the winner at each measured shape, and the cost of choosing by the nearest shape."""
 
 import math
 from collections.abc import Sequence
@@ -30,46 +30,46 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 LOST = math.log(2.5)
-"""The log ratio charged for an implementation that failed at a shape, or was predicted to be too slow to time."""
+"""Log ratio charged for an implementation that failed at a shape, or was predicted to be too slow to time."""
 LEVEL = 0.05
-"""The two-sided error of the intervals; each cell is its own, since the winner at one shape decides no other."""
+"""Two-sided error of the intervals; not corrected over cells, since each shape decides only its own winner."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """The candidates at one workload: logs of their times over sdpa's, each with half the width of its interval."""
+    """The candidates on one workload: log ratios of their times to sdpa's, each with the half-width of its interval."""
 
     workload: Workload
     num_threads: int = 0
-    logs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # an entry for each run
+    logs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # one entry for each run
     unsupported: set[str] = field(default_factory=set)
 
     def log(self, name: str) -> float:
-        """The log ratio of choosing that candidate, whether or not it was timed."""
-        if name == OTHERWISE or name in self.unsupported:  # sdpa is called in its place
+        """The log ratio of choosing a candidate, timed or not."""
+        if name == OTHERWISE or name in self.unsupported:  # the policy falls back to sdpa
             return 0.0
         return float(np.mean([log for log, _ in self.logs[name]])) if name in self.logs else LOST
 
     def half_width(self, name: str) -> float:
-        """Half the width of the interval of that log ratio; infinite where there are too few processes for one."""
+        """Half-width of the interval of that log ratio; infinite with too few processes."""
         halves = [half for _, half in self.logs[name]]
         return math.hypot(*halves) / len(halves)
 
     def winner(self, smallest_effect: float) -> str:
-        """The fastest candidate if it is faster than sdpa beyond that margin and beyond noise, else sdpa."""
+        """The fastest candidate if it beats sdpa beyond the margin and the noise, else sdpa."""
         name = min([OTHERWISE, *self.logs], key=self.log)
         is_faster = name != OTHERWISE and self.log(name) < -math.log1p(smallest_effect)
         return name if is_faster and self.log(name) + self.half_width(name) < 0 else OTHERWISE
 
 
 def learn(results: Sequence[Results], *, smallest_effect: float = SMALLEST_EFFECT) -> Policy:
-    """The policy that runs of one machine support; candidates are implementations that have a name.
+    """Learn the policy that the runs of one machine support; candidates are implementations with a name.
 
     Raises:
-        ValueError: the runs are of several machines, replayed graphs, or have no workload on which `sdpa` and another
-            were timed.
+        ValueError: the runs are from several machines, timed replayed graphs, or have no workload that timed both
+            `sdpa` and another implementation.
     """
     if graphs := [run.run for run in results if run.plan.launch == "graph"]:
         raise ValueError(
@@ -111,7 +111,7 @@ def learn(results: Sequence[Results], *, smallest_effect: float = SMALLEST_EFFEC
 
 
 def measure(results: Sequence[Results]) -> list[Measured]:
-    """The workloads on which runs timed `sdpa`, without candidates that were wrong on any.
+    """Workloads with a time of `sdpa`, without candidates that were wrong on any workload.
 
     Raises:
         ValueError: there is none, or no other implementation was timed.
@@ -144,9 +144,9 @@ def measure(results: Sequence[Results]) -> list[Measured]:
 
 
 def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
-    """By cell, the log of its time over its baseline's, and half the width of its interval.
+    """For each cell, the log ratio to its baseline and the half-width of its interval.
 
-    The width is None where processes are too few, or other work may have changed the times.
+    The width is None if there are too few processes, or if other work may have changed the times.
     """
     is_doubtful = bool(doubts(run))
     logs = {
@@ -158,7 +158,7 @@ def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
 
 
 def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
-    """The cost of choosing by the nearest shape: each workload takes the winner at the nearest of the others."""
+    """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
     kinds: dict[Kind, list[int]] = {}
     for row, entry in enumerate(table):
         kinds.setdefault(kind_of(entry.workload, entry.num_threads), []).append(row)
@@ -181,6 +181,6 @@ def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
 
 
 def is_named(spec: str) -> bool:
-    """Whether a spec is a plain name, which means the same in another process, and not the policy's own."""
+    """Whether a spec is a plain name, valid in other processes too, and not the policy's own."""
     base, _ = plugins.variant(spec)
     return base in plugins.implementation_names() and base != ITSELF

@@ -1,8 +1,8 @@
-"""One recommendation for each workload of a run: which implementation, by how much, how sure, and what was excluded.
+"""Recommend one implementation for each workload of a run: by how much, how sure, and why others were excluded.
 
-A run that looks for the fastest has stages of its own (processes/choosing.py); their answer follows from its journal
-alone, and is read here. Where two are equal within the margin, PyTorch's own choice, the baseline, is preferred, then
-the one that needs less memory.
+A search for the fastest runs in stages (processes/choosing.py); this module reads the answer from its journal alone.
+Among implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one
+that needs least memory.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,37 +30,37 @@ EXCLUDED = {
     Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
-"""Why an implementation is no candidate, in a word or two; other statuses are their own word."""
+"""Short reasons for an exclusion; other statuses serve as their own reason."""
 OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
 SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
-"""Likewise where nothing timed out, but a prediction left it out: next to others, or over the limit of a call."""
+"""Reasons for an exclusion by prediction: slower than others, or over the time limit of a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an implementation must keep to be recommended."""
+    """Requirements on a recommended implementation."""
 
-    memory_bytes: int = 0  # the most that a call may need beyond its inputs; 0: any
-    is_deterministic: bool = False  # the same input gives the same answer
-    without: Mapping[str, "Exclusion"] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+    memory_bytes: int = 0  # most bytes that a call may need beyond its inputs; 0: no limit
+    is_deterministic: bool = False  # requires the same answer for the same input
+    without: Mapping[str, "Exclusion"] = field(default_factory=dict)  # exclusions found elsewhere, by implementation
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Why an implementation is no candidate: in a word or two that others may share, and what is its own."""
+    """A reason for an exclusion: a short kind that several may share, and a detail."""
 
     kind: str
     detail: str = ""
 
     def __str__(self) -> str:
-        """Both, as JSON has them."""
+        """Kind and detail, as in JSON."""
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Where the answer changes along one axis: `before` is faster below `place`, `after` from there on."""
+    """A crossover along one axis: `before` is faster below `place`, `after` from there on."""
 
     axis: str
     place: Place
@@ -68,14 +68,14 @@ class Change:
     after: str
 
     def facts(self) -> dict[str, Any]:
-        """It, as JSON has it."""
+        """The change, as in JSON."""
         place = {"at": self.place.at, "low": self.place.low, "high": self.place.high}
         return {"axis": self.axis, **place, "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """The factor by which another implementation is slower than the choice, with its interval if it has one."""
+    """The factor by which another implementation is slower than the choice, with an optional interval."""
 
     ratio: float
     low: float | None = None
@@ -87,35 +87,35 @@ class Recommendation:
     """The answer for one workload."""
 
     workload: Workload
-    choice: str  # "" where there is nothing to recommend
+    choice: str  # "" if nothing can be recommended
     standing: Standing | None
     reference: str  # PyTorch's own choice
-    seconds: dict[str, float]  # of a call, by implementation: medians
-    peaks: dict[str, float]  # peak bytes of a call beyond its inputs, where they were measured
+    seconds: dict[str, float]  # median seconds of a call, by implementation
+    peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     changes: tuple[Change, ...]
-    looked: tuple[int, int] | None  # the shortest and the longest length at which a change was looked for
+    looked: tuple[int, int] | None  # the shortest and the longest length searched for a change
     excluded: dict[str, Exclusion]  # by implementation
 
     @property
     def equals(self) -> list[str]:
-        """Those that are equal to the choice within the margin, or of whom it is not known."""
+        """Implementations that are not slower than the choice: equal within the margin, or undecided."""
         return [name for name in self.seconds if name != self.choice and self.verdict(name) is not Verdict.slower]
 
     @property
     def runner_up(self) -> str:
-        """The next one; "" where there is none."""
+        """The next fastest implementation; "" if there is none."""
         others = sorted((name for name in self.seconds if name != self.choice), key=lambda name: self.seconds[name])
         return others[0] if others else ""
 
     @property
     def is_clear(self) -> bool:
-        """Whether every other one is slower than the choice."""
+        """Whether all others are slower than the choice."""
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """The factor by which another one is slower than the choice; None: not known.
+        """The factor by which another implementation is slower than the choice; None if unknown.
 
-        The interval is the one that decided, where the choice is the leader.
+        If the choice is the leader, the interval is the one behind its verdict.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -129,11 +129,11 @@ class Recommendation:
         return Lead(ratio=(1.0 if to_other is None else to_other.ratio) / to_choice.ratio)
 
     def verdict(self, name: str) -> Verdict:
-        """On another one relative to the leader; undecided where it is not known."""
+        """The verdict on another implementation relative to the leader; undecided if unknown."""
         return Verdict.undecided if self.standing is None else self.standing.verdict(name)
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """The recommendation, as in JSON."""
         leads = {name: self.lead(name) for name in self.seconds if name != self.choice}
         return {
             "workload": self.workload.id,
@@ -157,7 +157,7 @@ class Recommendation:
 
 
 def recommend(results: Results, limits: Limits | None = None) -> list[Recommendation]:
-    """The recommendation for each workload that was asked for, in the order of the plan."""
+    """One recommendation for each requested workload, in the order of the plan."""
     limits = Limits() if limits is None else limits
     return [_recommended(results, workload, limits) for workload in results.plan.asked]
 
@@ -173,7 +173,7 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
     choice = _preferred(stands, plan.baseline if plan.baseline in fit else "", peaks)
     ladder = next((each for each in plan.ladders if each.base == workload.id), None)
-    if doubts(results):  # nothing is known of any length
+    if doubts(results):  # doubtful times decide nothing at any length
         ladder = None
     changes, looked = (changes_along(results, ladder), _looked(results, ladder)) if ladder else ((), None)
     return Recommendation(
@@ -190,7 +190,7 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
 
 
 def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
-    """Why an implementation is no candidate; None where it is one."""
+    """The reason why a record's implementation is no candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
@@ -216,7 +216,7 @@ def _standing(results: Results, workload: str, candidates: Collection[str] | Non
 
 
 def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
-    """For the order of names: the ratio to the leader by pairs where it is known, or by medians."""
+    """Sort key: the paired ratio to the leader if it is known, else the ratio of medians."""
     if stands is None:
         return seconds[name]
     if name == stands.leader:
@@ -226,7 +226,7 @@ def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float
 
 
 def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
-    """The leader; or where others are equivalent to it the reference, or else the one that needs least memory."""
+    """The leader; or among its equals the reference, or else the one that needs least memory."""
     if stands is None:
         return ""
     alike = [name for name in stands.others if stands.verdict(name) is Verdict.equivalent]
@@ -238,10 +238,10 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 
 
 def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
-    """Where two implementations change places along a ladder, those that were searched for, in order.
+    """Crossovers of two implementations along a ladder that were searched for, in order.
 
-    Without `only`, of every two that were sampled together and of whom one is the fastest at the base; not those around
-    a narrower one, which were not searched for.
+    `only` selects one pair. The default is the pairs of the ladder or, if it has none, the fastest at the base with
+    each implementation sampled elsewhere. A place that contains a narrower one is left out: it was not searched for.
     """
     both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
     found = []
@@ -254,14 +254,14 @@ def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None
 
 
 def _is_around(place: Place, other: Place) -> bool:
-    """Whether another place lies inside, and leaves some of this one out."""
+    """Whether this place contains the other one and is wider."""
     return place.low <= other.low and other.high <= place.high and (place.low, place.high) != (other.low, other.high)
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """What is known of two implementations at each value of a ladder where both were sampled.
+    """Comparisons of two implementations at each value of a ladder with samples of both.
 
-    Nothing is decided where other work may have changed the times.
+    Comparisons that other work may have disturbed are undecided.
     """
     found, both = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():
@@ -273,7 +273,7 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
 
 
 def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
-    """The leader where it was asked, with each other one that was sampled somewhere else on the ladder."""
+    """The leader at the base, paired with each implementation that was sampled elsewhere on the ladder."""
     stands = _standing(results, ladder.base)
     if stands is None:
         return []
@@ -284,12 +284,11 @@ def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
 
 
 def _timed(results: Results, workload: str) -> list[Arm]:
-    """The arms that have times on a workload."""
     taken = samples_of(results).get(workload, {})
     return [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
 
 
 def _looked(results: Results, ladder: Ladder) -> tuple[int, int] | None:
-    """The least and the greatest value at which at least two were sampled."""
+    """The smallest and the largest value with samples of at least two implementations."""
     values = [value for value, workload in ladder.by_value.items() if len(_timed(results, workload)) > 1]
     return (min(values), max(values)) if values else None

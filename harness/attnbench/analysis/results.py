@@ -1,6 +1,6 @@
-"""A run as read back and judged: its records, the blocks that were disturbed, and times that cannot be.
+"""A run, read back and judged: its records, disturbed blocks, and impossible times.
 
-The journal holds raw samples alone (storage/journal.py), so that old runs are judged by today's rules.
+The journal holds raw samples only (storage/journal.py), so that old runs are judged by today's rules.
 """
 
 from collections import Counter, defaultdict
@@ -34,37 +34,35 @@ from attnbench.storage.records import (
 from attnbench.storage.samples import Collector
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
-"""Of a run whose journal was damaged."""
+"""Warning about a run with a damaged journal."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """One run as read back: its plan, its records in the plan's order, and whether it came to its end.
+    """One run as read back: its plan, its records in the plan's order, and whether it finished.
 
-    Two of them are never equal, so that `lru_cache` can keep what was made of one: nobody may change that.
+    Results compare by identity, so that `lru_cache` can hold values derived from them: do not modify them.
     """
 
     folder: Path
     started: events.RunStarted
     records: tuple[Record, ...]
-    elapsed_s: float | None  # None: killed, or still at work
+    elapsed_s: float | None  # None: killed, or still running
     num_visits: dict[str, int]  # by workload id
-    check_s: float  # what all checks took together
-    called_s: float = 0.0  # what all visits spent inside calls
-    num_blocks: int = 0  # that had an interference probe
+    check_s: float  # total time of all checks
+    called_s: float = 0.0  # total time of all visits spent inside calls
+    num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
-    ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # of several hosts, those of the first
-    host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # of each, by its name
-    warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
-    doubts: dict[Key, str] = field(default_factory=dict)  # of cells whose times other work may have changed: why
-    system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
-    devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, where a driver says something
-    accepted: tuple[
-        events.BaselineAccepted, ...
-    ] = ()  # of a stored baseline: what it and its predecessors were accepted for
-    num_restored: int = 0  # so often somebody else had changed the journal while the run was at work
-    num_lost: int = 0  # lines of a damaged journal that was salvaged, as far as they can be counted
+    ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # for several hosts, those of the first
+    host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name
+    warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # warnings about suspicious times
+    doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
+    system_load: SystemLoad | None = None  # load from other work during the run
+    devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, if a driver reports its state
+    accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors
+    num_restored: int = 0  # times that another process changed the journal while the run was active
+    num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
     @property
     def run(self) -> str:
@@ -73,47 +71,47 @@ class Results:
 
     @property
     def plan(self) -> Plan:
-        """What the run was asked to do."""
+        """The plan of the run."""
         return self.started.plan
 
     @property
     def has_digests(self) -> bool:
-        """Whether a number that was changed in its journal would have been noticed."""
+        """Whether the journal has digests, which reveal edited numbers."""
         return self.started.schema >= FIRST_WITH_DIGESTS
 
     @property
     def num_discarded(self) -> int:
-        """How many blocks are discarded because of interference."""
+        """Number of blocks discarded because of interference."""
         return sum(map(len, self.discarded.values()))
 
     @property
     def num_left_out(self) -> int:
-        """How many cells of a run that came to its end were not checked, since there was no time for more."""
+        """Number of cells that a finished run did not check, for lack of time."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The machines that measured its cells, in order; none where the run was on this one alone."""
+        """Hosts that measured the cells, in order; empty if the run was on this machine only."""
         return tuple(dict.fromkeys(record.host for record in self.records if record.host))
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """The environments of the records by fingerprint, in order; several where the machine changed."""
+        """Environments of the records by fingerprint, in order; several if the machine changed."""
         found = (record.environment for record in self.records if record.environment is not None)
         return {environment.fingerprint: environment for environment in found}
 
 
 def read(path: Path) -> Results:
-    """The run at `path`: its folder or its journal.
+    """Read the run at `path`: its folder or its journal.
 
     Raises:
         ValueError: see `storage.journal.events`.
-        DamagedError: likewise; or the journal does not begin with a run.
+        DamagedError: see `storage.journal.events`; or the journal does not begin with a run.
     """
     journal = journal_of(path)
-    history: list[Event] = []  # but visits: there may be a million
+    history: list[Event] = []  # without visits: there may be a million
     timed = Timed()
     for event in read_events(journal):
         if isinstance(event, events.VisitFinished):
@@ -127,7 +125,7 @@ def read(path: Path) -> Results:
     started = history[0]
     marks = (each for each in reversed(history) if isinstance(each, events.RunFinished | events.WorkerStarted))
     last = next(marks, None)
-    finished = last if isinstance(last, events.RunFinished) else None  # a worker came later: it went on, and was killed
+    finished = last if isinstance(last, events.RunFinished) else None  # None: continued and killed
     reached = [event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)]
     host_ceilings = {(each.host, each.key): each for each in reached}
     found = tuple(folded(started, history, timed))
@@ -164,26 +162,25 @@ def read(path: Path) -> Results:
 
 
 class Timed:
-    """What the visits of a run say, as they are read."""
+    """Collects the visits of a run while they are read."""
 
     def __init__(self) -> None:
-        """None was read yet."""
         self.num_visits: Counter[str] = Counter()
         self.called_s = 0.0
-        self.host = ""  # of the visits that come next
-        self.worker = -1  # the number of theirs
-        self.workers: set[int] = set()  # the numbers of all that have timed anything
+        self.host = ""  # host of the next visits
+        self.worker = -1  # worker number of the next visits
+        self.workers: set[int] = set()  # numbers of all workers that timed something
         self.gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
-        self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, of each visit
-        self.doubts: dict[Key, str] = {}  # what the last visit of each cell says
-        self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
+        self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, for each visit
+        self.doubts: dict[Key, str] = {}  # from the last visit of each cell
+        self._samples: dict[tuple[str, Arm], Collector] = {}  # of arms and their A/A controls
 
     def start(self, worker: events.WorkerStarted) -> None:
-        """Read whose visits come next."""
+        """Note the worker of the next visits."""
         self.host, self.worker = worker.host, self.worker + 1
 
     def add(self, visit: events.VisitFinished) -> None:
-        """Read the next one."""
+        """Add the next visit."""
         self.workers.add(self.worker)
         self.num_visits[visit.workload] += 1
         self.called_s += visit.called_s
@@ -204,7 +201,7 @@ class Timed:
             collected.extend(taken.samples)
 
     def measurements(self, key: Key) -> Iterator[Measurement]:
-        """The times of a cell, and those of its A/A control under a metric of their own."""
+        """Times of a cell, and those of its A/A control as a metric of their own."""
         workload, arm = key
         for metric, own in ((LATENCY, arm), (CONTROL_LATENCY, arm.as_control())):
             if (collected := self._samples.get((workload, own))) is not None:
@@ -212,9 +209,9 @@ class Timed:
 
 
 def folded(started: events.RunStarted, history: Iterable[Event], timed: Timed) -> Iterator[Record]:
-    """One record for each cell that the events have concluded, in the plan's order."""
+    """One record for each finished cell, in the plan's order."""
     cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
-    measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # in passes of their own
+    measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # measured in separate passes
     worker: events.WorkerStarted | None = None
     for event in history:
         match event:
@@ -251,7 +248,7 @@ def folded(started: events.RunStarted, history: Iterable[Event], timed: Timed) -
 
 
 def _concluded(event: events.CellChecked | events.CellFailed, worker: events.WorkerStarted | None) -> dict[str, Any]:
-    """What a check or a failure says of a cell, with the environment in which it happened."""
+    """Fields of a record that a check or a failure sets, with the environment."""
     fields: dict[str, Any] = {"status": event.status, "message": event.message}
     if isinstance(event, events.CellChecked):
         fields |= {

@@ -1,7 +1,7 @@
-"""What makes a run's numbers suspicious: other work on the machine, times that cannot be, and warnings by cell.
+"""Flag suspicious numbers of a run: load from other work, impossible times, and warnings by cell.
 
-A time is `invalid` where arithmetic forbids it, and has a warning in words where it is only unlikely. Judged on read,
-from raw samples, so that old runs are judged by better rules. Why these rules: docs/adr/0014.
+A time is `invalid` if arithmetic forbids it, and gets a warning if it is only unlikely. Judged on read from raw
+samples, so that better rules apply to old runs. Reasons for these rules: docs/adr/0014.
 """
 
 import functools
@@ -37,32 +37,31 @@ from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
 SLACK = 2.0
-"""How many times faster the machine may have been while it was timed than while its ceilings were taken: clocks and
-neighbours come and go. It is widened by the ceiling's own spread, and by the load where there was more than one process
-for each core."""
+"""Factor by which the machine may be faster during timing than while its ceilings were measured: clocks and neighbours
+change. The spread of the ceiling widens it, and so does the load if there was more than one process for each core."""
 READING = 1.5
-"""Reading alone may be so much faster than a copy, where each line that is written is fetched first."""
+"""Reading alone may be this much faster than a copy, which may fetch each line before it is written."""
 SAME = 1.1
-"""Two times less than this apart are the same within noise."""
+"""Two times within this factor are equal within noise."""
 FAR_LONGER = 4
-"""Lengths that are compared lie so many times apart, at least."""
+"""Least factor between two lengths whose times are compared."""
 TELLING = 0.2
-"""Where products that a longer workload adds must take this share of its time at least, its time has to show them."""
+"""If the additional products of a longer workload need at least this share of its time, its time has to grow."""
 FAR_FASTER = 2.0
-"""A backward pass that is so many times faster than the forward pass is strange; with one inside it, impossible."""
+"""A backward pass this many times faster than the forward pass is suspicious; if it includes one, it is impossible."""
 
 Warnings = dict[Key, tuple[str, ...]]
 
 FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
-"""What one minor page fault costs at least: for runs that did not measure it."""
+"""Least cost of a minor page fault, for runs that did not measure it."""
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
-"""Shares of the time: from where page faults are worth a word, from where they dominate, and the most that an estimate
-may say, as in analysis/breakdown.py."""
+"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate, as in
+analysis/breakdown.py."""
 
 
 MOST = 0.5
-"""A flag in more than this share of the samples is the call's doing, and not a moment's."""
+"""A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
 ELSEWHERE = (
     "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
 )
@@ -74,26 +73,26 @@ ON_A_QUEUE = {
 
 
 APART, SHORTEST_S = 0.1, 20e-6
-"""A time and the kernels of a call may be so far apart; in shorter calls the pauses between kernels are much of it."""
+"""Largest relative difference between a time and the sum of its kernels; in shorter calls, gaps between kernels weigh
+too much."""
 FALL = 0.05
-"""A clock that falls by more within a visit moves each time in it."""
+"""If a clock falls by more within a visit, it affects the times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLoad:
-    """Shares of the time of all processors, and the least memory that was free when a process took up the work."""
+    """Shares of the time of all processors, and the least memory that was free at the start of a process."""
 
-    stolen: float  # by the host
+    stolen: float  # by the hypervisor
     others: float
     free_bytes: int
 
 
 def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad | None:
-    """The load during a run; None without counters, as of a simulated machine.
+    """The load during a run; None without counters, as on a simulated machine.
 
-    Counted is the time between the start of a worker and its end, at which it is still there with all that it started.
-    Where some of them timed anything, only these count, by their numbers from 0: what slows down checks changes nothing
-    that is shown.
+    Covers the time from the start of each worker to its end. If `timed` names workers that timed something, by their
+    numbers from 0, only these count: load during checks does not affect any time.
     """
     found = dict(_spans(history))
     spans = [found[number] for number in found if number in timed] or [*found.values()]
@@ -111,9 +110,9 @@ def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad 
 
 
 def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Counters]]]:
-    """The number of each worker, and the counters when it had started and when it was to end.
+    """The number of each worker, with the counters at its start and at its end.
 
-    A run that was killed has no end.
+    The last worker of a killed run has no end and is left out.
     """
     start: Counters | None = None
     number = -1
@@ -128,26 +127,25 @@ def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Coun
 
 
 class Times:
-    """The times of one arm by workload, and by what workloads share that differ in direction or in length alone."""
+    """Times of one arm by workload, grouped by workloads that differ only in direction or only in length."""
 
     def __init__(self) -> None:
-        """There is none yet."""
         self.all: dict[Workload, float] = {}
         self._directions: dict[tuple[Any, ...], dict[str, float]] = {}
         self._lengths: dict[tuple[Any, ...], list[tuple[Workload, float]]] = {}
 
     def add(self, workload: Workload, time_s: float) -> None:
-        """Take one more."""
+        """Add the time of a workload."""
         self.all[workload] = time_s
         self.directions(workload)[workload.direction] = time_s
         self.lengths(workload).append((workload, time_s))
 
     def directions(self, workload: Workload) -> dict[str, float]:
-        """The seconds of those that differ from this one in direction alone, by direction; itself included."""
+        """Seconds by direction of workloads that differ from this one only in direction, itself included."""
         return self._directions.setdefault(_but(workload, "direction"), {})
 
     def lengths(self, workload: Workload) -> list[tuple[Workload, float]]:
-        """Those that differ from this one in its lengths alone, itself included."""
+        """Workloads that differ from this one only in length, with their times, itself included."""
         return self._lengths.setdefault(_but(workload, "seq_len", "kv_len"), [])
 
 
@@ -158,7 +156,7 @@ def _but(workload: Workload, *axes: str) -> tuple[Any, ...]:
 def judged(
     records: Sequence[Record], ceilings: Mapping[tuple[str, Place], Ceilings], *, is_cold: bool
 ) -> tuple[tuple[Record, ...], Warnings]:
-    """The records, what is impossible made `invalid` and without its numbers; and warnings by cell.
+    """Mark impossible times `invalid` and remove their numbers; return the records and the warnings by cell.
 
     `ceilings` are by host and place.
     """
@@ -186,13 +184,12 @@ def judged(
 
 
 def _share(record: Record, flag: Flag) -> float:
-    """In what share of a cell's samples a flag is set."""
     samples = record.samples(LATENCY)
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
 def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
-    """What is above a ceiling, and whether that is certain: beyond any copy, even one that stays in a cache."""
+    """Rates above a ceiling, and whether each is impossible: beyond any copy, even one inside a cache."""
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
     copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
     for what, like, unit, rate, ceiling, highest, slack in (
@@ -214,7 +211,7 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
 def _doubts(
     workload: Workload, times: Times, ceilings: Ceilings | None, *, is_cold: bool
 ) -> Iterator[tuple[str, bool]]:
-    """What makes one wonder about a time, and whether it is certain that it is wrong."""
+    """Suspicious features of a time, and whether each proves it wrong."""
     time_s = times.all[workload]
     if time_s <= 0:
         yield "impossible: no time passed", True
@@ -241,7 +238,7 @@ def _doubts(
 
 
 def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[str]:
-    """Each warning about an ok cell."""
+    """All warnings about an ok cell."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -258,7 +255,7 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         is_bound = _share(record, Flag.host_bound) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
-    with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
+    with suppress(ValueError):  # the run may name a device that is not installed here
         yield from device(record.workload.device).notes(record.workload, record.environment)
     if record.operators is not None and record.operators.copies:
         yield plain(f"its time includes copies: {record.operators.copies}")
@@ -267,7 +264,7 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
 
 
 def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[str]:
-    """Where the kernels that the profiler saw in one call are not what the clock timed; and those on other streams."""
+    """Disagreements between the clock and the profiled kernels of a call, and kernels on other streams."""
     if seen.elsewhere:
         yield plain(f"kernels on another stream: {', '.join(seen.elsewhere)}")
     kernel_s = seen.kernel_s
@@ -283,18 +280,18 @@ def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterat
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSummary:
-    """What a device's driver said while a workload was timed; None is not known."""
+    """The state of a device while a workload was timed, as its driver reports it; None is unknown."""
 
     clock_mhz: float | None  # of the multiprocessors: the median, and the lowest
     lowest_clock_mhz: float | None
     temperature_c: float | None  # the highest
     power_w: float | None  # the median
-    throttled_share: float  # of the moments at which it was asked: it had a reason to lower its clock
-    throttled_by: int  # all these reasons, as the bits of CLOCK_EVENTS in devices/nvml.py
+    throttled_share: float  # share of queries that found a throttle reason
+    throttled_by: int  # union of all reasons, as the bits of CLOCK_EVENTS in devices/nvml.py
 
 
 def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
-    """The states of a workload's visits, of which there is one at least, in a few numbers."""
+    """Summarize the device states of a workload's visits; needs at least one visit."""
     states = [state for visit in visits for state in visit]
 
     def known(name: str) -> list[float]:
@@ -313,7 +310,7 @@ def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
-    """What the states of a device within the visits of a workload say against its times; ratios are less affected."""
+    """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
     falls, fallen, states = list[float](), 0, list[DeviceState]()
     for visit in visits:
         highest = fall = 0.0
@@ -334,7 +331,7 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
-    """How many page faults a call has, and what share of its time they are by what this run saw one cost."""
+    """Describe the page faults of a call and their share of its time, by the cost measured in this run."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
     share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)

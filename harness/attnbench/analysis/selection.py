@@ -1,4 +1,4 @@
-"""A part of a stored run: some implementations, and some values of axes."""
+"""Select a part of a stored run: some implementations, and some values of axes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from attnbench.workloads.sweep import parse_settings
 
 
 def only(results: Results, names: Sequence[str] = (), settings: Sequence[str] = ()) -> Results:
-    """The results with these implementations alone, and the baseline, on workloads that have one of these values.
+    """Keep these implementations and the baseline, on workloads with one of these values.
 
     Raises:
         ValueError: the run has no such implementation, axis or value.

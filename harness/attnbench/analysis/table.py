@@ -1,11 +1,11 @@
-"""The table of cells: one row for each cell of a run, from which every report, plot, export and history is made.
+"""The table of cells: one row for each cell of a run, the source of every report, plot, export and history.
 
-A row has every axis of the workload, what happened, the times, every metric that was measured, counts, rates and what
-ran. (all axes, implementation, side) is unique within a run. Missing is NaN or NA in the table and None in `rows`,
-never 0. Shape of the data: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
+A row has every axis of the workload, the status, the times, every measured metric, counts, rates and the operators that
+ran. (all axes, implementation, side) is unique within a run. A missing value is NaN or NA in the table and None in
+`rows`, never 0. Shape of the data: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
 
-pandas is imported inside the functions: it takes as long to import as a small run takes to read, and neither measuring
-nor comparing needs it.
+pandas is imported inside the functions: its import takes as long as reading a small run, and neither measuring nor
+comparing needs it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,11 +48,11 @@ Row = dict[str, Any]
 AXES = Workload.__struct_fields__
 LENGTHS = ("seq_len", "kv_len")
 GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
-"""Cells that share these differ in length, implementation and side alone."""
+"""Cells of one group differ only in length, implementation and side."""
 CELL = (*AXES, "implementation", "side")
-"""What no two rows of a run share."""
+"""Columns that identify a row within a run."""
 KIND_SHARES = {PAGE_FAULTS: "fault_share"} | {kind: f"{kind}_time_share" for kind in KINDS}
-"""By kind of operator, the column with its share of the time of a call; that of page faults is an estimate."""
+"""The column with the share of time of each kind of operator; that of page faults is an estimate."""
 
 IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host", *AXES)
 CELL_COLUMNS = (
@@ -66,18 +66,19 @@ CELL_COLUMNS = (
     *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
     *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
 )
-"""Columns that are always there; one for each metric that was measured follows them, and DEVICE_COLUMNS where a driver
-says something of the device.
+"""Columns that are always present.
+
+Columns of measured metrics follow, and DEVICE_COLUMNS if a driver reports its state.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
-baseline's latency: by it cells of one workload may be compared. `margin` is the difference that matters, `reason` why a
+baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
 comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` what became of freed memory. Shares of time are of one call, `matmul_share` and
+for the baseline, `allocator` how freed memory was handled. Shares of time are of one call, `matmul_share` and
 `copy_share` are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
-`num_tensors` tensors, missing where an error is not finite.
+`num_tensors` tensors, missing if an error is not finite.
 """
 DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share", "throttled_by")
-"""What the driver said of the device while the cell's workload was timed, as `DeviceSummary`; the reasons in words."""
+"""State of the device while the cell's workload was timed, as in `DeviceSummary`; throttle reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
     *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
@@ -96,17 +97,17 @@ NEVER_MISSING = (
     ),
     *("useful_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
 )
-"""All others but texts are floating point numbers."""
+"""All other columns except texts are floating point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumn:
-    """The column of one metric: smaller is better."""
+    """The column of a metric; smaller is better."""
 
     name: str  # of the column: the metric, with its unit at the end
     metric: str
     unit: str
-    explanation: str = ""  # empty where the metric is no longer installed
+    explanation: str = ""  # empty if the metric is not installed
 
     @property
     def heading(self) -> str:
@@ -122,7 +123,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
     useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
 
     Raises:
-        ValueError: nothing can be read there; the message says what is wrong.
+        ValueError: nothing can be read there; the message explains why.
     """
     return _frame([row for results in _results(paths) for row in _cells(results)], CELL_COLUMNS)
 
@@ -131,14 +132,14 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
     """Every raw sample of every metric, in time order within its cell, with its place.
 
     Raises:
-        ValueError: nothing can be read there; the message says what is wrong.
+        ValueError: nothing can be read there; the message explains why.
     """
     return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 
 
 @lru_cache(maxsize=1)
 def table(results: Results) -> "pd.DataFrame":
-    """The table of one run, made once and changed by nobody, in the order of the plan."""
+    """The table of one run in the order of the plan, cached: do not modify it."""
     found = _frame(list(_cells(results)), CELL_COLUMNS)
     twice = found[found.duplicated(list(CELL))]
     assert twice.empty, f"two rows of one cell: {twice[['workload', 'implementation', 'side']].to_dict('records')}"
@@ -146,13 +147,13 @@ def table(results: Results) -> "pd.DataFrame":
 
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
-    """The rows of a table, or of a part of one, as dictionaries with None where a value is missing."""
+    """The rows of a table, or of a part of one, as dictionaries with None for missing values."""
     bare = cells.to_numpy(dtype=object, na_value=None)  # type: ignore[arg-type]
     return [dict(zip(cells.columns, row, strict=True)) for row in bare.tolist()]
 
 
 def metric_columns(results: Results) -> list[MetricColumn]:
-    """The columns of the metrics that some cell of the run has; times have columns of their own."""
+    """Columns of the metrics that some cell of the run has, times excluded."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
     found = {each.metric: each for record in results.records for each in _metrics(record)}
     return [
@@ -169,27 +170,27 @@ def metric_columns(results: Results) -> list[MetricColumn]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Panel:
-    """The cells of one group that differ in one length only: what is drawn, or fitted, over that length."""
+    """Cells of one group that differ in one length only: the data of one plot or fit over that length."""
 
     axis: str  # seq_len or kv_len
-    other: str  # the other length where it is not the same: "T=1"
+    other: str  # the other length if it differs: "T=1"
     cells: "pd.DataFrame"
-    mark: str = ""  # by which a picture's note names it: a letter, where there are several
-    title: str = ""  # what sets it apart from the others of a picture
+    mark: str = ""  # letter that identifies the panel in the note of a picture, if there are several
+    title: str = ""  # the axes that distinguish the panel from others of a picture
 
     @property
     def letter(self) -> str:
-        """By which its length goes: T of queries, S of keys."""
+        """Symbol of the panel's length: T for queries, S for keys."""
         return "T" if self.axis == "seq_len" else "S"
 
     @property
     def lengths(self) -> list[int]:
-        """All the lengths of the panel, measured or not."""
+        """All lengths of the panel, measured or not."""
         return sorted({int(length) for length in self.cells[self.axis]})
 
     @cached_property
     def lines(self) -> dict[Arm, list[Row]]:
-        """The rows of each arm, by length; in the order in which arms first appear."""
+        """Rows of each arm, sorted by length; arms in the order of their first row."""
         found = rows(self.cells)
         made: dict[Arm, list[Row]] = {arm_of(row): [] for row in found}
         for row in sorted(found, key=itemgetter(self.axis)):
@@ -198,7 +199,7 @@ class Panel:
 
 
 def panels(cells: "pd.DataFrame") -> list[Panel]:
-    """The panels of a table: each group over its query length, or over its key length in decoding."""
+    """Split a table into panels: each group over its query length or, in decoding, over its key length."""
     found = []
     for _, group in cells.groupby(list(GROUP_AXES), sort=False):
         is_decoding = group["seq_len"].nunique() == 1 < group["kv_len"].nunique()
@@ -213,12 +214,12 @@ def panels(cells: "pd.DataFrame") -> list[Panel]:
 
 
 def varying(cells: "pd.DataFrame") -> set[str]:
-    """The axes, lengths apart, on which the cells differ."""
+    """Axes, lengths excluded, with several values."""
     return {axis for axis in GROUP_AXES if len(cells[axis].unique()) > 1}
 
 
 def arm_of(row: Row) -> Arm:
-    """The implementation and side of a row."""
+    """The arm of a row: its implementation and side."""
     return Arm(implementation=row["implementation"], side=row["side"] or "")
 
 
@@ -228,7 +229,7 @@ def workload_of(row: Row) -> Workload:
 
 
 def runs_at(path: Path) -> list[Path]:
-    """The runs at a path: itself, or those below it.
+    """Runs at a path: the run itself, or all runs below the folder.
 
     Raises:
         ValueError: there is no run.
@@ -247,7 +248,7 @@ def _results(paths: Iterable[Path | str]) -> list[Results]:
 
 
 def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
-    """The rows under those columns and any others they have, with text columns that know NA whatever they hold."""
+    """A table of rows with `columns` first; text columns have a type with NA even if they are empty."""
     import pandas as pd
 
     others = (column for row in found for column in row)
@@ -300,7 +301,7 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """The time, and what it means as work, beside the ceilings of the run; only counts where there is none."""
+    """Time, work and rates of a cell, relative to the ceilings of the run; without a time only counts."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
@@ -323,7 +324,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
 
 
 def _device(found: DeviceSummary | None) -> Row:
-    """DEVICE_COLUMNS; none where nothing says anything."""
+    """Values of DEVICE_COLUMNS; empty without a device state."""
     if found is None:
         return {}
     return {name: getattr(found, name) for name in DEVICE_COLUMNS} | {
@@ -332,7 +333,7 @@ def _device(found: DeviceSummary | None) -> Row:
 
 
 def _verdict(found: Comparison | None, own: float | None) -> Row:
-    """`own` is the ratio of a cell that is not compared: 1 where others are compared with it."""
+    """Columns of a comparison; `own` is the ratio of a cell without one: 1 for a baseline."""
     if found is None:
         return {"ratio": own, "is_same_kernel": False}
     same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "margin", "more_s")}
@@ -341,7 +342,7 @@ def _verdict(found: Comparison | None, own: float | None) -> Row:
 
 
 def _ran(record: Record, latency: Measurement | None, time: Estimate | None) -> Row:
-    """What ran, where it was seen; shares of the profiled call where none was timed."""
+    """The operators that ran, if profiled; shares are of the profiled call if no time is known."""
     if record.operators is None:
         return {}
     seen = timed(record.operators, latency)
@@ -357,7 +358,7 @@ def _ran(record: Record, latency: Measurement | None, time: Estimate | None) -> 
 
 
 def _metrics(record: Record) -> Iterator[Measurement]:
-    """All that was measured of a cell but its times, which have columns of their own."""
+    """All measurements of a cell except its times, which have columns of their own."""
     return (each for each in record.measurements if each.metric not in {LATENCY, CONTROL_LATENCY} and each.samples)
 
 

@@ -1,8 +1,8 @@
-"""Hand out the shares of a plan to the hosts of a Ray cluster, and merge what they measured.
+"""Hand out the shares of a plan to the hosts of a Ray cluster, and merge the results.
 
 A host is a node with the resource `bench_slot`; a task there holds it, with all processors and GPUs of the node. Each
-share is measured by one host, into a journal of its own, and all hosts of a run are of one kind: the first that has
-finished a share. All that the driver knows is on disk, so that it may be killed at any moment.
+share is measured by one host, into a journal of its own. All hosts of a run are of one kind: that of the first host to
+finish a share. The state of the driver is on disk, so it may be killed at any moment.
 
 Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
@@ -37,35 +37,35 @@ from attnbench.units import plain
 
 SLOT = "bench_slot"
 LABEL = "attnbench-host"
-"""The label of a node that names its host: `ray start --labels=attnbench-host=NAME`."""
+"""The label of a node with the name of its host: `ray start --labels=attnbench-host=NAME`."""
 NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
 NODES_EVERY_S = 5.0
-"""Between two looks at which nodes there are: the head is asked, and no host."""
+"""Seconds between queries of the list of nodes: they go to the head, not to the hosts."""
 WAIT_S = 60.0
-"""Without any host, one may join for this long before what is open is lost."""
+"""Seconds to wait for a first host before open shares are given up."""
 MOST_TRIES = 3
-"""A share with which this many hosts were lost may be the reason, and is given to no other."""
+"""A share during which this many hosts were lost may be the cause, and is not tried again."""
 EXAMINED_S = 300.0
-"""A host that has not examined itself by then is measuring something, or gone."""
+"""Seconds for the self-examination of a host; a slower host is busy measuring, or gone."""
 DIVISION = "shares.json"
 ACCELERATOR = "accelerator_type:"
-"""Beginning of the name of Ray's resource that says which accelerator a node has."""
+"""Prefix of Ray's resource that names the accelerator of a node."""
 NICENESS = ("RAY_worker_niceness", "0")
-"""Ray gives its workers a niceness of 15, with which anything else on a host goes before what is measured."""
+"""Ray gives its workers a niceness of 15, which lets all other processes of a host run before the measurement."""
 LOCAL = re.compile(r"local:([1-9]\d?)")
 REMOTE = re.compile(r"(?:ray://)?([\w.-]+):(\d{1,5})")
 CONNECT_S = 10.0
 LOCAL_MEMORY_BYTES = 80_000_000
-"""The least object store of a node that Ray allows: messages are small."""
+"""The smallest object store that Ray allows on a node; messages are small."""
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT, ray://HOST:PORT, or local:N"
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster; one with local:N is started, and ended afterwards.
+    """The module ray, connected to a cluster; a cluster local:N is started, and stopped afterwards.
 
     Raises:
         ValueError: ray is not installed, or nothing answers at the address.
@@ -96,10 +96,10 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _require_listener(address: str) -> None:
-    """Check in seconds what Ray tries for minutes.
+    """Check the address within seconds; Ray retries for minutes.
 
     Raises:
-        ValueError: it is no address, or nothing listens there.
+        ValueError: it is not an address, or nothing listens there.
     """
     found = REMOTE.fullmatch(address)
     if found is None or address.startswith("local:"):
@@ -129,7 +129,7 @@ def _local(number: int) -> Any:  # noqa: ANN401 - ray has no types of its own
                 include_dashboard=False,
                 object_store_memory=LOCAL_MEMORY_BYTES,
             )
-    except Exception as error:  # Ray raises no other
+    except Exception as error:  # Ray raises no narrower type
         cluster.shutdown()
         reason = str(error).strip().partition(". ")[0]
         raise ValueError(f"no cluster of {number} nodes could start here: {reason}; stop other work") from error
@@ -137,12 +137,12 @@ def _local(number: int) -> Any:  # noqa: ANN401 - ray has no types of its own
 
 
 def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has no types of its own
-    """The nodes that are alive and have a bench_slot, by id."""
+    """Live nodes with a bench_slot, by id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
-def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - likewise
-    """A task on a node, which holds its bench_slot and all its processors and GPUs, as far as Ray counts them."""
+def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - as above
+    """Start a task on a node; it holds its bench_slot and all processors and GPUs that Ray counts."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     has = node["Resources"]
@@ -152,10 +152,10 @@ def start(ray: Any, node: Mapping[str, Any], work: Callable[..., Any], *given: o
 
 
 def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
-    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by its address and id.
+    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by address and id.
 
     Raises:
-        ValueError: no ray, no cluster, or no host in it.
+        ValueError: there is no ray, no cluster, or no host in it.
     """
     found: dict[str, list[dict[str, str]] | str] = {}
     with connected(address) as ray:
@@ -175,9 +175,9 @@ def _first_line(error: Exception) -> str:
 
 
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the one that is there, to its end.
+    """Start a run on a cluster in `folder`, or continue the one there, to its end.
 
-    `note` receives in words which share was finished, and which host was lost.
+    `note` receives messages about finished shares and lost hosts.
 
     Raises:
         ValueError: no ray, no cluster, no host, or another process drives this run; the message says what to do.
@@ -202,15 +202,15 @@ class Driver:
     folder: Path
     note: Callable[[str], None]
     refused: set[str] = field(default_factory=set)  # nodes that cannot take part
-    tries: Counter[str] = field(default_factory=Counter)  # of a share that ended with an error, or with its host
-    why: dict[str, str] = field(default_factory=dict)  # the last of these
-    begun: dict[str, str] = field(default_factory=dict)  # the node on which a share was begun and lost
+    tries: Counter[str] = field(default_factory=Counter)  # by share: failures, and hosts lost with it
+    why: dict[str, str] = field(default_factory=dict)  # by share: the last failure
+    begun: dict[str, str] = field(default_factory=dict)  # by share: the node that was lost with it
     shares: list[Share] = field(default_factory=list)
-    left: dict[str, Share] = field(default_factory=dict)  # those that no host has finished, by name
-    division: dict[str, Any] = field(default_factory=dict)  # the number of hosts at the start, and their kind
+    left: dict[str, Share] = field(default_factory=dict)  # open shares by name
+    division: dict[str, Any] = field(default_factory=dict)  # number of hosts at the start, and their kind
 
     def run(self) -> None:
-        """Hand out shares until each is finished or lost."""
+        """Hand out shares until all are finished or lost."""
         self._divide()
         self.shares = split(self.plan, self.folder.name, self.division["at_once"])
         self.left = {share.name: share for share in self.shares if not finished(self.folder, share)}
@@ -221,7 +221,7 @@ class Driver:
                 schema=SCHEMA, run=self.folder.name, time=now(), commit=current_commit(), plan=self.plan
             )
         assert isinstance(first, events.RunStarted)
-        merge(self.folder, first, self.shares, {}, is_over=False)  # so that it can be continued from here
+        merge(self.folder, first, self.shares, {}, is_over=False)  # allows to continue from here
         try:
             self._measure()
         except BaseException:
@@ -236,7 +236,7 @@ class Driver:
         merge(self.folder, first, self.shares, lost, is_over=True)
 
     def _divide(self) -> None:
-        """Read the division that the run began with, since hosts have journals of its shares, or make it."""
+        """Read the division of the run if there is one, since journals of hosts follow it; else create it."""
         path = self.folder / HOSTS / DIVISION
         if path.exists():
             try:
@@ -251,7 +251,7 @@ class Driver:
             raise ValueError(NO_HOST)
 
     def _obstacle(self, answer: Answer, accelerators: Sequence[str]) -> str:
-        """Why a host takes no part, or ""; the first that has finished a share decides the kind of all."""
+        """Why a host takes no part, or ""; the first host to finish a share sets the kind of all."""
         if answer.is_refused or not NAME.fullmatch(answer.host):
             return answer.error or "its name is none"
         kind = ", ".join([answer.kind, *(name.removeprefix(ACCELERATOR) for name in accelerators)])
@@ -263,7 +263,7 @@ class Driver:
         return f"it is another kind of host ({kind}) than the first ({self.division['kind']}): give it a run of its own"
 
     def _measure(self) -> None:
-        waits: dict[Any, tuple[str, Share]] = {}  # by task, its node
+        waits: dict[Any, tuple[str, Share]] = {}  # node and share of each task
         alone_s = time.monotonic()
         while any(self.tries[name] < MOST_TRIES for name in self.left):
             nodes = {key: node for key, node in hosts_of(self.ray).items() if key not in self.refused}
@@ -315,7 +315,7 @@ class Driver:
         self._again(share, f"on {answer.host}: {answer.error or 'its journal came damaged or unfinished'}")
 
     def _again(self, share: Share, why: str) -> None:
-        """Count a failure; a share that has failed too often is given to no host any more."""
+        """Count a failure; give up a share that has failed too often."""
         self.tries[share.name] += 1
         self.why[share.name] = why
         end = "is given up" if self.tries[share.name] >= MOST_TRIES else "is tried again"

@@ -1,6 +1,6 @@
-"""Work on one host: it holds the machine for itself, measures a share into a journal there, and hands that back.
+"""Work on one host: reserve the machine, measure a share into a journal, and return the journal.
 
-Nothing here knows of Ray. Messages are bytes of JSON, and are read as data.
+Independent of Ray. Messages are JSON bytes, and are read as data.
 """
 
 import fcntl
@@ -28,30 +28,30 @@ from attnbench.storage.journal import events as read_events
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
 SLOT = "ATTNBENCH_BENCH_SLOT"
-"""Set for all processes that a share starts, to find those that outlive the one that started them."""
+"""Set for all processes of a share, to find those that outlive the share."""
 POLL_S = 0.5
 LEFT_S = 20.0
-"""What a killed process has left behind is ended after this long: else no process could measure again."""
+"""Seconds until leftover processes of a killed share are ended: they would block every later measurement."""
 NAME = re.compile(r"\w[\w.-]{0,63}")
-"""A host's name is a folder's, too."""
+"""A host's name is also a folder name."""
 THREADS = "OMP_NUM_THREADS"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a share on a host: its journal, or why there is none."""
+    """The result of a share on a host: its journal, or an error."""
 
     host: str  # a name that identifies no person
-    kind: str  # hosts of other kinds have other times
+    kind: str  # hosts of another kind have other times
     journal: bytes = b""
     error: str = ""
-    is_refused: bool = False  # this host can measure no share
+    is_refused: bool = False  # this host cannot measure shares
     niceness: int = 0  # of its processes
 
 
 def measure(asked: bytes, label: str = "") -> bytes:
-    """Measure a Share, whose journal is continued if the host has begun one; returns an Answer.
+    """Measure a Share, continuing the journal if this host has begun one; return an Answer.
 
-    `label` is the host's name, if whoever started it chose one.
+    `label` is the host's name, if the administrator set one.
     """
     share = msgspec.json.decode(asked, type=Share)
     host = label if NAME.fullmatch(label) else own_name()
@@ -68,7 +68,7 @@ def _journal(share: Share, host: str) -> bytes:
     """The journal of a share that this host has finished.
 
     Raises:
-        ValueError: the share comes from another version, has no proper name, or cannot be measured.
+        ValueError: the share is from another version, has a bad name, or cannot be measured.
         OSError: nothing can be written here.
     """
     if share.attnbench != (here := version("attnbench")):
@@ -78,7 +78,7 @@ def _journal(share: Share, host: str) -> bytes:
     folder = folder_of_runs() / share.run / host / share.name
     if not is_finished(folder / JOURNAL):
         with bench_slot():
-            if not is_finished(folder / JOURNAL):  # an earlier process of this host may have been at it
+            if not is_finished(folder / JOURNAL):  # an earlier process of this host may have finished it
                 execute(placed(share, folder.parent / "files"), folder, lambda _: None)
     return (folder / JOURNAL).read_bytes()
 
@@ -98,7 +98,7 @@ def examine() -> str:
 
 
 def own_name() -> str:
-    """A name of this machine that gives away nothing of it; the same each time."""
+    """A stable name of this machine that reveals nothing about it."""
     machine = ""
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
@@ -106,7 +106,7 @@ def own_name() -> str:
 
 
 def own_kind() -> str:
-    """Model of the processor, cores and version of torch, found without torch; of accelerators Ray knows."""
+    """Processor model, cores and version of torch, found without importing torch; Ray reports accelerators."""
     parts = [processor(), f"{psutil.cpu_count(logical=False) or 0} cores"]
     with suppress(PackageNotFoundError):
         parts.append(f"torch {version('torch')}")
@@ -114,12 +114,12 @@ def own_kind() -> str:
 
 
 def folder_of_runs() -> Path:
-    """Where a host keeps the journals of its shares, one folder for each run; nobody removes them."""
+    """The folder for journals of shares on a host, with one folder for each run; they are never removed."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "attnbench" / "cluster"
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a journal is there and came to its end; one that is damaged is not."""
+    """Whether a journal exists and is complete; a damaged one is not."""
     last: events.Event | None = None
     with suppress(ValueError, OSError):
         for event in read_events(path):
@@ -129,13 +129,13 @@ def is_finished(path: Path) -> bool:
 
 @contextmanager
 def bench_slot() -> Iterator[None]:
-    """Hold this machine, and not only a node of it: nothing else measures here meanwhile; waits until that is so.
+    """Reserve the whole machine, not only a node: wait until no other process measures here.
 
-    The process that held it before may have been killed: its children end within moments, or are ended after `LEFT_S`.
+    The previous holder may have been killed: its children end within moments, or are ended after `LEFT_S`.
     """
     threads = os.environ.get(THREADS)
     try:
-        file = os.open(LOCK, os.O_RDONLY)  # another user's, too: to create what is there may be refused
+        file = os.open(LOCK, os.O_RDONLY)  # it may belong to another user, who may forbid creating it again
     except FileNotFoundError:
         file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
@@ -144,7 +144,7 @@ def bench_slot() -> Iterator[None]:
         while left := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
             for process in left if time.monotonic() - began_s > LEFT_S else ():
                 with suppress(psutil.Error):
-                    process.kill()  # without this lock nothing measures: a killed one has left it
+                    process.kill()  # it measures without holding the lock, so its starter was killed
             time.sleep(POLL_S)
         os.environ[SLOT] = str(os.getpid())
         if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors that it counts
@@ -158,7 +158,7 @@ def bench_slot() -> Iterator[None]:
 
 
 def _environment_of(process: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone, or another user's."""
+    """The initial environment of a process; empty if it is gone or belongs to another user."""
     try:
         return psutil.Process(process).environ()
     except (psutil.Error, OSError):

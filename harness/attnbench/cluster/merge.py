@@ -1,7 +1,7 @@
-"""One journal from those of hosts: every event of each share that was finished, in the order of the shares.
+"""Merge the journals of hosts into one: all events of each finished share, in the order of the shares.
 
-The merged journal is an ordinary one, in which `worker_started` names the host of what follows it. A cell holds samples
-of one host alone. What a host has begun and not finished stays in its own journal, there.
+The merged journal is an ordinary one, in which `worker_started` names the host of the events after it. All samples of a
+cell are from one host. Unfinished shares stay in the host's own journal, there.
 """
 
 from collections import Counter, defaultdict
@@ -18,16 +18,16 @@ from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Status
 
 Measured = tuple[str, list[Event]]
-"""A host, and the events of the journal of a share that it has finished."""
+"""A host, and the events of a share that it has finished."""
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
-    """Where a run keeps the journal of a share, as the host wrote it: hosts/HOST/SHARE/journal.jsonl."""
+    """The journal of a share in the run's folder, as the host wrote it: hosts/HOST/SHARE/journal.jsonl."""
     return folder / HOSTS / host / share / JOURNAL
 
 
 def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
-    """The hosts that have finished a share, each with its events.
+    """The hosts that finished a share, each with its events.
 
     Raises:
         DamagedError: a journal is damaged.
@@ -43,9 +43,10 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
 def merge(
     folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
 ) -> None:
-    """Write the journal of a run again; of a share that several hosts have finished, it has one host's events.
+    """Rewrite the journal of a run; if several hosts finished a share, use the events of one of them.
 
-    `lost` says of shares that no host could measure why; `is_over` that nothing is going on with the others.
+    `lost` gives the reasons for shares that no host could measure; `is_over` says that the other shares are no longer
+    being measured.
 
     Raises:
         DamagedError: a host's journal is damaged.
@@ -53,7 +54,7 @@ def merge(
     """
     found = {share.name: finished(folder, share) for share in shares}
     most = Counter(host for hosts in found.values() for host in hosts)
-    order = sorted(most, key=lambda host: (-most[host], host))  # so that few hosts stand for the whole run
+    order = sorted(most, key=lambda host: (-most[host], host))  # as few hosts as possible in a run
     first = {name: next(host for host in order if host in hosts) for name, hosts in found.items() if hosts}
     measured = [(host, found[name][host]) for name, host in first.items()]
     gone = [(share.plan, lost[share.name]) for share in shares if share.name in lost and share.name not in first]
@@ -63,7 +64,7 @@ def merge(
 def merged(
     started: events.RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
-    """The events of a run: its start, cells that were lost, those of each share, and its end where it has one."""
+    """The events of a run: its start, lost cells, the events of each share and, if complete, its end."""
     yield started
     for plan, why in lost:
         for workload in plan.workloads:
@@ -80,7 +81,7 @@ def merged(
     for host, history in measured:
         begun, last = num_workers, history[-1]
         assert isinstance(last, events.RunFinished)
-        yield from ends[-1:]  # a run whose last line says so has come to its end
+        yield from ends[-1:]  # a run is complete if its last line says so
         for event in history:
             match event:
                 case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
@@ -109,7 +110,7 @@ def merged(
 
 
 def _shifted(visit: events.VisitFinished, epochs: int) -> events.VisitFinished:
-    """A visit with the number that its process has among those of all shares."""
+    """A visit with its process renumbered among those of all shares."""
     arms = tuple(
         msgspec.structs.replace(
             taken,

@@ -1,4 +1,4 @@
-"""The shares of a plan: a few workloads each, with all their implementations, which one host measures by itself."""
+"""The shares of a plan: each has a few workloads with all their implementations, and is measured by one host."""
 
 import hashlib
 from importlib.metadata import version
@@ -10,7 +10,7 @@ from attnbench import plugins
 from attnbench.storage.events import Plan
 
 SHARES_A_HOST = 4
-"""Fewer shares, and a fast host waits for a slow one; more, and each costs seconds for its processes and ceilings."""
+"""With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,16 +18,18 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     name: str
-    attnbench: str  # the version of the driver
+    attnbench: str  # version of the driver
     plan: Plan
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
-    """The shares of a plan. Each takes every n-th workload, so that all take about as long; the budget is each host's.
+    """Split a plan: each share takes every n-th workload, so that all take about equally long.
+
+    The budget applies to each host.
 
     Raises:
-        ValueError: a file that the plan names has changed.
+        ValueError: a file of the plan has changed.
         OSError: it cannot be read.
     """
     number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * num_hosts)))
@@ -53,10 +55,10 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
 
 
 def placed(share: Share, folder: Path) -> Plan:
-    """The plan of a share with its files written below `folder`, each under its digest, and named there.
+    """Write the files of a share below `folder`, each under its digest; return its plan with the new paths.
 
     Raises:
-        ValueError: a file is not what the plan says.
+        ValueError: a file does not match the plan.
         OSError: the folder cannot be written.
     """
     moved: dict[str, str] = {}
@@ -77,14 +79,14 @@ def placed(share: Share, folder: Path) -> Plan:
 
 
 def renamed(spec: str, path: Path) -> str:
-    """A spec of a file with another path, under the same name as before."""
+    """Change the path in the spec of a file; keep its name."""
     bare, option = plugins.variant(spec)
     moved = f"{path}:{plugins.split(bare)[1]}" + (f"+{option}" if option else "")
     return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
 
 
 def _digest(content: bytes) -> str:
-    """As plugins.digest of a file."""
+    """The digest of a file, as in plugins.digest."""
     return hashlib.sha256(content).hexdigest()[:8]
 
 

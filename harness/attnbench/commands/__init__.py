@@ -1,7 +1,7 @@
-"""The commands of `attnbench`: a file here that holds COMMAND is one, and its stem is its name.
+"""The commands of `attnbench`: a file with COMMAND is a command, and its stem is its name.
 
-What they share is in the other files. Heavy modules (torch, pandas, matplotlib) are imported
-inside functions, so that --help stays quick.
+The other files hold shared parts. Heavy modules (torch, pandas, matplotlib) are imported inside functions, so that
+--help stays quick.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 HELPERS = ("catalog", "defaults", "dry_run", "invariance", "options", "recommending", "running", "terminal")
-"""The modules here that are no commands: they are slow to import."""
+"""Modules here that are no commands; importing them is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The function that typer calls, whose docstring is the help, and the command's place among the others.
+    """A function for typer, whose docstring is the help, and its place among the other commands.
 
-    A parameter whose type is a dataclass stands for all of its fields: each is an option (options.py). `examples` are
-    whole command lines.
+    A parameter that is a dataclass stands for all of its fields: each is an option (options.py). `examples` are whole
+    command lines.
     """
 
     function: Callable[..., None]
@@ -27,7 +27,7 @@ class Command:
 
 @dataclass(kw_only=True)
 class Verbosity:
-    """How much a command says beyond its answer: quiet leaves out progress, tables and notes, verbose shows steps."""
+    """The amount of output besides the answer: quiet omits progress, tables and notes, verbose adds steps."""
 
     is_quiet: bool = False
     is_verbose: bool = False
@@ -38,7 +38,7 @@ VERBOSITY = Verbosity()
 
 
 class ExitCode(IntEnum):
-    """How a command ends."""
+    """The exit code of a command."""
 
     passed = 0
     finding = 1
@@ -66,7 +66,7 @@ RETIRED_COMMANDS = {
     "export": "attnbench report --format NAME writes a run for another tool",
     "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
-"""Commands that this version no longer has, and what to use instead."""
+"""Removed commands, and their replacements."""
 RETIRED_OPTIONS = {
     "allocator": "give --conditions retain, steady or system",
     "batch-invariant": "attnbench check NAME --invariance certifies what fastest recommends",
@@ -82,4 +82,4 @@ RETIRED_OPTIONS = {
     "phase": "give --model NAME:decode",
     "seq-len": "give --set seq_len=T",
 }
-"""Options likewise, of commands that do not have one of that name."""
+"""Removed options, and their replacements, for commands without an option of that name."""

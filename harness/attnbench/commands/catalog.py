@@ -29,12 +29,12 @@ QUESTIONS: dict[str, dict[str, object]] = {
 QUESTIONS |= {
     name: {"device": name, "dtype": "bfloat16", "scope": "module"} for name in names() if name != Workload().device
 }
-"""A column each: does the implementation support a small workload with these axes, in inference unless they say so?
-`attend` asks for scope attention, as does `layout`, which only that scope has; the others are asked in scope module,
-which all have."""
+"""Columns: whether the implementation supports a small workload with these axes, by default in inference. `attend`
+needs scope attention, as does `layout`, which only that scope has; the others use scope module, which all
+implementations have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
 MASKS = ("none", "causal")
-"""A question without a mask is answered by one of these: some implementations have no other."""
+"""Masks to try for a column without a mask: some implementations support only one of them."""
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
@@ -52,7 +52,7 @@ ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
 
 
 def entries(what: str) -> list[dict[str, str]]:
-    """The rows of a list, all with the same columns: sweeps, axes, masks, models, metrics or reports."""
+    """The rows of a list, with equal columns: sweeps, axes, masks, models, metrics or reports."""
     match what:
         case "sweeps":
             sweeps = {name: sweep.load(name) for name in sweep.names()}
@@ -95,13 +95,13 @@ def entries(what: str) -> list[dict[str, str]]:
 
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """List, for each implementation by name or path/to/file.py:Name, what it supports here, why not, and its source."""
+    """Support of each implementation, by name or path/to/file.py:Name: supported features, reasons, and source."""
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
 
     rows: list[dict[str, str]] = []
     for spec in specs:
-        name, against = plugins.name_of(spec), dict[str, list[str]]()  # columns by the reason against them
+        name, against = plugins.name_of(spec), dict[str, list[str]]()  # columns by reason
         try:
             found = implementation(spec)
             for column, axes in QUESTIONS.items():
@@ -121,7 +121,7 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
 
 def why_not(entries: Sequence[dict[str, str]]) -> list[str]:
-    """A line for each reason against something: whose it is, what it stands against, and the reason."""
+    """A line for each reason: the implementation, the unsupported features, and the reason."""
     whose: dict[str, list[str]] = {}
     for entry in entries:
         for line in entry.get("why", "").splitlines():

@@ -95,7 +95,7 @@ def check(
             )
         except typer.Exit as interrupted:
             checked, stopped = read(folder), interrupted
-    from attnbench.analysis.judgements import judgements  # now: a finding was shown before
+    from attnbench.analysis.judgements import judgements  # only now: slow to import
     from attnbench.commands import terminal
     from attnbench.reports import endings
 
@@ -112,10 +112,10 @@ def check(
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
-    """The options for Triton's interpreter: small sizes where none are given, and patience.
+    """Options for Triton's interpreter: small sizes by default, and longer timeouts.
 
     Raises:
-        ValueError: Triton is missing, or times are asked for.
+        ValueError: Triton is missing, or times are requested.
     """
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
@@ -129,13 +129,13 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
 
 
 def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The specs that can be tried, a file alone as all that it holds, and why the others cannot.
+    """The usable specs, with a file expanded to its implementations, and the reasons against the others.
 
     Raises:
-        ValueError: none can be tried, though some were given.
+        ValueError: none is usable, although some were given.
     """
     specs: list[str] = []
-    problems: dict[str, str] = {}  # the others are judged all the same
+    problems: dict[str, str] = {}  # the others are still judged
     for named in given:
         try:
             found = held(named)

@@ -84,7 +84,6 @@ def compare(
 
 
 def _are_stored(names: tuple[str, str], results: Path) -> bool:
-    """Whether both names stand for stored runs."""
     from attnbench.analysis.gate import stored
 
     try:

@@ -1,7 +1,7 @@
-"""Options that are not typed: from ATTNBENCH_* variables, or [tool.attnbench] of the nearest pyproject.toml.
+"""Defaults of options from ATTNBENCH_* variables, or from [tool.attnbench] of the nearest pyproject.toml.
 
-A typed option goes before a variable, a variable before the file, and the file before the built-in
-default. A table or a variable of one command goes before those of all. docs/settings.md
+Precedence: typed option, variable, file, built-in default. A table or variable of one command overrides those of all
+commands. docs/settings.md
 """
 
 import os
@@ -16,20 +16,20 @@ from attnbench.commands import RETIRED_OPTIONS
 FILE, TABLE = "pyproject.toml", "attnbench"
 PREFIX = "ATTNBENCH_"
 NEVER = {"help", "version", "resume", "install-completion", "show-completion"}
-"""Options of a single call, which have no defaults."""
+"""Options without configurable defaults: they concern a single call."""
 Options = Mapping[str, Mapping[str, Any]]
-"""By command and long name without dashes: click's parameter."""
+"""Click's parameters by command and long name without dashes."""
 
 
 class Default(NamedTuple):
-    """A value of an option, and where it is from."""
+    """The value of an option, and its source."""
 
     value: Any
     source: str
 
 
 def options_of(program: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - click's, of which typer may have a copy
-    """The options that may have defaults, by command."""
+    """Options that may have defaults, by command."""
     return {
         command: {
             name: each
@@ -45,7 +45,7 @@ def defaults(options: Options, environment: Mapping[str, str], folder: Path) -> 
     """Find the default of each option, by command and option.
 
     Raises:
-        ValueError: a file cannot be read, or names an option that there is not; the message says which.
+        ValueError: a file cannot be read, or names an unknown option; the message names it.
     """
     found: dict[str, dict[str, Default]] = {command: {} for command in options}
     for each in (*_of_file(options, folder), *_of_environment(options, environment)):
@@ -57,7 +57,7 @@ def defaults(options: Options, environment: Mapping[str, str], folder: Path) -> 
 
 
 def as_map(options: Options, found: Mapping[str, Mapping[str, Default]]) -> dict[str, dict[str, Any]]:
-    """Defaults as click takes them: by parameter, with a list for options that may be repeated."""
+    """Defaults in click's form: by parameter, with a list for repeatable options."""
     made: dict[str, dict[str, Any]] = {}
     for command, defaults in found.items():
         for name, default in defaults.items():
@@ -94,7 +94,7 @@ def _of_file(options: Options, folder: Path) -> Iterator[tuple[list[str], str, D
 
 
 def _unknown(option: str, options: Collection[str]) -> str:
-    """Say that there is no such option, and what took its place."""
+    """Error message for an unknown option, with its replacement."""
     replacement = RETIRED_OPTIONS.get(option)
     return f"{option} is gone: {replacement}" if replacement else plugins.unknown("option", option, options)
 
@@ -110,7 +110,7 @@ def _of_environment(options: Options, environment: Mapping[str, str]) -> Iterato
 
 
 def from_here(program: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Default]]]:  # noqa: ANN401 - click's
-    """Defaults for this process and its working directory, as click takes them and with their sources.
+    """Defaults for this process and its working directory, in click's form and with their sources.
 
     Raises:
         ValueError: see `defaults`.

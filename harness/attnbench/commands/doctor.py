@@ -21,16 +21,16 @@ STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
 AA_S = 10.0
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
-"""Findings that must not differ between hosts whose times are compared."""
+"""Findings that must be equal on hosts whose times are compared."""
 NOISE_ERROR = 0.05
-"""Two-sided, of the interval of the noise."""
+"""Two-sided error of the interval of the noise."""
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
-"""Settings, and what their values begin with, by which a thread that has done its work never sleeps."""
+"""Settings, with prefixes of their values, that keep idle threads spinning forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about the machine; `advice` is empty where there is nothing to do."""
+    """One fact about the machine; `advice` is empty if nothing needs to be done."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding, in order. Takes about fifteen seconds."""
+    """All findings, in order. Takes about fifteen seconds."""
     import psutil
 
     from attnbench.devices import device, environment
@@ -90,7 +90,7 @@ def examine() -> list[Finding]:
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
-    """How far apart two arms that are the same code seem to be, measured as a run measures, threads included."""
+    """The apparent difference of two arms with identical code, measured as in a run, threads included."""
     import torch
 
     from attnbench.devices import device

@@ -1,8 +1,7 @@
 """`attnbench run --dry-run`: the cells, their predicted cost, and the reasons for those that are left out.
 
-For a device that is only described, by a data sheet, the cells are looked at here: each implementation says what it
-supports, and times are those of a roofline: no call is faster. Source: S. Williams et al.,
-https://doi.org/10.1145/1498765.1498785.
+For a device that only a data sheet describes, the cells are examined here: each implementation reports its support, and
+times are lower bounds by the roofline. Source: S. Williams et al., https://doi.org/10.1145/1498765.1498785.
 """
 
 import json
@@ -27,14 +26,14 @@ from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matri
 from attnbench.workloads.workload import Workload
 
 CHECK_S, CHECK_CALLS = 0.15, 7
-"""A check takes about so long, and as many calls: fitted to 729 checks of the gallery's runs."""
+"""Approximate seconds and calls of a check: fitted to 729 checks of the gallery's runs."""
 MOST_ROWS = 40
 
 
 def predicted(plan: Plan, seen: Sequence[Predicted]) -> dict[str, Any]:
-    """The cells of a plan with their predicted time and memory, as data; scaled up where only a part was looked at.
+    """The cells of a plan with their predicted time and memory, as data; extrapolated if only part was examined.
 
-    Times and memory follow from calls at shorter lengths.
+    Predictions come from calls at shorter lengths.
     """
     tried = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Prepared)]
     left_out = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Failed)]
@@ -70,10 +69,10 @@ def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, Any]:
 def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
     """Predict the cells of a plan, and print the predictions.
 
-    Cells of a device that is missing are left out; those of one that `sheet` describes have their roofline.
+    Cells of a missing device are left out; those of a device that `sheet` describes have their roofline.
 
     Raises:
-        ValueError: no workload is for a device of the kind that is described.
+        ValueError: no workload is for the kind of device that the sheet describes.
     """
     asked = {each.device for each in plan.workloads}
     there = {name for name in asked if sheet is not None and name.partition(":")[0] == sheet.kind}
@@ -123,7 +122,7 @@ def _print_predicted(found: dict[str, Any]) -> None:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the first rows; the first column is printed where it changes."""
+    """Print the first rows; the first column is printed only if it changes."""
     shown = [
         ["" if place and rows[place - 1][0] == row[0] else row[0], *row[1:]]
         for place, row in enumerate(rows[:MOST_ROWS])
@@ -144,12 +143,12 @@ def _print_left_out(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> list[dict[str, Any]]:
-    """A row for each cell on a described device: whether it is supported and fits, and how fast it is at best.
+    """A row for each cell on a described device: whether it is supported and fits, and the best possible time.
 
     `least_s` is the longer of two times: the useful FLOPs at the sheet's rate, and the compulsory bytes at its memory's
-    (`bound` says which). `held_bytes` is the least that a call holds, `scores_bytes` one score matrix more. `needs`
-    are packages that would have to be installed. `status` is of a run's cell: ok, unsupported, out_of_memory, timeout,
-    or error where an implementation cannot be loaded.
+    (`bound` names it). `held_bytes` is the least memory of a call, `scores_bytes` one score matrix more. `needs` are
+    packages to install. `status` is that of a run's cell: ok, unsupported, out_of_memory, timeout, or error if an
+    implementation cannot be loaded.
     """
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
@@ -163,7 +162,7 @@ def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> lis
             if spec not in loaded:
                 try:
                     loaded[spec] = implementation(spec)
-                except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+                except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
                     loaded[spec] = error
             made = loaded[spec]
             if isinstance(made, Exception):
@@ -227,12 +226,12 @@ def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
-    """Whether one score matrix would not fit in addition."""
+    """Whether one more score matrix would not fit."""
     return bool(row["held_bytes"] + row["scores_bytes"] > sheet.memory_bytes)
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """The answer: how many cells, and about how long they take."""
+    """The answer: the number of cells, and their approximate duration."""
     part = "" if found["looked_at"] == found["cells"] else f" of {found['looked_at']:,} looked at"
     said = f"{found['cells']:,} cells, of which {found['tried']:,}{part} would be tried."
     said += f" Checks take about {duration(found['checks_s'])} of the budget of {duration(found['budget_s'])}."

@@ -91,7 +91,7 @@ def fastest(
         if policy is not None:
             learned = policy, learn([measured], smallest_effect=measured.plan.smallest_effect)
             learned[1].save(policy)
-    finally:  # where nothing can be learned, what was measured is said all the same
+    finally:  # even if no policy can be learned, print the measurements
         if as_json:
             of_policy = {} if learned is None else {"policy": recommending.policy_facts(*learned)}
             typer.echo(json.dumps(recommended.facts(measured, found) | of_policy, indent=2))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 2
 EXIT_CODES = {"finding": ExitCode.finding, "inconclusive": ExitCode.inconclusive, "invalid": ExitCode.invalid}
-"""By the decision's outcome; any other passes."""
+"""Exit codes by the decision's outcome; other outcomes pass."""
 
 
 def gate(
@@ -97,7 +97,7 @@ def gate(
 
 
 def _narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequence[str]) -> "list[Results]":
-    """Narrow the runs to these implementations and values.
+    """Restrict the runs to these implementations and values.
 
     Raises:
         ValueError: a run has none of them.

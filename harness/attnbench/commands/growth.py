@@ -11,7 +11,7 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
 DIRECTION = "direction=inference"
-"""The direction of growth, unless another is set."""
+"""Default direction of the calls."""
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 

@@ -38,7 +38,7 @@ def inspect(
     page.prepare(folder)
     console = Console()
     if not as_json:
-        text.write(results, console)  # pictures take seconds: there is something to read meanwhile
+        text.write(results, console)  # pictures take seconds: print something to read meanwhile
     files = page.write(results, folder)
     if as_json:
         typer.echo(json.dumps(results.json(text.first_difference(results), files), indent=2))

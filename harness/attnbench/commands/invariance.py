@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 BASELINE = "sdpa"
 PRICE_S = 6.0
-"""For the price of one implementation at one shape."""
+"""Seconds for the price of one implementation at one shape."""
 
 
 def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> NoReturn:
-    """Certify every implementation of a plan at each of its shapes, and end as the findings deserve."""
+    """Certify every implementation of a plan at each of its shapes, and exit with the code of the findings."""
     from attnbench.commands import running
 
     found = []
@@ -41,7 +41,7 @@ def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> N
 
 
 def print_certificate(found: Certificate) -> None:
-    """The verdict, each law that is broken, what could not be tried, and the price."""
+    """Print the verdict, each violated law, untried laws, and the price."""
     from attnbench.commands.terminal import say
 
     shape = found.workload

@@ -1,4 +1,4 @@
-"""`attnbench list`: what there is."""
+"""`attnbench list`: implementations, sweeps, axes, masks and plugs."""
 
 import json
 from typing import Annotated, Literal

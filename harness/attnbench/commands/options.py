@@ -1,4 +1,4 @@
-"""The options that several commands share, with their help texts."""
+"""Options that several commands share, with their help texts."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Continue this r
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """Options that select workloads and implementations, and their limits: parameters of build_plan."""
+    """Options that select workloads, implementations and limits: parameters of build_plan."""
 
     sweep: Annotated[
         str,
@@ -60,7 +60,7 @@ class SelectionOptions:
             "PHASE is prefill (the default), decode or training.",
         ),
     ] = ""
-    context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
+    context: typer.Context = None  # type: ignore[assignment]  # typer passes it
     implementations: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,10 +108,10 @@ class SelectionOptions:
 
     @property
     def named(self) -> list[str]:
-        """Specs of the named implementations; a file alone stands for all that it holds.
+        """Specs of the named implementations; a file stands for all implementations in it.
 
         Raises:
-            ValueError: such a file cannot be read, or holds nothing.
+            ValueError: a file cannot be read, or has no implementation.
         """
         given = [*(self.names or ()), *(self.implementations or ())]
         return [spec for each in given for spec in held(each)]
@@ -120,14 +120,14 @@ class SelectionOptions:
         """The plan of these options.
 
         Raises:
-            ValueError: as of `fields` and build_plan.
+            ValueError: see `fields` and build_plan.
         """
         from attnbench.processes.planning import build_plan
 
         return build_plan(**self.fields(**more))
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
-        """The parameters of build_plan that these options give.
+        """The parameters of build_plan that these options set.
 
         Raises:
             ValueError: the memory limit is not finite.
@@ -142,14 +142,14 @@ class SelectionOptions:
         given |= model_and_phase(self.model)
         if "implementations" not in more:
             given["implementations"] = self.named
-        given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # what is checked cannot be known before
+        given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
         given["is_exact"] = bool(self.context) and "--sweep" not in given_here
         return given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(SelectionOptions):
-    """And how it is timed."""
+    """Selection and timing options."""
 
     budget_s: Annotated[
         float | None,
@@ -187,10 +187,10 @@ class TimingOptions(SelectionOptions):
     ] = ""
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
-        """The parameters of build_plan that these options give, with the conditions.
+        """The parameters of build_plan that these options set, with the conditions.
 
         Raises:
-            ValueError: there is no such condition, two exclude one another, or as of SelectionOptions.
+            ValueError: there is no such condition, two exclude each other, or see SelectionOptions.
         """
         return super().fields(**(conditions_of(self.conditions) | more))
 
@@ -207,10 +207,10 @@ PHASES = ("prefill", "decode", "training")
 
 
 def conditions_of(text: str) -> dict[str, str]:
-    """Parameters of build_plan by what --conditions says.
+    """Parameters of build_plan for the words of --conditions.
 
     Raises:
-        ValueError: there is no such word, or two exclude one another.
+        ValueError: there is no such word, or two exclude each other.
     """
     from attnbench.plugins import unknown
 
@@ -225,16 +225,16 @@ def conditions_of(text: str) -> dict[str, str]:
 
 
 def model_and_phase(text: str) -> dict[str, str]:
-    """Parameters of build_plan by what --model says: smollm2-135m, smollm2-135m:decode or folder/config.json."""
+    """Parameters of build_plan for --model: smollm2-135m, smollm2-135m:decode or folder/config.json."""
     name, _, phase = text.rpartition(":")
     return {"model": name, "phase": phase} if phase in PHASES else {"model": text}
 
 
 def held(named: str) -> list[str]:
-    """The specs that a name stands for: one, or for FILE.py all that it holds.
+    """The specs of a name: one, or all implementations in FILE.py.
 
     Raises:
-        ValueError: the file cannot be read, or holds nothing.
+        ValueError: the file cannot be read, or has no implementation.
     """
     from attnbench import plugins
 
@@ -244,12 +244,12 @@ def held(named: str) -> list[str]:
 
 
 def typed(context: typer.Context) -> set[str]:
-    """The options that stood on the command line, by their long names, and the arguments, by the names in the code."""
+    """Options on the command line by their long names, and arguments by their names in the code."""
     return _from(context, {"COMMANDLINE"})
 
 
 def named(context: typer.Context) -> set[str]:
-    """The options that were typed or have a default of the user's own (defaults.py), by their long names."""
+    """Options that were typed or have a user's default (defaults.py), by their long names."""
     return _from(context, {"COMMANDLINE", "DEFAULT_MAP"})
 
 
@@ -260,9 +260,9 @@ def _from(context: typer.Context, places: Collection[str]) -> set[str]:
 
 
 def flattened(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer can read it: in place of a parameter that is a dataclass, one for each of its fields.
+    """The function in a form that typer can read: each dataclass parameter is replaced by its fields.
 
-    The parameter's default holds the defaults of the fields. Every command has --quiet and --verbose, too.
+    The parameter's default holds the defaults of the fields. Adds --quiet and --verbose to every command.
     """
     signature = inspect.signature(function)
     groups = {name: each for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
@@ -280,7 +280,7 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
     parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in shared.items()]
 
     @functools.wraps(function)
-    def call(**given: Any) -> None:  # noqa: ANN401 - whatever the options are
+    def call(**given: Any) -> None:  # noqa: ANN401 - any options
         VERBOSITY.is_quiet, VERBOSITY.is_verbose = (given.pop(name) for name in shared)
         for name, group in groups.items():
             given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})

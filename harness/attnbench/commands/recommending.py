@@ -1,4 +1,4 @@
-"""The output of `fastest`, on the terminal and from Python: the answer first, then its grounds."""
+"""The output of `fastest`, on the terminal and from Python: the answer first, then its basis."""
 
 import math
 import os
@@ -27,10 +27,10 @@ SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def bytes_of(text: str) -> int:
-    """A size as typed, in bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
+    """Parse a size into bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if text and found is None:
@@ -45,7 +45,7 @@ def print_recommendations(
 ) -> None:
     """Print warnings, then for each workload the answer, its change along the length, times, and exclusions.
 
-    A policy that was `learned` comes before the workloads.
+    A `learned` policy comes before the workloads.
     """
     print_troubles(results)
     head = "doubtful: " if doubts(results) else ""
@@ -75,7 +75,7 @@ def print_recommendations(
 
 
 def print_crossings(results: Results) -> None:
-    """Print where each two change places, and the verdict at each value."""
+    """Print the crossovers of each pair, and the verdict at each value."""
     print_troubles(results)
     titles = cells.titles(results)
     head = "doubtful: " if doubts(results) else ""
@@ -97,10 +97,10 @@ def print_crossings(results: Results) -> None:
 
 
 def require_learnable(plan: Plan, path: Path) -> None:
-    """Check before anything is measured that a policy can be learned from a plan, and written.
+    """Check before measuring that a policy can be learned from a plan, and written.
 
     Raises:
-        ValueError: it cannot; the message says what to give.
+        ValueError: it cannot; the message says what to change.
     """
     from attnbench.analysis.policy import is_named
     from attnbench.workloads.policy import OTHERWISE, is_plain
@@ -127,7 +127,7 @@ def require_learnable(plan: Plan, path: Path) -> None:
 
 
 def _chosen(policy: "Policy") -> Counter[str]:
-    """The number of measured shapes at which each implementation is chosen."""
+    """The number of measured shapes for which each implementation is chosen."""
     return Counter(row.winner for row in policy.rows)
 
 

@@ -113,7 +113,7 @@ def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *,
 
 
 def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Copy the intact lines of a damaged run into a new one, and print the dropped ones. The damaged one stays."""
+    """Copy the intact lines of a damaged run into a new one, and print the dropped ones. The damaged run is kept."""
     from attnbench.storage import salvage as storage
     from attnbench.storage.journal import find_run
 
@@ -146,7 +146,7 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
 
 MOST_SHOWN = 10
 PAGE, TOGETHER = "report.html", "together"
-"""The page, and the folder below the first of several runs that it is written to."""
+"""The page of several runs, and its folder below the first of them."""
 COMMAND = Command(
     function=report,
     order=50,

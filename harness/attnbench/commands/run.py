@@ -87,10 +87,10 @@ def run(
 
 
 def _described(options: TimingOptions, *, dry_run: bool) -> "tuple[DataSheet | None, TimingOptions]":
-    """The data sheet that --set device= names, if it names one, and the options with the device that it describes.
+    """The data sheet of --set device=, if it names one, and the options with the device that it describes.
 
     Raises:
-        ValueError: there is no such sheet, or something would be measured on it.
+        ValueError: there is no such sheet, or the command would measure on it.
     """
     from attnbench.devices import described
 

@@ -21,12 +21,13 @@ from attnbench.storage.journal import find_run
 from attnbench.units import plain
 
 SHOWN = ("--json", "--quiet", "--verbose")
-"""Options that change the output and nothing else."""
+"""Options that change only the output."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
-"""The line is written between two steps alone: a thread that draws would take a core from the timed code."""
+"""Least seconds between updates of the progress line, only between steps: a thread would take a core from the timed
+code."""
 CLEARED = "\r\x1b[2K"
-"""To the left edge of the terminal, and an empty line."""
+"""Clears the current line of the terminal."""
 STAGE_WORDS = {
     "predict": "predicting",
     "check": "checking",
@@ -50,13 +51,13 @@ def execute(
     template: Template | None = None,
     cluster: str = "",
 ) -> Results:
-    """Run a plan to its end here, or on the hosts of a Ray cluster, with its progress shown; read the results.
+    """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
 
-    If a prediction leaves out one of the `named` specs, that is printed at once.
+    If a prediction leaves out one of the `named` specs, a message says so at once.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
-            full, `kept` says what is left and how to go on.
+            full, `kept` says how to continue.
         typer.Exit: the user interrupted it; `kept` was printed.
     """
     try:
@@ -76,7 +77,7 @@ def execute(
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
         again = "; ".join(filter(None, ["free some room or fix it", kept]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
-    if not kept:  # the folder is a temporary one
+    if not kept:  # the folder is temporary
         return read(folder)
     with finished(folder):
         return read(folder)
@@ -84,7 +85,7 @@ def execute(
 
 @contextmanager
 def finished(folder: Path) -> Iterator[None]:
-    """Within: an interruption finds a run that is measured, and says how to have its reports.
+    """Inside the context, an interruption prints how to write the reports of the finished run.
 
     Raises:
         typer.Exit: the user interrupted it.
@@ -97,21 +98,21 @@ def finished(folder: Path) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Say something on standard error that is neither an answer nor a warning."""
+    """Print a note on standard error that is neither an answer nor a warning."""
     if not VERBOSITY.is_quiet:
         typer.echo(text, err=True)
 
 
 def kept(plan: Plan, folder: Path) -> str:
-    """How to go on with a run that did not come to its end."""
+    """How to continue an unfinished run."""
     return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
 
 
 @contextmanager
 def watching(named: Collection[str] = ()) -> Iterator[Watch]:
-    """Within: progress is one line that is written again on a terminal, and a line now and then elsewhere.
+    """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
 
-    Wrong answers are said at once, and so is what predictions leave out of the `named`.
+    Wrong answers, and `named` cells that a prediction leaves out, are printed at once.
     """
     console = Console(stderr=True)
     is_rewritten = console.is_terminal and not VERBOSITY.is_verbose
@@ -156,7 +157,7 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
 
 
 def described(progress: Progress) -> str:
-    """The stage, how far it is, the time left, the counts by status, and the cell."""
+    """The stage, its progress, the remaining time, the counts by status, and the cell."""
     share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
     parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
     if progress.left_s is not None:
@@ -167,10 +168,10 @@ def described(progress: Progress) -> str:
 
 
 def to_resume(context: typer.Context, resume: str, results: Path, again: Collection[str] = ()) -> tuple[Path, Plan]:
-    """Folder and plan of the run to go on with; the options in `again` may be repeated with --resume.
+    """Folder and plan of the run to continue; the options in `again` may be repeated with --resume.
 
     Raises:
-        ValueError: there is no such run, an option would change it, or this version lacks what it measures.
+        ValueError: there is no such run, an option would change it, or this version lacks a metric of it.
     """
     if more := sorted(options.typed(context) - {"--resume", "--results", *SHOWN, *again}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
@@ -183,7 +184,7 @@ def to_resume(context: typer.Context, resume: str, results: Path, again: Collect
 
 
 def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: str = "") -> None:
-    """Check that every file among the specs of a stored plan was named again, or lies below a folder that was.
+    """Check that every file among the specs of a stored plan was named again, or is below a named folder.
 
     Raises:
         ValueError: one was not; the message says what to type.
@@ -203,7 +204,7 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
 
 
 def write_reports(results: Results, folder: Path) -> bool:
-    """Write the usual reports; one that fails is reported and costs the others nothing. Returns whether any failed.
+    """Write the usual reports; a failure is printed and does not affect the others. Returns whether any failed.
 
     Raises:
         ValueError: the folder cannot be written.
@@ -217,14 +218,14 @@ def write_reports(results: Results, folder: Path) -> bool:
         except OSError as error:
             again = f"finished cells are kept: free some, then attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
-        except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
+        except Exception as error:  # noqa: BLE001 - a broken report must not affect the others
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
     return failed
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending; a report that failed is a finding, too."""
+    """Print the last sentence, and exit with the code of its ending; a failed report is a finding, too."""
     if not is_silent:
         typer.echo(conclusion.sentence)
     elif conclusion.ending is Ending.inconclusive:

@@ -20,7 +20,7 @@ from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
 MOST_EQUAL = 12
-"""A comparison of more cells leaves out those that are equal."""
+"""Comparisons of more cells omit the equal ones."""
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
@@ -30,7 +30,7 @@ SUMMARY_KEYS = (
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line without control characters, on a terminal broken between words; elsewhere it stays one line."""
+    """Print a line without control characters, wrapped between words on a terminal only."""
     console, indent = Console(), " " * (len(text) - len(text.lstrip(" ")))
     console.print(
         indent + plain(text), style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal
@@ -38,7 +38,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def print_results(results: Results) -> None:
-    """The closing screen of a run; quiet is its answer alone, and verbose has a table of every cell before it."""
+    """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
     if VERBOSITY.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
@@ -79,20 +79,20 @@ def print_cells(results: Results) -> None:
 
 
 def _verdict(row: Row) -> str:
-    """The verdict in few words; how the cell ended, if that is not ok."""
+    """The verdict in few words, or how the cell ended if it is not ok."""
     return cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
 
 
 def print_troubles(results: Results) -> None:
-    """Warnings that come before any verdict, in colour; those that make all verdicts doubtful first, in reverse."""
+    """Print warnings that precede all verdicts, in colour; those that make all verdicts doubtful in reverse."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
-    """The verdict on each implementation with its coverage, then mistakes and other observations.
+    """Print the verdict on each implementation with its coverage, then mistakes and other observations.
 
-    `not_judged` holds the specs that could not be tried at all, and why.
+    `not_judged` maps specs that could not be tried to the reasons.
     """
     judged = judgements(results)
     for each in judged:
@@ -121,7 +121,7 @@ STYLES = {
 
 
 def _print_mistakes(records: Iterable[Record], style: str) -> None:
-    """Each failure once, on the smallest workload that shows it."""
+    """Print each failure once, on the smallest workload that shows it."""
     for group in grouped(records, _mistake).values():
         first, *others = sorted(group, key=lambda record: (record.workload.num_scores, record.workload.id))
         say("")
@@ -133,7 +133,7 @@ def _print_mistakes(records: Iterable[Record], style: str) -> None:
 
 
 def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
-    """Notes that decide nothing, the arguments of each function, cells left out, and how to repeat the check."""
+    """Print notes, the arguments of each function, omitted cells, and how to repeat the check."""
     notes = [f"  {each.implementation}, {rule}: {found}" for each in judged for rule, found in each.notes.items()]
     if notes:
         say("")
@@ -184,14 +184,14 @@ def _say_others(records: Sequence[Record]) -> None:
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
-    """The key of cells in which one implementation is wrong in one way."""
+    """Key of cells with the same mistake of one implementation."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
     return record.implementation, record.status, *(mistakes or (message,))
 
 
 def print_findings(results: Results) -> None:
-    """Print the findings of a run, and the number of cells that were not tried, with the reasons."""
+    """Print the findings of a run, and the number of untried cells, with the reasons."""
     for line in story.findings(results):
         say(line, "red")
     print_kept_memory(results)
@@ -212,13 +212,13 @@ def _print_not_tried(records: Iterable[Record]) -> None:
 
 
 def print_kept_memory(results: Results) -> None:
-    """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
+    """Print each cell with memory that grows with each call; with --verbose also memory kept by first calls."""
     for line in story.kept_memory(results, KEPT if VERBOSITY.is_verbose else (KEPT_MEMORY,)):
         say(line)
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
-    """For each workload the size of each trace, and where the time of a call goes; then what went wrong."""
+    """Print for each workload the size of each trace and the breakdown of the time of a call; then failures."""
     sizes = {key: show(file.stat().st_size, "bytes") for key, file in files.items()}
     for workload, records in grouped(results.records, lambda record: record.workload.id).items():
         say(workload, "bold")
@@ -231,7 +231,7 @@ def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
 
 
 def print_support(entries: Sequence[dict[str, str]], questions: Iterable[str], reasons: Sequence[str]) -> None:
-    """Print what each implementation here does not support, then those that are not here; verbose adds all reasons."""
+    """Print unsupported features of each installed implementation, then missing ones; verbose adds all reasons."""
     answers = {entry["implementation"]: {name for name in questions if entry[name] == "yes"} for entry in entries}
     possible = set().union(*answers.values())
     here = {name: [each for each in questions if each in possible - own] for name, own in answers.items() if own}
@@ -256,7 +256,7 @@ def _first_reason(entry: dict[str, str]) -> str:
 
 
 def print_entries(entries: Sequence[dict[str, str]]) -> None:
-    """Print things with the same columns, then their sources."""
+    """Print entries with equal columns, then their sources."""
     columns = [column for column in entries[0] if column != "source"]
     print_table(columns, [[entry[column] for column in columns] for entry in entries])
     for entry in entries:
@@ -265,7 +265,7 @@ def print_entries(entries: Sequence[dict[str, str]]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of texts as wide as the terminal, its headings in bold."""
+    """Print a table of texts as wide as the terminal, with bold headings."""
     console = Console()
     texts = [[plain(text) for text in row] for row in rows]
     for place, line in enumerate(text_lines(columns, texts, width=console.width)):
@@ -273,7 +273,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def summary(found: Results) -> dict[str, object]:
-    """The cells of a run, for programs."""
+    """The cells of a run as data."""
     columns = [*SUMMARY_KEYS, *(metric.name for metric in metric_columns(found))]
     return {
         "run": found.run,
@@ -292,7 +292,7 @@ def summary(found: Results) -> dict[str, object]:
 
 
 def print_sides(results: Results) -> None:
-    """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
+    """Print two sides: a table of cells, the overall verdict, and failures."""
     print_troubles(results)
     tables = {} if VERBOSITY.is_quiet else sides.rows(results)
     number = sum(map(len, tables.values()))
@@ -321,7 +321,7 @@ def print_sides(results: Results) -> None:
 
 
 def _print_failed(cells_and_lines: Iterable[tuple[Record, str]]) -> None:
-    """A line for each cell that failed, but one for all in which an implementation fails in one way."""
+    """Print each failed cell, but only one of those in which an implementation fails in the same way."""
     for group in grouped(cells_and_lines, lambda each: _mistake(each[0])).values():
         say(group[0][1], "red")
         _say_others([record for record, _ in group[1:]])

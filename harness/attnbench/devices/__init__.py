@@ -1,8 +1,8 @@
-"""Devices: everything that the harness asks of the hardware which a workload names, behind one interface.
+"""Devices: one interface to all hardware that a workload can name.
 
-A file here that holds an upper-case DEVICE is a device: its stem is the device's name, and DEVICE makes a `Device` of
-the text that a workload gives, such as "cuda:1". Such a file imports torch inside its methods only, so that devices can
-be listed, and asked for what needs no torch, where torch is missing. The other files serve several devices.
+A file here that defines an upper-case DEVICE is a device: its stem is the device's name, and DEVICE makes a `Device`
+from the workload's text, such as "cuda:1". Such a file imports torch only inside its methods, so that devices can be
+listed and described without torch. The other files serve several devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from attnbench.plugins import unknown
 
-if TYPE_CHECKING:  # some import this module
+if TYPE_CHECKING:  # imported by some of them
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:  # some import this module
     from attnbench.workloads.workload import Workload
 
 NOT_NATIVE = "has no hardware here and may run reference loops"
-"""How the note on a dtype ends that the device computes without instructions of its own."""
+"""End of the note on a dtype without native instructions on the device."""
 
 T = TypeVar("T")
 CROWDED_SHARE = 0.25
-"""Of a device's memory: a process that holds more should let go of what it can make again."""
+"""Share of a device's memory: a process that holds more should free its caches."""
 
 
 class CaptureError(Exception):
-    """A call cannot be replayed as a graph of its launches; says why."""
+    """A call cannot be replayed as a graph of its launches; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a clock saw of some calls."""
+    """Times of some calls, as a clock read them."""
 
     elapsed_s: float
-    host_s: float = 0.0  # what the host needed to issue them, where that is something else; 0: it is not
-    flags: int = 0  # of storage/records.py, `Flag`
+    host_s: float = 0.0  # time in which the host issued them, if it differs from the time of the calls; 0: it does not
+    flags: int = 0  # from `Flag` in storage/records.py
 
 
 class Clock(Protocol):
@@ -57,14 +57,14 @@ class Clock(Protocol):
     resolution_s: float
 
     def now(self) -> float:
-        """Seconds since some fixed moment; where nothing else is said, of the host's monotonic timer."""
+        """Seconds since a fixed moment, by default on the host's monotonic timer."""
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds that `num_calls` calls take, back to back."""
+        """Seconds of `num_calls` calls, back to back."""
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time the calls for a sample; a flush, where given, empties the caches before each, outside of the time."""
+        """Time the calls of a sample; `flush` empties the caches before each call, outside of the measured time."""
         if flush is None:
             return Reading(elapsed_s=self.elapsed(call, num_calls))
         elapsed_s = 0.0
@@ -73,141 +73,141 @@ class Clock(Protocol):
             elapsed_s += self.elapsed(call, 1)
         return Reading(elapsed_s=elapsed_s)
 
-    def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for who can see something
-        """What is wrong with timing this call here, as flags; it may be called a few times."""
+    def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for devices that can inspect calls
+        """Check that this call can be timed; return its problems as flags. May make a few calls."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a device adds to the environment that a run stores (storage/records.py)."""
+    """Facts about a device for the environment of a run (storage/records.py)."""
 
-    accelerator: str = ""  # name, memory and generation; "" for the processor, and where the device is missing
+    accelerator: str = ""  # name, memory and generation; "" for the processor, or without the device
     versions: Mapping[str, str] = field(default_factory=dict)  # of its libraries
-    flags: Mapping[str, str] = field(default_factory=dict)  # of torch, that change how fast it computes
-    settings: tuple[str, ...] = ()  # names of environment variables that do
-    clocks: Mapping[str, str] = field(default_factory=dict)  # clocks, power and the like, as they are and may become
+    flags: Mapping[str, str] = field(default_factory=dict)  # flags of torch that affect its speed
+    settings: tuple[str, ...] = ()  # names of environment variables that affect its speed
+    clocks: Mapping[str, str] = field(default_factory=dict)  # clocks, power and the like: current values and limits
 
 
 class Device(Protocol):
-    """One device. Where it is missing, only what describes it may be asked, down to `facts`."""
+    """A device. If it is missing, only the members down to `facts` may be used."""
 
-    name: str  # as a workload gives it: "cpu", "cuda:1"
-    torch_device: str  # where torch puts its tensors, as for torch.device()
-    is_host: bool  # its memory is this process's: the profiler sees every allocation, and fresh pages cost time
-    has_caching_allocator: bool  # torch keeps what it has taken of the memory, so that it may hold more than tensors do
-    clock: Clock  # of record
-    alignment_bytes: int = 1  # in a layout that is tried, tensors and their rows start at multiples of so many
-    has_float64: bool = True  # torch computes in float64 there: the right answers are computed on it
-    activities: tuple[str, ...] = ("CPU",)  # what the profiler has to watch, as torch.profiler.ProfilerActivity has it
-    has_graphs: bool = False  # the launches of a call can be recorded once and replayed as one
+    name: str  # as in a workload: "cpu", "cuda:1"
+    torch_device: str  # device for its tensors, as for torch.device()
+    is_host: bool  # uses this process's memory: the profiler sees every allocation, and fresh pages cost time
+    has_caching_allocator: bool  # torch keeps freed memory, so that it may hold more than tensors do
+    clock: Clock  # the clock of all measurements
+    alignment_bytes: int = 1  # tensors and rows of tried layouts start at multiples of it
+    has_float64: bool = True  # computes in float64: right answers are computed on it
+    activities: tuple[str, ...] = ("CPU",)  # activities for the profiler, as in torch.profiler.ProfilerActivity
+    has_graphs: bool = False  # can record the launches of a call and replay them as one
 
     def seems_present(self) -> bool:
-        """Whether the device `all` includes it, by what can be seen without torch."""
+        """Whether the device `all` includes it; decided without torch."""
         return True
 
     def missing(self) -> str | None:
-        """Why it is not available here, in words, or None."""
+        """Why it is not available here; None if it is."""
         return None
 
     def missing_compiler(self) -> str | None:
-        """Why torch.compile can make no kernels for it, in words, or None."""
+        """Why torch.compile has no compiler for it; None if it has one."""
 
     def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:  # noqa: ARG002
-        """What a reader should know of the workload's dtype and precision here, in words. Needs no torch."""
+        """Notes on the workload's dtype and precision on this device. Needs no torch."""
         return ()
 
     def facts(self) -> Facts:
-        """What the environment of a run says of it."""
+        """Facts for the environment of a run."""
         return Facts()
 
     def synchronize(self) -> None:
-        """Wait until all that was queued is done.
+        """Wait for all queued work.
 
         Raises:
-            RuntimeError: something that was queued has failed.
+            RuntimeError: some queued work has failed.
         """
 
     def is_broken(self) -> bool:
-        """Whether every call fails from now on in this process, as after an illegal memory access."""
+        """Whether all further calls in this process would fail, as after an illegal memory access."""
         return False
 
-    collectives: str = "gloo"  # with what its processes speak to one another, as torch.distributed names it
+    collectives: str = "gloo"  # backend of torch.distributed
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Of a GPU, (9, 0) for Hopper's; None where there is none to ask."""
+        """Compute capability of a GPU, such as (9, 0) for Hopper; None if there is no GPU."""
         return None
 
     def number(self) -> int | None:
-        """How many devices of its kind there are; None where every process can have it."""
+        """Number of devices of this kind; None if every process can use it."""
         return None
 
     def use(self, number: int) -> None:
-        """Compute on the device of that number from now on, in this process."""
+        """Use the device with this number from now on, in this process."""
 
     def generators(self) -> Mapping[str, Any]:
-        """Torch's global random generators of its own, by a name for messages; none before it is used."""
+        """Torch's global random generators for this device, by a name for messages; empty before its first use."""
         return {}
 
     def record(self, call: Callable[[], object]) -> Recording:
-        """Call once under the profiler.
+        """Make one call under the profiler.
 
         Raises:
-            Exception: whatever the call raises.
+            Exception: any exception of the call.
         """
 
-    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:  # noqa: ARG002 - for who has graphs
-        """The call that `make` makes, recorded once: what is returned replays its launches as one graph.
+    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:  # noqa: ARG002 - for devices with graphs
+        """Record the call that `make` creates as a graph, and return a function that replays it.
 
-        A replay returns what the recorded call returned, in the same memory.
+        A replay returns the result of the recorded call, in the same memory.
 
         Raises:
-            CaptureError: the call does something that no graph can hold, such as waiting for the device; the process is
-                of no more use. Or the device has no graphs.
+            CaptureError: the device has no graphs, or the call does something that no graph can hold, such as waiting
+                for the device; the process is unusable afterwards.
         """
         raise CaptureError(f"{self.name} has no graphs of launches")
 
     def state(self) -> DeviceState | None:
-        """Clock, temperature and power at this moment, as the driver says; None where nothing says it."""
+        """Current clock, temperature and power as the driver reports them; None without a report."""
         return None
 
     def cache_bytes(self) -> int:
-        """The size of its largest cache."""
+        """Bytes of its largest cache."""
 
     def flush(self) -> object:
-        """Empty the caches: write twice as much as the largest one holds."""
+        """Empty the caches by writing twice the size of the largest one."""
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """Fixed small work, which takes longer while others use the device (statistics/interference.py).
+        """Small fixed work that takes longer while others use the device (statistics/interference.py).
 
-        On the host it has as many threads as the workload: other work that one thread never notices stops two threads,
-        which wait for one another.
+        On the host it uses as many threads as the workload: other work that a single thread never notices stalls two
+        threads that wait for each other.
         """
 
     def loads(self, dtype: str) -> list[Load]:
-        """Matrix products and copies that show its ceilings for a dtype; those of one kind and dtype smallest first."""
+        """Matrix products and copies that show its ceilings for a dtype; smallest first for each kind and dtype."""
 
     def free_bytes(self) -> int:
-        """Memory that it could still give."""
+        """Bytes of memory that are still available."""
 
     def outside_bytes(self) -> int:
-        """Memory of the device that is taken, and not by torch's caching allocator; 0 where there is none."""
+        """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
 
     def is_capturing(self) -> bool:
-        """Whether what is launched now is recorded for a graph, and cannot be waited for."""
+        """Whether launches are being recorded for a graph, and cannot be waited for."""
         return False
 
     def is_crowded(self) -> bool:
-        """Whether this process holds so much of its memory that it should let go of what it can make again."""
+        """Whether this process holds so large a share of the memory that it should free its caches."""
 
     def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
-        """Within: taking more than `limit_bytes` beyond what is held now fails, as out of memory."""
+        """Inside the context, taking more than `limit_bytes` of additional memory fails as out of memory."""
 
 
 @cache
 def processor() -> str:
-    """The model of this machine's processor, in the system's words."""
+    """The processor model, as the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return model[1].strip() if model else platform.processor() or platform.machine()
@@ -215,7 +215,7 @@ def processor() -> str:
 
 @cache
 def names() -> tuple[str, ...]:
-    """The devices that there are files for, sorted; none is imported. Every watched call asks for them twice."""
+    """Names of all devices that have a file, sorted; imports none. Cached: every watched call needs it twice."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     return tuple(file.stem for file in files if re.search(r"^DEVICE\b", file.read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -225,7 +225,7 @@ def device(text: str) -> Device:
     """The device that a workload names: NAME, or NAME:N for one of several. It need not be available here.
 
     Raises:
-        ValueError: there is no such device; the message says which there are.
+        ValueError: there is no such device; the message lists the known ones.
     """
     name = text.partition(":")[0]
     if name not in names():
@@ -235,15 +235,15 @@ def device(text: str) -> Device:
 
 
 def read_counters() -> Counters:
-    """Who uses the processors: the system's counters at this moment, and those of this process and all it started."""
+    """Counters of processor use at this moment: of the system, and of this process and its descendants."""
     import psutil
 
     from attnbench.storage.records import Counters
 
-    spent: Any = psutil.cpu_times()  # its fields differ from system to system
-    counted_twice = getattr(spent, "guest", 0.0) + getattr(spent, "guest_nice", 0.0)  # they are in user and nice, too
+    spent: Any = psutil.cpu_times()  # fields differ between systems
+    counted_twice = getattr(spent, "guest", 0.0) + getattr(spent, "guest_nice", 0.0)  # also counted in user and nice
     this = psutil.Process()
-    own_s = sum(os.times()[:4])  # with those that it started and that have ended
+    own_s = sum(os.times()[:4])  # includes finished children
     for child in this.children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
             own_s += sum(child.cpu_times()[:4])

@@ -27,20 +27,20 @@ from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Environment
 from attnbench.workloads.workload import Workload
 
-if TYPE_CHECKING:  # notes are asked for where torch is missing
+if TYPE_CHECKING:  # notes are needed without torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 32 * 2**20
-"""Of the largest cache, where the system does not say."""
+"""Size of the largest cache if the system does not report it."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
-"""Of the matrices whose products show the ceiling."""
+"""Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
 SHARE_OF_PROBE = 2**16
-"""Numbers that each thread of an interference probe copies: torch gives a thread no fewer than half of that."""
+"""Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}
-"""Half precision may be faster in a dtype that holds all its values, where there is no hardware for it."""
+"""Wider dtypes that hold all values of half precision and may be faster, without native instructions."""
 PRECISION = {
     "high": "high is TF32, which a CPU has not: as highest",
     "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
@@ -51,7 +51,7 @@ class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     def __init__(self) -> None:
-        """Find the smallest step that the timer makes."""
+        """Measure the smallest step of the timer."""
         steps = []
         for _ in range(100):
             start = perf_counter_ns()
@@ -76,7 +76,7 @@ class Cpu(Device):
     has_caching_allocator = False
 
     def __init__(self, name: str) -> None:
-        """Take the name: there is one processor.
+        """Check the name: there is only one processor.
 
         Raises:
             ValueError: the name has a number.
@@ -87,22 +87,22 @@ class Cpu(Device):
         self.clock = CpuClock()
 
     def missing_compiler(self) -> str | None:
-        """No C++ compiler."""
-        compiler = os.environ.get("CXX", "g++")  # as torch/_inductor/config.py has it
+        """Report a missing C++ compiler."""
+        compiler = os.environ.get("CXX", "g++")  # as in torch/_inductor/config.py
         return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
 
     def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
-        """Half precision without hardware for it, and precisions of float32 that mean something else here."""
+        """Notes on half precision without native instructions, and on float32 precisions that differ here."""
         native = None if environment is None else environment.native_dtypes
         is_slow = workload.dtype in WIDER and native is not None and workload.dtype not in native
         notes = f"{workload.dtype} {NOT_NATIVE}" if is_slow else None, PRECISION.get(workload.float32_matmul_precision)
         return tuple(note for note in notes if note)
 
     def synchronize(self) -> None:
-        """Nothing is queued."""
+        """Do nothing: the processor has no queue."""
 
     def record(self, call: Callable[[], object]) -> Recording:
-        """Call once under the profiler, which sees each allocation."""
+        """Make one call under the profiler, which sees each allocation."""
         return record(call, self.activities)
 
     @cached_property
@@ -112,7 +112,7 @@ class Cpu(Device):
         return torch.empty(2 * cache_bytes(), dtype=torch.uint8)
 
     def cache_bytes(self) -> int:
-        """As the system reports it."""
+        """Bytes of the largest cache, as the system reports it."""
         return cache_bytes()
 
     def flush(self) -> object:
@@ -120,11 +120,11 @@ class Cpu(Device):
         return self._beyond_caches.add_(1)
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """A small matrix product, and a copy that leaves the first caches, which all threads share.
+        """A small matrix product, and a copy that exceeds the first-level caches; all threads take part in the copy.
 
-        The product runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a
-        second on the cores of whatever comes next in the block. With several threads the copy is torch's, which wakes
-        the threads that the arms use.
+        The product runs in this thread alone: numpy's `@` wakes the threads of its BLAS, which then spin for a tenth of
+        a second on the cores of the next arm in the block. With several threads torch makes the copy, which wakes the
+        threads that the arms use.
         """
         draws = np.random.default_rng(0)
         matrix = draws.standard_normal((64, 64), dtype=np.float32)
@@ -144,12 +144,12 @@ class Cpu(Device):
         return work
 
     def loads(self, dtype: str) -> list[Load]:
-        """Products in the dtype, and in float32 where that may be faster; copies beyond the largest cache."""
+        """Products in the dtype, and in float32 if that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, cache_bytes())
 
     def free_bytes(self) -> int:
-        """Memory that the system could still give."""
+        """Bytes of memory that the system still has available."""
         return int(psutil.virtual_memory().available)
 
     def is_crowded(self) -> bool:
@@ -158,9 +158,12 @@ class Cpu(Device):
 
     @contextmanager
     def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Within: the private memory of the process is limited (setrlimit(2), RLIMIT_DATA), with `SLACK_BYTES` more."""
+        """Limit the private memory of the process inside the context to `limit_bytes` more, plus `SLACK_BYTES`.
+
+        Source: setrlimit(2), RLIMIT_DATA.
+        """
         gc.collect()
-        with suppress(OSError, AttributeError):  # of the GNU C library: what was freed goes back to the system
+        with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)
         before, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
@@ -176,16 +179,16 @@ DEVICE = Cpu
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
-    """The size of the processor's largest cache, as the system reports it."""
+    """Bytes of the processor's largest cache, as the system reports it."""
     sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in folder.glob("index*/size")]
     return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
 
 def pages(dtype: str, length: int) -> Tensor:
-    """So many numbers in pages of their own, which no allocator has handed out.
+    """A tensor of `length` numbers in fresh pages of its own, outside of any allocator.
 
-    When malloc gets a large block back, it keeps larger ones from then on (M_MMAP_THRESHOLD in mallopt(3),
-    https://man7.org/linux/man-pages/man3/mallopt.3.html), and what is timed later would pay for fewer page faults.
+    After malloc gets a large block back, it keeps larger blocks from then on (M_MMAP_THRESHOLD in mallopt(3),
+    https://man7.org/linux/man-pages/man3/mallopt.3.html), and later timings would include fewer page faults.
     """
     import torch
 
@@ -195,10 +198,10 @@ def pages(dtype: str, length: int) -> Tensor:
 
 
 def limit_memory() -> None:
-    """Let an allocation beyond what is free fail here, as out of memory, before the system kills some process."""
+    """Make an allocation beyond the free memory fail here, as out of memory, before the system kills a process."""
     held = psutil.Process().memory_info().rss
     limit = held + int(0.9 * psutil.virtual_memory().available)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # if one is killed, then this one
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # prefer this process as a victim

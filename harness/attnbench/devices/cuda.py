@@ -1,4 +1,4 @@
-"""CUDA devices: everything that is said to torch.cuda, and nowhere else. Their clock is that of devices/queued.py."""
+"""CUDA devices: the only module that uses torch.cuda. Their clock is in devices/queued.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
 
-if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
+if TYPE_CHECKING:  # the description of a device needs no torch
     from torch import Tensor
 
     from attnbench.storage.records import DeviceState
@@ -36,26 +36,26 @@ PACKAGES = (
     "transformer-engine",
     "xformers",
 )
-"""Whose kernels decide how fast attention runs: their versions are stored where there is a device."""
+"""Packages whose kernels affect the speed of attention: their versions are stored with the device."""
 SIDES = (1024, 2048, 4096, 8192)
-"""Of the matrices whose products show the ceiling."""
+"""Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**22
 LARGEST_COPY = 2**30
-"""Bytes: of what it reads and writes, a second-level cache of 64 MiB can hold a thirtieth."""
+"""Bytes of the largest copy: a second-level cache of 64 MiB can hold a thirtieth of its traffic."""
 NUM_WARM_UPS = 3
-"""Calls before a graph is recorded: what they compile, load and allocate must not be part of it.
-Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
+"""Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
 
 
 class CudaRuntime(Runtime):
-    """The few calls of torch.cuda that the clock makes."""
+    """The calls of torch.cuda that the clock needs."""
 
     def __init__(self, device: str) -> None:
         """Use the current stream of `device`."""
         self.device = device
 
     def current(self) -> AbstractContextManager[object]:
-        """Within: the device is the current one."""
+        """Make the device the current one inside the context."""
         import torch
 
         return torch.cuda.device(torch.device(self.device))
@@ -67,7 +67,7 @@ class CudaRuntime(Runtime):
         return torch.cuda.Event(enable_timing=True)
 
     def spin(self, cycles: int) -> None:
-        """Queue torch's own spinning kernel."""
+        """Queue torch's spinning kernel."""
         import torch
 
         torch.cuda._sleep(cycles)  # noqa: SLF001 - torch has no public spinning kernel
@@ -84,16 +84,15 @@ class CudaRuntime(Runtime):
 
 
 class Cuda(Device):
-    """The CUDA device `cuda`, which is the current one, or `cuda:N`."""
+    """The current CUDA device `cuda`, or the device `cuda:N`."""
 
     is_host = False
     has_caching_allocator = True
-    alignment_bytes = 16  # kernels load so much at once; where it is not aligned the context is lost
+    alignment_bytes = 16  # width of vector loads; misaligned ones destroy the context
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
     has_graphs = True
 
     def __init__(self, name: str) -> None:
-        """Take the name, which is torch's, too."""
         self.name = self.torch_device = name
         self.clock = QueuedClock(CudaRuntime(name))
 
@@ -102,7 +101,7 @@ class Cuda(Device):
         return DRIVER.exists()
 
     def missing(self) -> str | None:
-        """No CUDA, or fewer devices than N."""
+        """Report missing CUDA, or fewer devices than N."""
         import torch
 
         index = torch.device(self.name).index or 0
@@ -110,11 +109,11 @@ class Cuda(Device):
         return None if is_here else f"this machine has no device {self.name}"
 
     def missing_compiler(self) -> str | None:
-        """No triton."""
+        """Report a missing triton."""
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
 
     def facts(self) -> Facts:
-        """The device, its driver, the libraries that torch was built with, and packages of kernels."""
+        """The device, its driver, the libraries that torch was built with, and kernel packages."""
         import torch
 
         accelerator, versions, clocks = "", {}, dict[str, str]()
@@ -139,7 +138,7 @@ class Cuda(Device):
         )
 
     def is_broken(self) -> bool:
-        """Whether the context is poisoned.
+        """Whether an error has corrupted the context.
 
         Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt it.
         """
@@ -154,7 +153,7 @@ class Cuda(Device):
         return False
 
     def synchronize(self) -> None:
-        """Wait for all of its streams."""
+        """Wait for all streams of the device."""
         import torch
 
         torch.cuda.synchronize(self.name)
@@ -162,25 +161,25 @@ class Cuda(Device):
     collectives = "nccl"
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """As CUDA numbers the generations of its GPUs."""
+        """Compute capability as CUDA defines it."""
         import torch
 
         return torch.cuda.get_device_capability(self.name) if torch.cuda.is_available() else None
 
     def number(self) -> int | None:
-        """Those that torch finds."""
+        """Number of devices that torch finds."""
         import torch
 
         return torch.cuda.device_count()
 
     def use(self, number: int) -> None:
-        """Make it the current one."""
+        """Make the device with this number the current one."""
         import torch
 
         torch.cuda.set_device(number)
 
     def generators(self) -> Mapping[str, Any]:
-        """One for each CUDA device."""
+        """One generator for each CUDA device."""
         import torch
 
         if not torch.cuda.is_initialized():
@@ -188,7 +187,7 @@ class Cuda(Device):
         return {f"the generator of cuda:{n}": each for n, each in enumerate(torch.cuda.default_generators)}
 
     def record(self, call: Callable[[], object]) -> Recording:
-        """Call once under the profiler; the memory is what the allocator counted meanwhile, its cache empty before."""
+        """Make one call under the profiler; memory is as the allocator counts it, with its cache empty beforehand."""
         import torch
 
         self.synchronize()
@@ -203,7 +202,7 @@ class Cuda(Device):
         return replace(record(call, self.activities, finish), allocated=allocated(before, after))
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-        """Recorded on a stream of its own; all that `make` queues is queued there, so that autograd stays on it."""
+        """Record on a stream of its own; everything that `make` queues goes there, so that autograd stays on it."""
         import torch
 
         with torch.cuda.device(torch.device(self.name)):
@@ -218,7 +217,7 @@ class Cuda(Device):
                 with torch.cuda.graph(graph, stream=stream):
                     kept = call()
             except Exception as error:
-                first = error.__context__ or error  # ending a recording that has failed raises once more
+                first = error.__context__ or error  # ending a failed recording raises once more
                 said = (str(first).splitlines() or [""])[0]
                 raise CaptureError(f"it cannot be recorded as a CUDA graph: {type(first).__name__}: {said}") from error
 
@@ -239,11 +238,11 @@ class Cuda(Device):
         return None if handle is None else (library, handle)
 
     def state(self) -> DeviceState | None:
-        """By NVML; it takes some ten microseconds, and more for the power."""
+        """Read the state by NVML; this takes some ten microseconds, and more for the power."""
         return None if self._handle is None else nvml.moment(*self._handle)
 
     def cache_bytes(self) -> int:
-        """Of the second level."""
+        """Bytes of the second-level cache."""
         return cache_bytes(self.name)
 
     @cached_property
@@ -256,11 +255,11 @@ class Cuda(Device):
         """Write to a buffer of twice the second-level cache's size."""
         return self._beyond_caches.add_(1)
 
-    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - all of the device
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - it uses the whole device
         """A matrix product and a copy."""
         import torch
 
-        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers take less power, and so less time
+        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers need less power, and so less time
         matrix = torch.randn(512, 512, device=self.name, generator=draws)
         source = torch.randn(2**22, device=self.name, generator=draws)
         product, target = torch.empty_like(matrix), torch.empty_like(source)
@@ -281,14 +280,14 @@ class Cuda(Device):
         return products_and_copies(empty, [dtype], SIDES, SMALLEST_COPY, cache_bytes(self.name), LARGEST_COPY)
 
     def free_bytes(self) -> int:
-        """Memory that the device could still give, to any process, when torch has given back what it only caches."""
+        """Bytes of device memory available to any process, after torch has freed its cache."""
         import torch
 
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(torch.device(self.name))[0]
 
     def outside_bytes(self) -> int:
-        """What the context, the code of kernels, libraries and other processes hold."""
+        """Bytes held by the context, kernel code, libraries and other processes."""
         import torch
 
         self.synchronize()
@@ -310,13 +309,13 @@ class Cuda(Device):
 
     @contextmanager
     def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
+        """Limit the allocator to `limit_bytes` more than tensors hold now, inside the context."""
         import torch
 
         self.synchronize()
         torch.cuda.empty_cache()
         given: int | None = torch.device(self.name).index
-        index = torch.cuda.current_device() if given is None else given  # the limit is set by index alone
+        index = torch.cuda.current_device() if given is None else given  # the limit is set by index only
         whole = torch.cuda.get_device_properties(index).total_memory
         share = min(1.0, (torch.cuda.memory_reserved(index) + limit_bytes) / whole)
         torch.cuda.set_per_process_memory_fraction(share, index)
@@ -330,7 +329,7 @@ DEVICE = Cuda
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages of kernels that are installed; none is imported."""
+    """Versions of the installed kernel packages; imports none."""
     found = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -339,7 +338,7 @@ def _versions() -> dict[str, str]:
 
 
 def cache_bytes(device: str) -> int:
-    """The size of the device's largest cache."""
+    """Bytes of the device's largest cache."""
     import torch
 
     size: int = torch.cuda.get_device_properties(device).L2_cache_size
@@ -347,7 +346,7 @@ def cache_bytes(device: str) -> int:
 
 
 def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-    """What lies between two readings of the allocator, the peaks reset at the first."""
+    """Memory between two readings of the allocator, with the peaks reset at the first."""
     inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
     return Footprint(
         peak_bytes=after["allocated_bytes.all.peak"] - inputs,

@@ -1,7 +1,7 @@
-"""GPUs by their data sheets: what a plan asks of a device that is not here, answered by a file.
+"""Data sheets of GPUs: a file answers a plan's questions about a device that is not here.
 
-data_sheets/NAME.toml has the numbers of one, with the address of the vendor's document. A file of your own, as TOML or
-JSON, has the same keys. Nothing in it is executed.
+data_sheets/NAME.toml holds the numbers of one device, with the address of the vendor's document. A file of your own, as
+TOML or JSON, has the same keys. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from attnbench.workloads.workload import DTYPE_BYTES, MATMUL_PRECISIONS, Workloa
 FOLDER = Path(__file__).parent / "data_sheets"
 TF32 = "tf32"
 RATES = (*DTYPE_BYTES, TF32)
-"""What may have a rate: the dtypes, and float32 with its products in TF32."""
+"""Keys with a rate: the dtypes, and float32 with its products in TF32."""
 
 
 class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device as its vendor describes it.
 
     Raises:
-        ValueError: a number that is not above 0, a rate of no dtype, or no rate at all.
+        ValueError: a number is not above 0, a rate has an unknown dtype, or there is no rate.
     """
 
     name: str
-    source: str  # the document that has these numbers
-    sizes_source: str = ""  # the one that has its caches and multiprocessors, where that is another
-    kind: str = "cuda"  # the device of attnbench that it would be
+    source: str  # document with these numbers
+    sizes_source: str = ""  # document with its caches and multiprocessors, if it is another one
+    kind: str = "cuda"  # name of this device in attnbench
     memory_bytes: int
     bytes_per_s: float  # of its memory
     flops_per_s: dict[str, float]  # of dense matrix products, by dtype
@@ -43,7 +43,6 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     compute_capability: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Check what no type says."""
         numbers = {
             **{name: getattr(self, name) for name in ("memory_bytes", "bytes_per_s", "cache_bytes", "num_sms")},
             **{f"flops_per_s.{dtype}": rate for dtype, rate in self.flops_per_s.items()},
@@ -58,32 +57,32 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(unknown("flops_per_s", dtype, RATES))
 
     def rate(self, workload: Workload) -> float | None:
-        """FLOP/s of matrix products as the workload makes them; None where the sheet does not say."""
+        """FLOP/s of the workload's matrix products; None if the sheet has no value."""
         is_tf32 = workload.dtype == "float32" and workload.float32_matmul_precision != MATMUL_PRECISIONS[0]
         return self.flops_per_s.get(TF32 if is_tf32 else workload.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumed:
-    """A device that stands in for the real one, and the packages that would have to be installed there."""
+    """A stand-in for a real device, and the packages that would have to be installed there."""
 
     sheet: DataSheet
-    packages: list[str] = field(default_factory=list)  # that somebody asked for and that are not here
+    packages: list[str] = field(default_factory=list)  # requested packages that are not installed here
 
 
 _ASSUMED: ContextVar[Assumed | None] = ContextVar("assumed", default=None)
 
 
 def names() -> tuple[str, ...]:
-    """The data sheets that there are, sorted."""
+    """Names of the data sheets, sorted."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
 
 
 def load(given: str) -> DataSheet:
-    """The data sheet of that name, or in that file.
+    """Read the data sheet of that name, or that file.
 
     Raises:
-        ValueError: there is no such sheet, or the file is none; the message says what is wrong with it.
+        ValueError: there is no such sheet, or the file is malformed; the message names the error.
     """
     path = Path(given)
     is_file = path.suffix in {".toml", ".json"}
@@ -97,18 +96,18 @@ def load(given: str) -> DataSheet:
         return msgspec.convert(read, DataSheet)
     except OSError as error:
         raise ValueError(f"cannot read {given}: {error.strerror}") from None
-    except (msgspec.DecodeError, ValueError) as error:  # of TOML, too
+    except (msgspec.DecodeError, ValueError) as error:  # TOML errors too
         raise ValueError(f"{given} is no data sheet: {error}") from None
 
 
 def assumed() -> Assumed | None:
-    """What stands in for a device at this moment, or None."""
+    """The device that currently stands in for a real one, or None."""
     return _ASSUMED.get()
 
 
 @contextmanager
 def assuming(sheet: DataSheet) -> Iterator[Assumed]:
-    """Within: implementations that ask what a device is are answered by its sheet, and find every package installed."""
+    """Answer implementations from a data sheet inside the context, as if every package was installed."""
     made = Assumed(sheet=sheet)
     before = _ASSUMED.set(made)
     try:

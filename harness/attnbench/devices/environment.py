@@ -1,4 +1,4 @@
-"""Where a run takes place, as loaded: processor, versions, threads, settings and flags. No host name, no path."""
+"""The environment of a run: processor, versions, threads, settings and flags. No host name, no path."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ SETTINGS = (
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables that change how fast attention runs; recorded where set, as are those that a device names."""
+"""Variables that affect the speed of attention; recorded if set, like those that a device names."""
 
 
 def physical_cores() -> int:
@@ -43,12 +43,12 @@ def physical_cores() -> int:
 
 
 def collect() -> Environment:
-    """The environment of this process, with what each device says of itself."""
+    """The environment of this process, with the facts of each device."""
     facts = [device(name).facts() for name in names()]
     versions = {"torch": str(torch.__version__), "numpy": np.__version__}
     try:
         versions["attnbench"] = version("attnbench")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # runs from a checkout that is not installed
         versions["attnbench"] = "not installed"
     inside_torch = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
     for name, pattern in inside_torch.items():
@@ -84,7 +84,7 @@ def collect() -> Environment:
 
 
 def _native_dtypes() -> tuple[str, ...] | None:
-    """What oneDNN, which multiplies matrices of half precision, says of this processor; None: it cannot be asked."""
+    """Half-precision dtypes with native matrix products in oneDNN on this processor; None if unknown."""
     names = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
     asked: dict[str, Any] = {dtype: getattr(torch.ops.mkldnn, name, None) for dtype, name in names.items()}
     if not torch.backends.mkldnn.is_available() or None in asked.values():
@@ -93,12 +93,12 @@ def _native_dtypes() -> tuple[str, ...] | None:
 
 
 def _moment() -> dict[str, str]:
-    """The timer's smallest step, and the time that the host of a virtual machine took."""
+    """The step of the timer, and the processor time that the hypervisor has taken."""
     moment = {"timer step": f"{device('cpu').clock.resolution_s * 1e9:.0f} ns"}
-    spent: Any = psutil.cpu_times()  # its fields differ from system to system
+    spent: Any = psutil.cpu_times()  # fields differ between systems
     if hasattr(spent, "steal") and sum(spent):
         moment["stolen by the host since boot"] = f"{100 * spent.steal / sum(spent):.1f} %"
-    with suppress(OSError):  # random, of each start of a system: by it two runs of one machine are known as such
+    with suppress(OSError):  # random at each start of a system: identifies runs of one machine
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
         moment[BOOT] = hashlib.sha256(boot).hexdigest()[:8]
     return moment
@@ -107,7 +107,7 @@ def _moment() -> dict[str, str]:
 def _clocks() -> dict[str, str]:
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     clocks = {"governor": governor.read_text().strip()} if governor.exists() else {}
-    frequency: Any = psutil.cpu_freq()  # None where the system does not say, whatever its types say
+    frequency: Any = psutil.cpu_freq()  # may be None, in spite of its type
     if frequency is not None and frequency.max:
         clocks["max_mhz"] = f"{frequency.max:.0f}"
     return clocks

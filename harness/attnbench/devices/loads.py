@@ -1,4 +1,4 @@
-"""Loads that show a device's ceilings: matrix products and copies of several sizes, taken round by round."""
+"""Loads that show a device's ceilings: matrix products and copies of several sizes, measured in rounds."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ from attnbench.devices import Clock, device
 from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.workloads.workload import Workload
 
-if TYPE_CHECKING:  # rounds are taken on simulated machines, too, where nothing needs torch
+if TYPE_CHECKING:  # simulated machines take rounds without torch
     from torch import Tensor
 
 MIN_SAMPLE_S = 3e-3
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
 COPY_STEP = 8
 BEYOND_CACHE = 2
-"""The two buffers of the largest copy are each this many times as large as the largest cache."""
+"""Size of each of the two buffers of the largest copy, in largest caches."""
 LARGEST_COPY = 2**28
 SLOW_S = 0.5
-"""A load is left out where a call should last longer than this by the size before it: smaller ones are no slower.
+"""A load is left out if its predicted call lasts longer than this; smaller loads reach the same rates.
 
-So much, because threads that wait for a busy core take 16 ms for any product, however small."""
+The limit is generous, because threads that wait for a busy core take 16 ms for even the smallest product.
+"""
 
 
 @dataclass(kw_only=True)
 class Load:
-    """One thing to call, and how much one call does (see CeilingSample)."""
+    """A call to time, and its amount of work (see CeilingSample)."""
 
     kind: str
     dtype: str
     size: int
     amount: int
     call: Callable[[], object]
-    num_calls: int = 0  # of a sample; 0: not calibrated yet
+    num_calls: int = 0  # calls of a sample; 0: not calibrated yet
     call_s: float = 0.0
 
 
 def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) -> Ceilings:
-    """What products and copies reach where the workload runs, in about `limit_s` seconds; the threads are set."""
+    """Measure the rates of products and copies on the workload's device, in about `limit_s` seconds.
+
+    The caller has set the number of threads.
+    """
     crowding = os.getloadavg()[0] / (os.cpu_count() or 1)
     here = device(workload.device)
     samples = take(here.loads(workload.dtype), here.clock, limit_s, on_turn)
@@ -56,8 +60,8 @@ def take(
 ) -> tuple[CeilingSample, ...]:
     """Rounds of all loads that are quick enough, warm, each in a random order, until `limit_s` seconds are spent.
 
-    There are at least FEWEST_ROUNDS, so that a ceiling is never one lucky or unlucky moment, and MOST_ROUNDS at most.
-    `loads` of one kind and dtype come smallest first.
+    There are at least FEWEST_ROUNDS, so that no ceiling depends on one lucky or unlucky moment, and at most
+    MOST_ROUNDS. `loads` of one kind and dtype come smallest first.
     """
     start_s, draws = clock.now(), random.Random(0)
     ready: list[Load] = []
@@ -66,7 +70,7 @@ def take(
         if smaller and smaller[-1].call_s * load.amount / smaller[-1].amount > SLOW_S:
             continue
         on_turn()
-        clock.elapsed(load.call, 1)  # a first call does not count
+        clock.elapsed(load.call, 1)  # the first call does not count
         load.call_s = min(clock.elapsed(load.call, 1) for _ in range(2))
         load.num_calls = max(1, round(MIN_SAMPLE_S / max(load.call_s, clock.resolution_s)))
         ready.append(load)
@@ -90,10 +94,10 @@ def products_and_copies(  # noqa: PLR0913, PLR0917 - a device states each of its
     cache_bytes: int,
     largest_copy: int = 0,
 ) -> list[Load]:
-    """Products of (side, side) matrices in each dtype, and copies from so many bytes to beyond the largest cache.
+    """Products of (side, side) matrices in each dtype, and copies of `smallest_copy` bytes to beyond the largest cache.
 
-    `empty(dtype, length)` makes a tensor of (length,) on the device. The matrices are normal values: zeros would take
-    less power, and so less time. `largest_copy` is of so many bytes, where it is not left to the cache's size.
+    `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values: zeros would need
+    less power, and so less time. `largest_copy` in bytes replaces the limit that follows from the cache.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What the driver says of a GPU, by nvidia-ml-py where it is installed: clocks, power, temperature, ECC, MIG.
+"""The state of a GPU as its driver reports it through nvidia-ml-py, if installed: clocks, power, temperature, ECC, MIG.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
 """
@@ -12,7 +12,7 @@ from typing import Any
 from attnbench.storage.records import DeviceState
 
 POWER_CAP = 0x4
-"""The reason that most GPUs have whenever they work hard; the others are no usual state."""
+"""The throttle reason that most GPUs have whenever they work hard; all others are unusual."""
 CLOCK_EVENTS = {
     POWER_CAP: "power cap",
     0x8: "hardware slowdown",
@@ -21,24 +21,24 @@ CLOCK_EVENTS = {
     0x40: "thermal slowdown",
     0x80: "power brake",
 }
-"""Why a clock is below what it could be, by the bit of NVML's `nvmlClocksEventReasons`. That nothing runs, or that
-somebody has set the clocks, slows nothing down that was not meant to."""
+"""Reasons for a reduced clock, by the bit of NVML's `nvmlClocksEventReasons`. An idle device and clocks set by a user
+are left out: they slow nothing down unintentionally."""
 SLOWING = sum(CLOCK_EVENTS)
-"""All these bits."""
+"""The union of these bits."""
 
 
 def library() -> Any:  # noqa: ANN401 - a module without types, or None
-    """The module pynvml, ready to be asked; None where it is missing or finds no driver."""
+    """The initialised module pynvml; None if it is missing or finds no driver."""
     try:
         found = import_module("pynvml")
         found.nvmlInit()
-    except Exception:  # noqa: BLE001 - its own errors have no common type before it is imported; it is optional
+    except Exception:  # noqa: BLE001 - an optional module: its error type is unknown before the import
         return None
     return found
 
 
 def handle(uuid: str, nvml: Any) -> Any:  # noqa: ANN401 - as `library` gives it
-    """By what NVML knows the GPU with this UUID; None where it does not."""
+    """NVML's handle of the GPU with this UUID; None if it does not know it."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
@@ -46,7 +46,7 @@ def handle(uuid: str, nvml: Any) -> Any:  # noqa: ANN401 - as `library` gives it
 
 
 def state(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library` gives it
-    """What can be read of the GPU with this UUID, by name, in words; what cannot be read is left out."""
+    """All readable properties of the GPU with this UUID, as text by name."""
     if (found := handle(uuid, nvml)) is None:
         return {}
     asked: dict[str, Callable[[], str]] = {
@@ -63,13 +63,13 @@ def state(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library
     for name, ask in asked.items():
         try:
             said[name] = ask()
-        except nvml.NVMLError:  # this GPU has no such thing
+        except nvml.NVMLError:  # this GPU lacks the property
             continue
     return said
 
 
 def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `library` gives it
-    """Clock, temperature and power as they are now; what cannot be read is 0."""
+    """Current clock, temperature and power; unreadable values are 0."""
 
     def known(ask: Callable[[], float]) -> float:
         try:
@@ -86,12 +86,12 @@ def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `library
 
 
 def reasons(slowed_by: int) -> str:
-    """Why clocks are below what they could be, in words; empty where nothing says so."""
+    """Reasons for reduced clocks, in words; "" without any."""
     return ", ".join(dict.fromkeys(words for bit, words in CLOCK_EVENTS.items() if slowed_by & bit))
 
 
 def _slowed_by(handle: Any, nvml: Any) -> int:  # noqa: ANN401 - as above
-    """The bits; older packages and drivers have the function by a name that CUDA 14 is to remove."""
+    """The reason bits; older packages and drivers use a function name that CUDA 14 will remove."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except (AttributeError, nvml.NVMLError):

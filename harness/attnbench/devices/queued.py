@@ -1,8 +1,9 @@
-"""The clock of a device that works through queues: calls are launched behind a block, and their device time is read.
+"""The clock of a device with queues: calls are launched behind a block, and their time on the device is read.
 
-The block is a kernel that spins. Whether it outlasted the launches is seen afterwards: the event right behind it must
-not have happened when the last call was queued. Else the calls are timed again behind a longer spin. A spin always
-ends, so nothing can hang. nvbench blocks by a kernel that waits for a flag in the host's memory, which torch has not.
+The block is a spinning kernel. Whether it outlasted the launches is checked afterwards: the event right behind it must
+not have happened when the last call was queued. Otherwise the calls are timed again behind a longer spin. A spin always
+ends, so nothing can hang. nvbench blocks with a kernel that waits for a flag in host memory, which torch does not
+offer.
 
 Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements, a flush outside of the timed span).
 """
@@ -24,49 +25,50 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 HOST_BOUND = 5
-"""A call whose device time is less than so many times what the host needs to issue it is called host-bound."""
+"""A call is host-bound if its device time is below this multiple of the time in which the host issues it."""
 HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
-"""The spin is so many times as long as the launches took before, and so much longer; the next try is so many times
-longer, up to a limit."""
+"""The first spin is HEADROOM times the last launch time plus LEAST_SPIN_S; each further try is GROWTH times longer, up
+to LONGEST_SPIN_S."""
 FIRST_ISSUE_S = 50e-6
-"""What the host is taken to need for a call that it has not issued yet."""
+"""Initial guess of the host's time to issue a call."""
 MOST_QUEUED = 256
-"""Calls behind one block: a launch queue holds about 1024, and a call is several kernels. Where it is full, fewer."""
+"""Calls behind one block, fewer if the queue is full: a launch queue holds about 1024, and a call is several
+kernels."""
 CONFIRMED = 2
-"""So many times in a row a longer spin must keep the host longer, before a call is said to wait for the device."""
+"""A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
 LEFT_S = 20e-6
-"""The device is busy elsewhere where it takes so much longer to be idle than its current stream."""
+"""The device is busy on other streams if it takes this much longer to become idle than its current stream."""
 NUM_READINGS = 9
 CALIBRATING_CYCLES = 2_000_000
 
 
 class Event(Protocol):
-    """A mark in the current stream, as torch.cuda.Event has it."""
+    """A mark in the current stream, like torch.cuda.Event."""
 
     def record(self) -> object:
-        """Put it behind all that is queued."""
+        """Queue the event behind all work."""
 
     def query(self) -> bool:
         """Whether it has happened."""
 
     def synchronize(self) -> object:
-        """Wait until it has."""
+        """Wait until it has happened."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - the same kind of event
-        """Milliseconds from this one to `end`."""
+        """Milliseconds from this event to `end`."""
 
 
 class Runtime(Protocol):
-    """All that the clock asks of a device; torch.cuda, or a simulated timeline."""
+    """The device functions that the clock needs, from torch.cuda or a simulated timeline."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Within: the device is the current one."""
+        """Make the device the current one inside the context."""
 
     def event(self) -> Event:
-        """A new one, with timing."""
+        """A new event with timing."""
 
     def spin(self, cycles: int) -> object:
-        """Queue a kernel that lasts for so many cycles of the device."""
+        """Queue a kernel that lasts this many cycles of the device."""
 
     def synchronize(self) -> object:
         """Wait for all streams."""
@@ -77,40 +79,39 @@ class Runtime(Protocol):
 
 @dataclass(kw_only=True)
 class Known:
-    """What is known of a call from before."""
+    """State of a call from earlier timings."""
 
-    issue_s: float = FIRST_ISSUE_S  # what the host needs for one
+    issue_s: float = FIRST_ISSUE_S  # time in which the host issues one
     most: int = MOST_QUEUED  # calls that fit behind one block
-    waits: bool = False  # the host waits for the device inside one
+    waits: bool = False  # the host waits for the device inside the call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Some calls behind one block."""
+    """Times of some calls behind one block."""
 
     device_s: float
     issue_s: float
     is_hidden: bool  # the block outlasted the launches
-    left_s: float  # until the whole device was idle, after the current stream was
+    left_s: float  # from an idle current stream to an idle device
 
 
 class QueuedClock(Clock):
-    """Device time, from the first kernel's start to the last one's end, less what two events cost themselves."""
+    """Device time from the first kernel's start to the last one's end, less the cost of two events."""
 
-    resolution_s = 0.5e-6  # of a CUDA event, as its documentation states
+    resolution_s = 0.5e-6  # of a CUDA event, as documented
 
     def __init__(self, runtime: Runtime) -> None:
-        """Ask nothing of the device yet."""
         self.runtime = runtime
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
 
     def now(self) -> float:
-        """By the host's timer."""
+        """Seconds on the host's timer."""
         return self.runtime.host_s()
 
     @cached_property
     def cycles_per_s(self) -> float:
-        """How fast the device counts while it spins."""
+        """Cycles per second of a spinning device."""
         taken = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -139,7 +140,7 @@ class QueuedClock(Clock):
         return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Device and host time of the calls. Each has an empty cache and a span of its own where a flush is given."""
+        """Device and host time of the calls. With `flush`, each call has an empty cache and a span of its own."""
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls
@@ -160,7 +161,7 @@ class QueuedClock(Clock):
     def inspect(self, call: Callable[[], object]) -> Flag:
         """Whether a call leaves work on another stream.
 
-        It is made without a block, behind which such work would be over before the current stream's began.
+        The call is made without a block: behind one, such work would end before the current stream's began.
         """
         with self.runtime.current():
             for _ in range(CONFIRMED + 1):
@@ -170,7 +171,7 @@ class QueuedClock(Clock):
 
     @cached_property
     def _idle_s(self) -> float:
-        """What it takes to hear that an idle device is idle."""
+        """Seconds to learn that an idle device is idle."""
         self.runtime.synchronize()
         taken = []
         for _ in range(NUM_READINGS):
@@ -191,12 +192,12 @@ class QueuedClock(Clock):
     def _hidden(
         self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, known: Known
     ) -> Span | None:
-        """The calls behind a block that outlasts their launches, if any does; None where fewer should be tried."""
+        """The calls behind a block that outlasts their launches, if possible; None if fewer calls should be tried."""
         spin_s = LEAST_SPIN_S + HEADROOM * number * known.issue_s
         if known.waits:
             return self._span(call, number, flush, LEAST_SPIN_S)
         span, num_waits = self._span(call, number, flush, spin_s), 0
-        is_first = True  # whose host time may be that of a compiler
+        is_first = True  # its host time may include a compiler
         while not span.is_hidden and spin_s < LONGEST_SPIN_S:
             needed_s = 0.0 if is_first else LEAST_SPIN_S + HEADROOM * span.issue_s
             is_first = False
@@ -216,7 +217,7 @@ class QueuedClock(Clock):
         return span
 
     def _span(self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, spin_s: float) -> Span:
-        """The calls between two events, behind a spin where one is asked for."""
+        """The calls between two events, behind a spin of `spin_s` seconds if that is above 0."""
         runtime, cycles_per_s, floor_s = self.runtime, self.cycles_per_s, self.floor_s
         start, end = runtime.event(), runtime.event()
         runtime.synchronize()

@@ -1,8 +1,8 @@
-"""One call under the profiler: its operators, and what it takes of the memory.
+"""One call under the profiler: its operators and its memory.
 
 On the host every allocation and release is an event of the profiler; the peak of their running sum includes the scratch
-space inside kernels. The resident set of the process would not do: after a first call it grows no more. Elsewhere an
-allocator counts.
+space inside kernels. The resident set of the process would not do: it stops growing after the first call. On other
+devices an allocator counts.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
 
 MEMORY = "[memory]"
-"""The profiler's name of an event that takes or gives back memory."""
+"""The profiler's name of an allocation or release."""
 HOST = "CPU"
-"""The activity that is the host's."""
+"""The profiler's name of the host."""
 BARE_ALLOCATIONS = ("aten::empty", "aten::resize", "aten::new_empty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """One call's memory in bytes, above what was held when it began: inputs and mask do not count."""
+    """Memory of one call in bytes, beyond the memory in use at its start: inputs and mask do not count."""
 
-    peak_bytes: int  # the most that was held at once
-    kept_bytes: int  # held after the call: its result, and what the graph saved for a backward pass
-    result_bytes: int = 0  # of `kept_bytes`, the result's own memory
+    peak_bytes: int  # the peak
+    kept_bytes: int  # in use after the call: its result, and tensors saved for a backward pass
+    result_bytes: int = 0  # memory of the result, part of `kept_bytes`
     num_allocations: int
-    allocated_bytes: int  # of all allocations together
-    reserved_bytes: int = 0  # the most that a caching allocator took from the device; 0: there is none
-    unused_bytes: int = 0  # the most that it held of the device, less the most that tensors held of that
+    allocated_bytes: int  # sum of all allocations
+    reserved_bytes: int = 0  # peak of a caching allocator's device memory; 0: there is none
+    unused_bytes: int = 0  # the peak of the allocator's device memory less the peak of the tensors'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One call as the profiler saw it."""
+    """The profiler's record of one call."""
 
-    events: list[Any]  # the profiler's own
-    result: dict[int, int]  # the bytes of the result's storages, by where they lay
-    allocated: Footprint | None = None  # less its result, as an allocator counted; None: the events show it
+    events: list[Any]  # of the profiler
+    result: dict[int, int]  # bytes of the result's storages, by address
+    allocated: Footprint | None = None  # without the result, as an allocator counted; None: use the events
 
     def footprint(self, given: Iterable[Tensor] = ()) -> Footprint:
-        """The call's memory. What the result shares with `given`, the inputs, is not its own."""
+        """The call's memory; storages that the result shares with the inputs `given` do not count."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in given}
         result_bytes = sum(size for place, size in self.result.items() if place not in inputs)
         if self.allocated is not None:
             return replace(self.allocated, result_bytes=result_bytes)
-        changes = [event.nbytes() for event in self.events if event.name() == MEMORY]  # negative where it is given back
+        changes = [event.nbytes() for event in self.events if event.name() == MEMORY]  # negative for a release
         taken = [change for change in changes if change > 0]
         levels = [0, *itertools.accumulate(changes)]
         return Footprint(
@@ -64,10 +64,10 @@ class Recording:
         )
 
     def spans(self) -> Iterator[Span]:
-        """What the host did: operators, and among them what it took of the memory and gave back."""
+        """Operators on the host, and allocations and releases among them."""
         from torch._C._autograd import DeviceType
 
-        for event in self.events:  # a hundred thousand, of a loop over tokens
+        for event in self.events:  # a loop over tokens has a hundred thousand
             name, start_ns = event.name(), event.start_ns()
             if name == MEMORY:
                 yield Span(name, event.start_thread_id(), start_ns, start_ns, event.nbytes())
@@ -75,7 +75,7 @@ class Recording:
                 yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
 
     def kernels(self) -> list[Kernel]:
-        """What another device than the host did, each with the operator that launched it; empty on the host."""
+        """Kernels on other devices, each with the operator that launched it; empty for the host."""
         from torch._C._autograd import DeviceType
 
         launching: dict[int, str] = {}
@@ -97,9 +97,9 @@ class Recording:
         ]
 
     def memory_events(self) -> Iterator[MemoryEvent]:
-        """The memory events in the order of time, each with the operator of its thread that was running.
+        """Allocations and releases in the order of time, each with the operator that was running on its thread.
 
-        That is the innermost one that says more than that memory was taken.
+        This is the innermost operator that does more than allocate.
         """
         for span, running in nested(self.spans()):
             if span.allocated_bytes is not None:
@@ -111,12 +111,12 @@ class Recording:
 def record(
     call: Callable[[], object], activities: Sequence[str], finish: Callable[[], object] = lambda: None
 ) -> Recording:
-    """Call once under the profiler, which watches `activities`; `finish` is called while the result is still there.
+    """Make one call under the profiler with these `activities`; `finish` is called while the result is alive.
 
-    torch.profiler would import the compiler first, which takes a second.
+    Avoids torch.profiler, which imports the compiler and so takes a second.
 
     Raises:
-        Exception: whatever the call raises.
+        Exception: any exception of the call.
     """
     from torch import Tensor
     from torch.autograd.profiler import profile

@@ -1,4 +1,4 @@
-"""How long threads wait for a processor, as Linux counts it: the plainest sign that other work disturbs a process."""
+"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other work."""
 
 import os
 import time
@@ -7,13 +7,13 @@ from pathlib import Path
 
 OWN = Path("/proc/self/schedstat")
 SETTLED_SHARE = 0.2
-"""A process that uses less of a processor than this is taken to be asleep."""
+"""A process that uses a smaller share of a processor counts as asleep."""
 
 
 def waits_s(process: int) -> float:
-    """Seconds for which the threads of a process have been ready to run, and had to wait for a processor.
+    """Seconds for which the threads of a process were runnable but waited for a processor.
 
-    0 where there is no such process, or the system counts nothing. Source: the second number of schedstat,
+    0 if there is no such process, or the system does not count. Source: the second number of schedstat,
     https://docs.kernel.org/scheduler/sched-stats.html.
     """
     waited_ns, threads = 0, Path(f"/proc/{process}/task")
@@ -25,7 +25,7 @@ def waits_s(process: int) -> float:
 
 
 def own_waits_s() -> float | None:
-    """The same of this process; None where the system counts nothing."""
+    """Waiting seconds of this process; None if the system does not count them."""
     return waits_s(os.getpid()) if OWN.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""Attention looked at instead of measured: one small workload over the words of a sentence, step by step.
+"""Inspect attention on one small workload, the words of a sentence, step by step.
 
-`walkthrough` and `oracle_diff` compute, `text` and `page` show what they computed.
+`walkthrough` and `oracle_diff` compute, `text` and `page` show the results.
 """

@@ -1,9 +1,8 @@
-"""An inspection: sentences walked through, and an implementation compared with the oracle, step by step, on each.
+"""An inspection: sentences walked through, and an implementation compared with the oracle step by step on each.
 
-It is compared as far as its steps can be seen from outside. Each step is given what the oracle computed before it, so
-that a mistake shows in its own step; the output is the whole module's. The weights that an implementation uses are its
-context where the values are unit vectors, since attention is linear in its values. Shapes as in the contract, with B=1
-and S=T.
+Only steps that are visible from outside are compared. Each step gets the oracle's results of the steps before, so that
+a mistake shows in its own step; the output is the whole module's. The weights of an implementation are its context for
+unit vectors as values, since attention is linear in its values. Shapes as in the contract, with B=1 and S=T.
 """
 
 import contextlib
@@ -37,36 +36,36 @@ MOST_JOINED_WORDS = 48
 
 
 class _Trouble(str):
-    """Why there is no result, in words."""
+    """The reason for a missing result, in words."""
 
     __slots__ = ()
 
 
 class Outcome(enum.StrEnum):
-    """How a step of an implementation compares with the oracle's."""
+    """The result of comparing a step of an implementation with the oracle."""
 
     agrees = "agrees"
     differs = "DIFFERS"
-    its_own = "its own way"  # unlike the contract's, while the output is right
+    its_own = "its own way"  # differs from the contract while the output is right
 
 
 class Comparison:
     """The results of one step, of an implementation and of the oracle."""
 
     actual: Numbers | None = None
-    largest = math.inf  # of the differences
-    place: tuple[int, ...] | None = None  # of the largest difference: the first of several
-    trouble = ""  # what happened where there is nothing to compare
+    largest = math.inf  # largest difference
+    place: tuple[int, ...] | None = None  # first place with the largest difference
+    trouble = ""  # why there is nothing to compare
 
     def __init__(self, tolerance: Tolerance, given: object, *, is_private: bool = False) -> None:
-        """Compare what somebody's code gave, which may be anything, with what the oracle did.
+        """Compare the result of foreign code, which may be of any type, with the oracle's.
 
-        `is_private` says that the output is right, and this is how it gets there.
+        `is_private` means that the output is right, so that this step may follow its own convention.
         """
         name, oracle = tolerance.name, tolerance.expected
         self.name, self.step, self.letters = name, "projection" if name in PROJECTED else name, LETTERS[name]
         self.oracle: Numbers = oracle.numpy()
-        self.tolerance = tolerance.largest  # a difference up to this counts as none
+        self.tolerance = tolerance.largest  # differences up to this are ignored
         self.outcome = Outcome.its_own if is_private else Outcome.differs
         expected = shape_of(self.letters, self.oracle.shape)
         if isinstance(given, _Trouble):
@@ -103,7 +102,7 @@ class Comparison:
         return ", ".join(parts)
 
     def values_there(self) -> tuple[float, float] | None:
-        """The implementation's and the oracle's value at that place."""
+        """The implementation's and the oracle's value at the place of the largest difference."""
         if self.actual is None or self.place is None:
             return None
         return float(self.actual[self.place]), float(self.oracle[self.place])
@@ -115,7 +114,7 @@ class OracleDiff:
 
     walk: Walkthrough
     comparisons: tuple[Comparison, ...] = ()
-    unseen: str = ""  # why its steps cannot be seen, or why it cannot be tried at all
+    unseen: str = ""  # why its steps are not visible, or why it cannot be tried
 
     @property
     def first(self) -> Comparison | None:
@@ -127,11 +126,11 @@ class OracleDiff:
 class Inspection:
     """All results: for each sentence a walkthrough, and the implementation compared with the oracle."""
 
-    spec: str  # as it was given
+    spec: str  # as typed
     implementation: str
     diffs: tuple[OracleDiff, ...]
-    joined: Walkthrough | None  # the sentences in one row without a mask, where there are several
-    growth: tuple[Numbers, Numbers]  # the largest weight against K, with the division by sqrt(K) and without
+    joined: Walkthrough | None  # all sentences in one row without a mask, if there are several
+    growth: tuple[Numbers, Numbers]  # the largest weight against K: with division by sqrt(K), and without
 
     @property
     def walks(self) -> tuple[Walkthrough, ...]:
@@ -145,11 +144,11 @@ class Inspection:
 
     @property
     def is_checked(self) -> bool:
-        """Whether anything of it was compared."""
+        """Whether any step was compared."""
         return any(diff.comparisons for diff in self.diffs)
 
     def json(self, first_difference: list[str], files: Sequence[Path]) -> dict[str, object]:
-        """The results as JSON can hold them: see walkthrough.as_json."""
+        """The results for JSON: see walkthrough.as_json."""
         return {
             "implementation": self.implementation,
             "differs": self.differs,
@@ -164,7 +163,7 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
 
     Raises:
-        ValueError: an implementation that cannot be found, a sentence without words, or settings that cannot be.
+        ValueError: the implementation does not exist, a sentence has no words, or the settings are invalid.
     """
     plugins.check_specs([name])
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
@@ -172,7 +171,7 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     implementation = _asked(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
     joined = None
     row = tuple(word for words in parted for word in words)
-    if len(parted) > 1 and len(row) <= MOST_JOINED_WORDS:  # all in one row, where every word sees every other
+    if len(parted) > 1 and len(row) <= MOST_JOINED_WORDS:  # all in one row, so that every word sees every other
         joined = walkthrough.walk(row, walkthrough.workload(len(row), settings, seed, mask="none"))
     return Inspection(
         spec=name,
@@ -184,7 +183,7 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
-    """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
+    """Compare the implementation with the oracle on one sentence; if there is none, it is the reason as text."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows = _Limits(workload, inputs), torch.arange(workload.seq_len)
     narrow = inputs.map(torch.Tensor.float)
@@ -213,7 +212,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
         unseen.append(f"its projections cannot be seen: {kind.__name__} is no attnbench.contract.Attention")
     elif kind.project is Attention.project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
-    else:  # where the output is right, a difference is the module's own way to compute it
+    else:  # the output is right, so the module computes this step in its own way
         comparisons += _projections(module, limits, inputs, x, is_right=output.outcome is Outcome.agrees)
     reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
@@ -226,7 +225,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
 
 
 class _Limits:
-    """How far steps of one sentence may be from float64: the rule of the check, in float32."""
+    """Limits on the distance of steps of one sentence from float64: the rule of the check, in float32."""
 
     def __init__(self, workload: Workload, inputs: Inputs) -> None:
         self.workload = workload
@@ -234,7 +233,7 @@ class _Limits:
         self.num_roundings = roundings(workload, "output", bound)
 
     def of(self, name: str, right: Tensor, *honest: Tensor) -> Tolerance:
-        """The limits of one step, from what honest forms give in float32."""
+        """The limits of one step, from the errors of honest forms in float32."""
         shown = [by_row(each.double() - right, -2) for each in honest]
         return Tolerance(name, right, shown, axis=-2, dtype=torch.float32, num_roundings=self.num_roundings)
 
@@ -254,7 +253,7 @@ def _projections(
 
 
 def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
-    """The weights that the module uses on the oracle's query and key, then its context."""
+    """The module's weights for the oracle's query and key, then its context."""
     x = inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
     rows = oracle.row_mask(limits.workload, torch.arange(limits.workload.seq_len), inputs=inputs.tensors)
@@ -266,11 +265,11 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
         *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
     )
 
-    def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
+    def actual(values: Tensor) -> Any:  # noqa: ANN401 - any result
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
     context = Comparison(right, _asked(lambda: actual(value)))
-    if context.trouble:  # it hides the weights too
+    if context.trouble:  # context trouble hides the weights too
         return [context]
     weights = _asked(lambda: recover_weights(actual, value))
     right = limits.of(
@@ -282,14 +281,14 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """The value of `call`, or its error in words; `passing` are raised as they are.
+    """The value of `call`, or its error in words; exceptions in `passing` are raised unchanged.
 
-    No graph is recorded, and prints go to stderr.
+    Records no graph, and redirects prints to stderr.
     """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
             return call()
     except passing:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything
         return _Trouble(f"{what} {describe(error)[1]}")

@@ -1,4 +1,4 @@
-"""An inspection as one self-contained page without scripts, and its pictures: heat maps over the words, and growth.
+"""An inspection as one self-contained page without scripts, with pictures: heat maps over the words, and growth.
 
 Colours: cividis, which reads alike with any kind of colour vision, https://doi.org/10.1371/journal.pone.0199239.
 """
@@ -27,18 +27,18 @@ from attnbench.storage.files import put, writing_to
 
 HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
-MOST_NUMBERED = 10  # words up to which each weight can be read as a number
+MOST_NUMBERED = 10  # words up to which each weight has room for its number
 MOST_PANEL_COLUMNS = 4
 LETTERS_AN_INCH = 11
-WIDEST = 4.2  # inches of a panel, however many words
-BAR_LAYOUT: dict[str, Any] = {"aspect": 25, "panchor": False}  # panels stay where they are
+WIDEST = 4.2  # inches of a panel with any number of words
+BAR_LAYOUT: dict[str, Any] = {"aspect": 25, "panchor": False}  # keeps panels in place
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, or remove the pictures of an earlier inspection from it.
+    """Create the folder, or remove the pictures of an earlier inspection from it.
 
     Raises:
-        ValueError: the folder cannot be written to.
+        ValueError: the folder cannot be written.
     """
     with writing_to(folder):
         for stem in ("weights", "joined", "mask", "beside", "scaling"):
@@ -48,9 +48,9 @@ def prepare(folder: Path) -> None:
 
 
 def write(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared.
+    """Write inspect.html and each picture as SVG and PNG into a prepared folder.
 
-    Every text from outside is escaped by the template.
+    The template escapes all text from outside.
     """
     pictures = draw(inspection)
     loader = jinja2.FileSystemLoader([Path(__file__).parent, Path(reports.__file__).parent])
@@ -70,7 +70,7 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
 
 
 def draw(inspection: Inspection) -> dict[str, Picture]:
-    """Every picture by the stem of its files."""
+    """All pictures, by the stem of their files."""
     with mpl.rc_context(style.SETTINGS):
         pictures = {"weights": _weights(inspection.walks)}
         if inspection.joined is not None:
@@ -78,7 +78,7 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
         pictures["mask"] = _mask(inspection.walks[0])
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
         differing = [(diff, each) for diff, each in pairs if each.outcome is not Outcome.agrees]
-        for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
+        for diff, comparison in (differing or pairs)[:1]:  # the first sentence with a difference, or the first
             if comparison.actual is not None and comparison.place is not None:
                 pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
         pictures["scaling"] = _scaling(inspection)
@@ -86,7 +86,7 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
 
 
 def _weights(walks: Sequence[Walkthrough]) -> Picture:
-    """A row for each sentence, or several where there are many heads, and a column for each head."""
+    """A row for each sentence, several rows if there are many heads, and a column for each head."""
     rows = []
     for walk in walks:
         weights = walk.steps["weights"][0]
@@ -99,7 +99,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
 
 
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
-    """All sentences in one row: what the words of one weigh in the other."""
+    """All sentences in one row: the weights of words of one sentence in the other."""
     values = walk.steps["weights"][0]
     titles = [f"head {head}" for head in range(len(values))]
     rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
@@ -109,7 +109,7 @@ def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
 
 
 def _mask(walk: Walkthrough) -> Picture:
-    """Two rows: without a mask and under one; a column for each head."""
+    """Two rows, without a mask and under one, with a column for each head."""
     effect = walk.mask
     heads = walk.workload.num_heads
     shown = range(min(heads, MOST_PANEL_COLUMNS))
@@ -128,7 +128,7 @@ def _mask(walk: Walkthrough) -> Picture:
 def _compared(
     inspection: Inspection, walk: Walkthrough, comparison: Comparison, actual: Numbers, place: tuple[int, ...]
 ) -> Picture:
-    """For each head the oracle's weights, the implementation's, and how far apart they are."""
+    """The oracle's weights, the implementation's and their distance, for each head."""
     differences = np.abs(actual - comparison.oracle)[0]
     finite = np.where(np.isfinite(differences), differences, np.nan)
     largest = float(np.nanmax(finite, initial=comparison.tolerance))
@@ -164,7 +164,7 @@ def _compared(
 
 
 def _scaling(inspection: Inspection) -> Picture:
-    """The largest weight against K, with the division by sqrt(K) and without."""
+    """The largest weight against K, with and without division by sqrt(K)."""
     with_scale, without = inspection.growth
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -188,7 +188,7 @@ def _scaling(inspection: Inspection) -> Picture:
 
 
 def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:
-    """A figure of square panels that grow with the number of words: a row for each of `lengths`, broken where long."""
+    """A figure of square panels that grow with the number of words: a row for each of `lengths`, wrapped if long."""
     rows_each = -(-num_columns // MOST_PANEL_COLUMNS)
     columns = min(num_columns, MOST_PANEL_COLUMNS)
     sides = [_side(length) for length in lengths for _ in range(rows_each)]
@@ -202,10 +202,9 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
 def _heads(
     rows: Sequence[HeadsRow], texts: tuple[str, str, str], *, most: float = 1.0, edges: Sequence[int] = ()
 ) -> Picture:
-    """A picture with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
+    """A picture with a row for each of `rows`: titles, weights (H, T, S), words, and the visible pairs or None.
 
-    `texts` are its title, what it is about and its caption. One colour bar is for all panels; white lines are drawn
-    before the words that begin at `edges`.
+    `texts` is title, subject and caption. All panels share one colour bar; white lines precede the words at `edges`.
     """
     num_heads = len(rows[0][1])
     figure, grid = _grid([len(words) for _, _, words, _ in rows], num_heads)
@@ -253,7 +252,7 @@ def _heat_map(
 
 
 def _bar_share(length: float) -> float:
-    """The share of a length in inches that a colour bar takes."""
+    """The share of a length in inches that a colour bar needs."""
     return min(0.8, 4.0 / length)
 
 

@@ -1,4 +1,4 @@
-"""An inspection as text: tables with words as headings, sentences, and a page or two of them on a terminal."""
+"""An inspection as text for a terminal: tables with words as headings, and sentences, a page or two in all."""
 
 import itertools
 import math
@@ -27,21 +27,21 @@ SATURATION = (
 GAP = "    "
 NARROWEST, WIDEST = 60, 200
 TOGETHER = (("x",), ("query", "key", "value"), ("scores", "masked scores", "weights"), ("context", "output"))
-"""Steps whose tables stand side by side where the terminal is wide enough."""
+"""Steps whose tables are placed side by side on a wide terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Texts with headings; `marked` is the cell (row, column) that matters most."""
+    """Texts with headings; `marked` is the most important cell (row, column)."""
 
     title: str
-    headings: Sequence[str]  # of the rows' headings first
-    rows: Sequence[Sequence[str]]  # each begins with its heading
+    headings: Sequence[str]  # starts with the heading of the row headings
+    rows: Sequence[Sequence[str]]  # each starts with its heading
     marked: tuple[int, int] | None = None
-    is_prose: bool = False  # words rather than numbers: aligned to the left
+    is_prose: bool = False  # words, aligned to the left
 
     def cut(self, most: int) -> "Table":
-        """The first columns alone, and how many there are."""
+        """The first columns, with a note on their number."""
         number = len(self.headings) - 1
         if number <= most:
             return self
@@ -50,7 +50,7 @@ class Table:
         return replace(self, title=title, headings=self.headings[: most + 1], rows=rows)
 
     def lines(self) -> list[str]:
-        """The table as aligned lines; the marked cell stands in brackets."""
+        """The table as aligned lines, with the marked cell in brackets."""
         texts = [[row[0], *(f" {text} " for text in row[1:])] for row in (self.headings, *self.rows)]
         if self.marked is not None:
             row, column = self.marked
@@ -66,7 +66,7 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Numbers (R, C) with as many decimals as three digits of the largest need, the same for all; an exact 0 as "0"."""
+    """Format numbers (R, C) with equally many decimals, enough for three digits of the largest; an exact 0 is "0"."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"
     if largest == 0.0 or SMALLEST_PLAIN <= largest < 1e5:  # noqa: PLR2004
@@ -90,7 +90,7 @@ def brief(number: float) -> str:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Values (T or S, S or a width) of an array with those letters: words head the rows, and columns that are keys."""
+    """Values (T or S, S or a width) of an array with those letters; words label the rows, and columns that are keys."""
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
     rows = [[label, *texts] for label, texts in zip(labels, formatted(values), strict=True)]
@@ -98,7 +98,7 @@ def value_table(
 
 
 def step_tables(walk: Walkthrough, name: str) -> list[Table]:
-    """A step's tables, one for each head; one alone where there are no heads."""
+    """A step's tables, one for each head; a single table for a step without heads."""
     letters, values = LETTERS[name], walk.steps[name]
     kind = {"H": "head", "G": "key/value head"}.get(letters[1], "")
     if walk.workload.num_heads == walk.workload.num_kv_heads:
@@ -110,7 +110,7 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 
 
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
-    """The head that differs most, of the implementation and of the oracle; none where there is nothing to compare."""
+    """The head with the largest difference, of the implementation and of the oracle; empty if nothing was compared."""
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]
@@ -122,7 +122,7 @@ def difference_tables(comparison: Comparison | None, labels: Sequence[str], name
 
 
 def comparison_table(diff: OracleDiff) -> Table:
-    """A row for each step that was compared."""
+    """One row for each compared step."""
     rows = []
     for each in diff.comparisons:
         values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
@@ -136,7 +136,7 @@ def comparison_table(diff: OracleDiff) -> Table:
 
 
 def softness_table(walk: Walkthrough) -> Table:
-    """How sharp the softmax of a sentence's scores is."""
+    """The sharpness of the softmax of a sentence's scores."""
     most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
     rows = [(name, brief(largest), f"{brief(entropy)} of {most}") for name, (largest, entropy) in walk.scaling.items()]
     return Table(title="", headings=("softmax of", "largest weight", "entropy in bits"), rows=rows)
@@ -156,7 +156,7 @@ def growth_sentence(inspection: Inspection) -> str:
 
 
 def first_difference(inspection: Inspection) -> list[str]:
-    """For each sentence in which the implementation differs, the first step that does, in words."""
+    """For each sentence with a difference, the first step that differs, in words."""
     lines = []
     for diff in inspection.diffs:
         if (first := diff.first) is None:
@@ -173,7 +173,7 @@ def first_difference(inspection: Inspection) -> list[str]:
 
 
 def agreement(inspection: Inspection) -> str:
-    """The result where no step differs."""
+    """The conclusion if no step differs."""
     if not inspection.is_checked:
         return f"{inspection.implementation} was not compared: {inspection.diffs[0].unseen}"
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
@@ -216,7 +216,7 @@ def write(inspection: Inspection, console: Console) -> None:
 
 
 def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[str]]]:
-    """Each title with its lines: every sentence step by step, the mask, the scale, the comparison with the oracle."""
+    """Each title with its lines: all sentences step by step, the mask, the scale, the comparison with the oracle."""
     for walk in inspection.walks:
         yield f"Step by step: {walk.sentence(100)}", list(_walk_lines(walk, width))
     first = inspection.walks[0]
@@ -242,7 +242,7 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
 
 
 def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
-    """Each step with its shape, what it does and its values in head 0."""
+    """Each step with its shape, its description and its values in head 0."""
     heads, described = walk.workload.num_heads, descriptions(walk.workload)
     yield f"mask {walk.workload.mask}, float64" + (f"; of {heads} heads, head 0 is shown" if heads > 1 else "")
     for names in TOGETHER:
@@ -256,8 +256,8 @@ def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
 
 
 def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
-    """Tables side by side as far as the width goes, then below; one too wide by itself loses columns."""
-    rows: list[list[list[str]]] = []  # of blocks of lines
+    """Place tables side by side within the width, then below; a table that is too wide alone loses columns."""
+    rows: list[list[list[str]]] = []  # blocks of lines
     room = 0
     for table in tables:
         block = table.lines()

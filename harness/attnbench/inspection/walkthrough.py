@@ -1,7 +1,7 @@
-"""A sentence through the textbook form in float64, step by step, and what the division by sqrt(K) does.
+"""A sentence through the textbook form in float64, step by step, and the effect of the division by sqrt(K).
 
 Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
-key and value wherever it stands.
+key and value at every place.
 
 Source of the scaling experiment: https://arxiv.org/abs/1706.03762, section 3.2.1: the scores of random vectors grow as
 sqrt(K), and a softmax of large scores is all but 0 or 1, where its gradient is all but 0.
@@ -42,7 +42,7 @@ WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
-"""Axes that can be set; the others follow from the sentence, or keep things small and exact."""
+"""Axes that can be set; the others follow from the sentence, or are fixed to stay small and exact."""
 MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 EXAMPLE_SCORES = (0.1, -0.2, 0.3, -0.2, 0.5)
 FACTOR = 100
@@ -57,7 +57,7 @@ def shape_of(letters: str, shape: tuple[int, ...]) -> str:
 
 
 def as_json(value: object) -> object:
-    """A value as JSON can hold it: an array as nested lists, a non-finite number as the text "-inf", "inf" or "nan"."""
+    """A value for JSON: arrays become nested lists, non-finite numbers the text "-inf", "inf" or "nan"."""
     if isinstance(value, np.ndarray):
         return as_json(value.tolist())
     if isinstance(value, float):
@@ -69,7 +69,7 @@ def as_json(value: object) -> object:
     if value is None or isinstance(value, str | int):
         return value
     fields = value if isinstance(value, dict) else vars(value)
-    return {name: as_json(each) for name, each in fields.items() if name != "inputs"}  # they are the first step
+    return {name: as_json(each) for name, each in fields.items() if name != "inputs"}  # the first step repeats them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class MaskEffect:
 
     mask: str
     summary: str
-    is_chosen: bool  # False: the workload has no mask, and this one is an example
+    is_chosen: bool  # False: the workload has no mask, and this is an example
     seen: Seen  # (T, S)
     without: Numbers
     under: Numbers
@@ -91,14 +91,14 @@ class MaskEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class Walkthrough:
-    """One sentence through every step."""
+    """One sentence through all steps."""
 
     words: tuple[str, ...]
     workload: Workload
     inputs: Inputs
     steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
     mask: MaskEffect
-    scaling: dict[str, tuple[float, float]]  # the softness of softmaxes of this sentence's scores, unmasked
+    scaling: dict[str, tuple[float, float]]  # softness of the softmaxes of this sentence's scores, unmasked
 
     @property
     def labels(self) -> list[str]:
@@ -115,10 +115,10 @@ class Walkthrough:
 
 
 def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Each sentence as its words, parted by white space.
+    """Split each sentence into words at white space.
 
     Raises:
-        ValueError: a sentence without words, too many words or too many sentences.
+        ValueError: a sentence has no words or too many, or there are too many sentences.
     """
     parted = tuple(tuple(sentence.split()) for sentence in sentences)
     for words in parted:
@@ -132,11 +132,11 @@ def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | None = None) -> Workload:
-    """One sentence as a workload of scope `module`; `mask`, where given, in place of the settings'.
+    """One sentence as a workload of scope `module`; `mask` overrides the settings.
 
     Raises:
-        ValueError: an axis that does not exist or cannot be set here, several values for one, or a value that no
-            attention can have or that is too large to be looked at.
+        ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
+            large to inspect.
     """
     chosen: dict[str, str] = {}
     for axis, values in sweep.parse_settings(settings).items():
@@ -155,9 +155,9 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
 
 
 def inputs(words: Sequence[str], point: Workload) -> Inputs:
-    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same.
+    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32, for both forms.
 
-    Each word is a standard normal vector drawn from the seed and the word alone.
+    Each word is a standard normal vector that depends only on the seed and the word.
     """
     rows = []
     for word in words:
@@ -192,7 +192,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
 
 
 def descriptions(point: Workload) -> dict[str, str]:
-    """Each step in a sentence."""
+    """A sentence about each step."""
     rule = point.mask_rule
     groups = point.num_kv_heads
     shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
@@ -211,7 +211,7 @@ def descriptions(point: Workload) -> dict[str, str]:
 
 
 def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskEffect:
-    """The effect of the workload's mask; for a workload without one, of the causal mask."""
+    """The effect of the workload's mask, or of the causal mask if it has none."""
     rule = point.mask_rule
     is_chosen = type(rule) is not Mask
     shown = rule if is_chosen else Causal()
@@ -230,7 +230,7 @@ def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskE
 def softness(scores: Tensor) -> tuple[float, float]:
     """The largest weight and the entropy in bits of the softmax over the last axis of scores (..., S).
 
-    Both are means over all queries. The entropy is log2(S) for equal weights, 0 where one key has all.
+    Both are means over all queries. The entropy is log2(S) for equal weights, and 0 if one key has all weight.
     """
     weights = scores.softmax(dim=-1)
     entropy = torch.special.entr(weights).sum(dim=-1) / math.log(2)
@@ -238,7 +238,7 @@ def softness(scores: Tensor) -> tuple[float, float]:
 
 
 def examples() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Scores and their softmax: a few numbers, the same numbers times 100, and three scores of which one grows."""
+    """Examples of scores and their softmax: a few numbers, the same times 100, and three scores of which one grows."""
     given = {
         "a vector": EXAMPLE_SCORES,
         f"the same times {FACTOR}": tuple(FACTOR * score for score in EXAMPLE_SCORES),
@@ -252,7 +252,7 @@ def examples() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
 
 
 def growth(seed: int) -> tuple[Numbers, Numbers]:
-    """The largest weight of a random query over 16 random keys, against K: with the division by sqrt(K), and without.
+    """The largest weight of a random query over 16 random keys, against K: with division by sqrt(K), and without.
 
     Each is (len(WIDTHS), 3): lower quartile, median, upper quartile.
     """

@@ -1,1 +1,1 @@
-"""Is a query's answer the same to the last bit whatever else is computed in the same call, and what does that cost?"""
+"""Invariance: is a query's answer bitwise equal whatever else the same call computes, and at what price?"""

@@ -1,11 +1,11 @@
-"""Laws of invariance: a query's output is the same, to the last bit, whatever else is computed in the same call.
+"""Laws of invariance: a query's output is bitwise equal, whatever else the same call computes.
 
-A kernel that splits the keys among its threads by the sizes of the call adds in another order when these change, so
-that a served model answers differently at another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
+A kernel that splits the keys among its threads by the sizes of the call sums in another order when these change, so
+that a served model answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
 LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
 
 Every law compares with one answer: causal attention of one sequence alone, all of its queries in one call. Shapes as in
-the contract; N is the longest batch that is tried.
+the contract; N is the largest batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Subject:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """The inputs of N sequences, in the dtype and on the device."""
+        """Inputs of N sequences, in the dtype and on the device."""
         where, dtype = device(self.shape.device).torch_device, TORCH_DTYPES[self.shape.dtype]
         asked = self.at(batch_size=max(BATCHES), seq_len=self.shape.kv_len, mask="causal")
         longest = msgspec.structs.replace(asked, kv_len=self.shape.kv_len + max(PADDED_BY))
@@ -51,7 +51,7 @@ class Subject:
         """The output for some of the sequences and queries, whose keys are the first S of the workload (B, H, T, V).
 
         Raises:
-            UntriedError: the implementation does not take it.
+            UntriedError: the implementation does not support it.
         """
         if reason := reason_against(self.implementation, workload):
             raise UntriedError(reason)
@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """The answer that every law compares with: each sequence alone, all queries at once (H, S, V)."""
+        """The answer for every law to compare with: each sequence alone, all queries at once (H, S, V)."""
         length = self.shape.kv_len
         asked = self.at(seq_len=length, kv_len=length, mask="causal")
         return [
@@ -82,7 +82,7 @@ class Subject:
 
 
 class UntriedError(Exception):
-    """The implementation does not take what a law asks for."""
+    """The implementation does not support a case of a law."""
 
 
 Comparison = tuple[str, Tensor, Tensor]
@@ -115,7 +115,7 @@ def batched(subject: Subject) -> Iterator[Comparison]:
 
 
 def padded(subject: Subject) -> Iterator[Comparison]:
-    """More keys in the call, which no query sees."""
+    """More keys in the call, hidden from every query."""
     length = subject.shape.kv_len
     for more in PADDED_BY:
         asked = subject.at(seq_len=length, kv_len=length + more, mask="causal")
@@ -124,7 +124,7 @@ def padded(subject: Subject) -> Iterator[Comparison]:
 
 
 def ragged(subject: Subject) -> Iterator[Comparison]:
-    """The last query of sequences of which some are shorter, each compared with itself alone."""
+    """The last query of sequences with different lengths, each compared with itself alone."""
     length = subject.shape.kv_len
     lengths = [length, length - length // 3, length // 2]
     lengths = [max(1, each) for each in lengths]
@@ -137,7 +137,7 @@ def ragged(subject: Subject) -> Iterator[Comparison]:
 
 
 def in_chunks(subject: Subject) -> Iterator[Comparison]:
-    """Fewer queries in the call, the last of them: chunked prefill, down to decoding with one."""
+    """Fewer queries in the call, the last ones: chunked prefill, down to decoding of one."""
     length = subject.shape.kv_len
     for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
         mask = "causal_bottom_right" if number > 1 else "none"
@@ -148,7 +148,7 @@ def in_chunks(subject: Subject) -> Iterator[Comparison]:
 
 
 def fewer_heads(subject: Subject) -> Iterator[Comparison]:
-    """Half of the heads in the call, as a model split among two devices has them."""
+    """Half of the heads in the call, as in a model split over two devices."""
     length, groups = subject.shape.kv_len, subject.shape.num_kv_heads
     if groups < FEWEST:
         raise UntriedError("there is one key/value head only")
@@ -167,11 +167,11 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
 }
-"""Every law by its variation."""
+"""Variation of each law, by name."""
 
 
 def tried(subject: Subject) -> Iterator[LawTried]:
-    """Put every law to the test, each to its first difference; what the implementation raises breaks a law."""
+    """Test every law up to its first difference; an exception of the implementation breaks a law."""
     for law, compare in LAWS.items():
         number = 0
         try:
@@ -184,13 +184,16 @@ def tried(subject: Subject) -> Iterator[LawTried]:
                 yield LawTried(law=law, num_tried=number)
         except UntriedError as untried:
             yield LawTried(law=law, num_tried=number, reason=str(untried))
-        except Exception as error:  # noqa: BLE001 - somebody's code
+        except Exception as error:  # noqa: BLE001 - foreign code
             text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
             yield LawTried(law=law, num_tried=number, broken=text)
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """The first place where two outputs (B, H, T, V) differ, their share, and the largest difference; or ""."""
+    """Describe the difference of two outputs (B, H, T, V): first place, share of places, and the largest difference.
+
+    Returns "" if they are equal.
+    """
     if made.shape != right.shape or made.dtype != right.dtype:
         return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"
     differs = (made != right) & ~(made.isnan() & right.isnan())

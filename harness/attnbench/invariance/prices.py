@@ -1,4 +1,4 @@
-"""The price of invariance: the time of prefill and of decoding, next to the baseline's."""
+"""The price of invariance: the times of prefill and decoding compared with the baseline's."""
 
 from collections.abc import Callable, Iterator
 

@@ -6,7 +6,7 @@ from attnbench.workloads.workload import Workload
 
 
 class LawTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One law: how often it was put to the test, and where it was broken first, or why it could not be tried."""
+    """One law: the number of trials, and its first violation, or why it could not be tried."""
 
     law: str
     num_tried: int = 0
@@ -15,7 +15,7 @@ class LawTried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a call next to the baseline's, in interleaved blocks."""
+    """The time of a call and the baseline's, from interleaved blocks."""
 
     phase: str
     seconds: float
@@ -37,10 +37,10 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
 
     @property
     def broken(self) -> tuple[LawTried, ...]:
-        """The laws that do not hold."""
+        """Laws that are violated."""
         return tuple(law for law in self.laws if law.broken)
 
     @property
     def holds(self) -> bool:
-        """Whether something was tried, and every law that could be tried holds."""
+        """Whether some law was tried, and none is violated."""
         return not self.failed and not self.broken and any(law.num_tried for law in self.laws)

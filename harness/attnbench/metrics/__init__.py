@@ -1,11 +1,11 @@
-"""Metrics: a file here that holds METRIC is the plug, and its stem is the metric's name; or METRIC names several."""
+"""Metrics: a file with METRIC is a plug, and its stem is the metric's name; a dict METRIC holds several."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a metric can be listed where torch is missing
+if TYPE_CHECKING:  # metrics can be listed without torch
     from collections.abc import Callable
 
     from attnbench.checking.case import Case
@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
 class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
-    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. None says that
-    the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing, and `note`
-    what a reader should know of a value, in words; "": nothing. `is_column` says that tables show it.
+    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing; None means that
+    the interleaved blocks sample it. `fits` selects the workloads that have the metric, and `note` explains a value in
+    words ("" without a note). `is_column` adds it to tables.
     """
 
     unit: str

@@ -1,6 +1,6 @@
-"""Memory that an implementation keeps when the results of its calls are gone: lists of outputs, caches, graphs.
+"""Memory that an implementation keeps after the results of its calls are gone: lists of outputs, caches, graphs.
 
-A mask or a table that the first calls make is kept once; what grows with each call ends in running out of memory.
+Masks and tables of the first calls are kept once; memory that grows with each call eventually runs out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attnbench.storage.records import KEPT_MEMORY, KEPT_ONCE
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
 
-if TYPE_CHECKING:  # a metric can be listed where torch is missing
+if TYPE_CHECKING:  # metrics can be listed without torch
     from collections.abc import Iterator
 
     from torch import Tensor
@@ -25,19 +25,19 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
 FIRST, MORE = 3, 4
 """First calls, which may fill caches, and calls after them."""
 CHANGE = 1 - 2**-4
-"""The inputs of each call are those of the call before, times this: a cache of answers finds nothing."""
+"""Factor of the inputs from each call to the next: a cache of answers never hits."""
 
 
 class Kept(NamedTuple):
-    """Bytes that are still allocated when all results are gone."""
+    """Bytes that are still allocated after all results are gone."""
 
-    once_bytes: float  # by the first calls together
-    each_bytes: float  # by each further call
+    once_bytes: float  # of the first calls together
+    each_bytes: float  # of each further call
     output_bytes: int  # the size of an output, for comparison
 
 
 def measure(case: Case) -> Kept:
-    """The memory that calls of a case keep; its inputs are as before at the end."""
+    """Measure the memory that calls of a case keep; restores the inputs at the end."""
     numbers = _numbers(case)
     with _restored(numbers), case.grad_mode():
         call = case.call()
@@ -60,14 +60,14 @@ def measure(case: Case) -> Kept:
 
 
 def _numbers(case: Case) -> list[Tensor]:
-    """All numbers of each input's memory, once where inputs share it; autograd does not see them change."""
+    """The memory of each input as a flat tensor, once for shared memory; autograd ignores changes of it."""
     inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
     return [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]
 
 
 @contextmanager
 def _restored(numbers: list[Tensor]) -> Iterator[None]:
-    """Within: these may be changed in place."""
+    """Restore these tensors at the end of the context."""
     before = [each.clone() for each in numbers]
     try:
         yield
@@ -77,7 +77,7 @@ def _restored(numbers: list[Tensor]) -> Iterator[None]:
 
 
 def explanation(kept: Kept, workload: Workload) -> str:
-    """The memory kept with each call, and its likely content by its size, in words; "" where nothing grows."""
+    """Explain memory that grows with each call, and guess its content by size; "" if nothing grows."""
     if not kept.each_bytes:
         return ""
     likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}
@@ -86,7 +86,7 @@ def explanation(kept: Kept, workload: Workload) -> str:
 
 
 def measured(case: Case) -> Kept:
-    """The result of `measure`, once for each case."""
+    """The result of `measure`, cached for each case."""
     kept: Kept = vars(case).get("kept") or vars(case).setdefault("kept", measure(case))
     return kept
 

@@ -1,7 +1,7 @@
 """Reports of the ranks of one call: bytes sent, time of the slowest, and imbalance.
 
-Counted and timed in the ranks (ranks/rank.py): from when all are ready to when each has its own part of the result,
-without what it takes to share out the inputs and to collect the output.
+Ranks count and time themselves (ranks/rank.py), from the moment all are ready until each has its part of the result;
+distributing the inputs and collecting the output are excluded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def has_ranks(workload: Workload) -> bool:
 
 
 def passes(case: Case) -> list[list[Report]]:
-    """The reports of each rank on each pass of one call, after a first one."""
+    """The reports of each rank on each pass of one call, after a warm-up call."""
     from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)
@@ -35,17 +35,17 @@ def passes(case: Case) -> list[list[Report]]:
 
 
 def bytes_sent(case: Case) -> float:
-    """The bytes that all ranks send to others."""
+    """Bytes that all ranks send to others."""
     return float(sum(rank.bytes_sent for each in passes(case) for rank in each))
 
 
 def slowest_rank(case: Case) -> float:
-    """The seconds of the slowest rank, passes added up."""
+    """Seconds of the slowest rank, summed over passes."""
     return sum(max(rank.call_s for rank in each) for each in passes(case))
 
 
 def straggling(case: Case) -> float:
-    """The seconds by which the rank with most work computes longer than the one with least, passes added up."""
+    """Difference of the computing time of the busiest and the idlest rank in seconds, summed over passes."""
     busy = [[rank.call_s - rank.waited_s for rank in each] for each in passes(case)]
     return sum(max(each) - min(each) for each in busy)
 

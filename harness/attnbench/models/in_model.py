@@ -1,9 +1,9 @@
 """Attention inside a real model of the package transformers: checked layer by layer against float64, and timed.
 
-The model is built from a configuration with random weights. Its attention is exchanged through the package's own
+The model is built from a configuration with random weights. Its attention is replaced through the package's own
 interface (https://huggingface.co/docs/transformers/attention_interface). The reference is the same model in float64,
-with the textbook form of the oracle as its attention and every mask written out; how far an honest float32 model may
-be from it is what two honest forms in the model's dtype show, as in the check of one call.
+with the textbook form of the oracle as its attention and every mask written out. The tolerance comes from the errors of
+two honest forms in the model's dtype, as in the check of one call.
 """
 
 import copy
@@ -28,7 +28,7 @@ from attnbench.workloads.workload import Workload
 
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
 NUM_ROUNDINGS = 4.0
-"""A number of a model has passed through several layers: see `Tolerance`."""
+"""Roundings of a number that has passed through several layers: see `Tolerance`."""
 FREE_SHARE = 0.5
 """Share of the free memory for the models and their gradients."""
 MOST_MASKS = 8
@@ -36,16 +36,16 @@ BIAS = "position_bias"
 
 
 class RefusedError(ValueError):
-    """An attention cannot take part in a model, and says so itself, or the model does."""
+    """An attention or the model refuses the combination, with a reason."""
 
 
 class Given(Mask):
-    """The mask that a model hands to its attention: boolean (B, T, S), True where visible, or None; and a bias."""
+    """The mask that a model passes to its attention: boolean (B, T, S), True where visible, or None; and a bias."""
 
     name = ""
 
     def __init__(self, visible: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int]) -> None:
-        """Keep both; the bias is (B or 1, H or 1, T, S)."""
+        """Take the mask and the bias, which is (B or 1, H or 1, T, S)."""
         super().__init__()
         self.visible = None if visible is None else visible.expand(sizes).cpu().numpy()
         self.changes_scores = self.is_learned = bias is not None
@@ -60,11 +60,11 @@ class Given(Mask):
         return self.visible
 
     def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """None where some key may be hidden."""
+        """The first and the last visible key (None: no bound); no span if the mask may hide keys between."""
         return (None, None) if self.visible is None else None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """As it is written there."""
+        """Look the pair up in the mask."""
         return table[batch, query, key] if self.visible is not None else (key >= 0)
 
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
@@ -72,7 +72,7 @@ class Given(Mask):
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
-        """The bias there; of one that all batch rows or heads share, the first."""
+        """The bias at a place; of the first batch row or head if all share it."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
 
@@ -84,7 +84,7 @@ ASKING = {
     "a position bias": Workload(**PLAIN, mask="relative_buckets"),
     "a softcap": Workload(**PLAIN, mask="softcap(20)"),
 }
-"""Workloads that have what a model may have; whether an implementation supports them says whether it knows of it."""
+"""Workloads with single features of models; an implementation knows a feature if it supports the workload."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Call:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Sinks and bias, by the names under which masks look them up."""
+        """Sinks and bias, by their names in mask lookups."""
         given = {"sinks": self.sinks, BIAS: self.bias}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
@@ -150,7 +150,7 @@ def call_of(
     """Read the arguments that a model of the package passes.
 
     Raises:
-        ValueError: a mask of numbers, whose meaning is not known here.
+        ValueError: the mask consists of numbers, whose meaning is unknown here.
     """
     mask = attention_mask
     bias = more.get("position_bias")
@@ -174,7 +174,7 @@ def call_of(
 def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
-    def attend(  # the package's own signature: models pass the mask by position or by name
+    def attend(  # the package's signature: models pass the mask by position or by name
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -199,14 +199,14 @@ def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
 
 
 class Candidate:
-    """An implementation of this project, or somebody's, as an attention function of the package."""
+    """An implementation, from this project or elsewhere, as an attention function of the package."""
 
     def __init__(self, spec: str) -> None:
         """Load it.
 
         Raises:
             ValueError: it has no `attend`.
-            Exception: whatever loading it raises.
+            Exception: any exception of loading it.
         """
         self.spec, self.made = spec, implementation(spec)
         self.modules: dict[tuple[int, ...], nn.Module] = {}
@@ -221,14 +221,14 @@ class Candidate:
         attention_mask: Tensor | None = None,
         **more: Any,  # noqa: ANN401
     ) -> tuple[Tensor, None]:
-        """Attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
+        """Compute the attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
         call = call_of(module, query, key, value, attention_mask, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
-        """Raise RefusedError where the implementation would ignore something that the model asks for, as it says."""
+        """Raise RefusedError if the implementation declares that it ignores a feature that the model needs."""
         usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
         has = {"a scale": not usual, "sinks": call.sinks is not None}
         has |= {"a position bias": call.bias is not None, "a softcap": call.softcap is not None}
@@ -253,13 +253,13 @@ class Candidate:
         return self.modules[sizes]
 
     def bound(self, call: Call) -> BoundMask:
-        """The call's mask, kept while the model hands over the same tensor: layers share it."""
+        """The call's mask, cached while the model passes the same tensor: layers share it."""
         key = (id(call.mask), call.bias is not None, call.sizes, call.query.shape[1], call.scale, call.softcap)
         if key not in self.masks:
             while len(self.masks) >= MOST_MASKS:
                 self.masks.pop(next(iter(self.masks)))
             bound = BoundMask(call.rule, call.sizes, call.query.device, num_heads=call.query.shape[1], scale=call.scale)
-            self.masks[key] = call.mask, bound  # the tensor is kept with it, so that its id stays its own
+            self.masks[key] = call.mask, bound  # keeping the tensor keeps its id unique
         bound = self.masks[key][1]
         bound.inputs = call.inputs
         return bound
@@ -267,7 +267,7 @@ class Candidate:
 
 @dataclass
 class Model:
-    """A model in the asked dtype and in float64, and the batches that it is tried on."""
+    """A model in the requested dtype and in float64, and the batches for its check."""
 
     spec: ModelSpec
     built: ModelBuilt
@@ -277,7 +277,7 @@ class Model:
 
     @contextmanager
     def attending(self, model: nn.Module, name: str) -> Iterator[None]:
-        """Within: the model's attention is the function of that name.
+        """Use the function of that name as the model's attention inside the context.
 
         Raises:
             RefusedError: the model refuses it.
@@ -295,10 +295,10 @@ class Model:
 
 
 def load(spec: ModelSpec) -> Model:
-    """The model of a configuration file; the package knows our attentions afterwards.
+    """The model of a configuration file; registers our attentions with the package.
 
     Raises:
-        ValueError: the package cannot read the configuration, or there is no such model here.
+        ValueError: the package cannot read the configuration, or the model is not available here.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -313,10 +313,10 @@ def load(spec: ModelSpec) -> Model:
 
 
 def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
-    """The model with random weights, reduced in layers where it would not fit.
+    """Build the model with random weights, with fewer layers if it does not fit.
 
     Raises:
-        ValueError: no model class is known for the configuration, or even one layer does not fit.
+        ValueError: no model class is known for the configuration, or not even one layer fits.
     """
     import psutil
 
@@ -339,13 +339,13 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
             )
         number = max(1, number // 2)
     torch.manual_seed(spec.seed)
-    model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads names that are not known here
+    model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads unknown names
     _draw(model, spec.seed)
     model = model.to(TORCH_DTYPES[spec.dtype])
     reference = copy.deepcopy(model).double()
     for each in (model, reference):
         if hasattr(each, "set_experts_implementation"):
-            each.set_experts_implementation("eager")  # products of groups have no float64
+            each.set_experts_implementation("eager")  # grouped products do not support float64
     length = min(spec.seq_len, getattr(text, "max_position_embeddings", 0) or spec.seq_len)
     batches = _batches(config, model, spec.batch_size, length, spec.seed)
     built = ModelBuilt(
@@ -394,7 +394,7 @@ def _num_layers(config: Any) -> int:  # noqa: ANN401 - a configuration of the pa
 
 
 def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
-    """The configuration with at most `number` layers, the first ones."""
+    """The configuration with only the first `number` layers."""
     made = copy.deepcopy(config)
     text = made.get_text_config() if hasattr(made, "get_text_config") else made
     for each in {id(made): made, id(text): text}.values():
@@ -407,7 +407,7 @@ def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration
 
 
 def _draw(model: nn.Module, seed: int) -> None:
-    """Weights with variance 1 / fan-in, biases and sinks that are not 0: attention that differs from a mean."""
+    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks: attention that differs from a mean."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -428,7 +428,7 @@ def _batches(
     length: int,
     seed: int,
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
-    """The inputs of a whole batch and of a padded one, and by length which tokens count (B, T)."""
+    """Inputs of a whole and of a padded batch, and for each length the mask of tokens that count (B, T)."""
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -460,7 +460,7 @@ def _batches(
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """The outputs of each attention module and of the model, and its parameters' gradients, by name, in order."""
+    """Outputs of each attention module and of the model, and gradients of its parameters, by name, in order."""
     seen: dict[str, Tensor] = {}
     dtype = next(model.parameters()).dtype
 
@@ -497,7 +497,7 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The innermost modules whose class is called an attention."""
+    """The innermost modules with an attention class."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
     return [
         (path, module)
@@ -507,15 +507,15 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
-    """The tokens that count of (B, T, D), as (N, D); all of anything else."""
+    """The tokens that count in (B, T, D), as (N, D); other tensors unchanged."""
     is_tokens = tensor.dim() == 3 and tensor.shape[1] in counted  # noqa: PLR2004 - (B, T, D)
     return tensor[counted[tensor.shape[1]]] if is_tokens else tensor
 
 
 def register() -> None:
-    """Make the reference and its mask known to the package.
+    """Register the reference and its mask with the package.
 
-    The mask functions of the package leave a mask out where a kernel can do without; here it is always written out.
+    The package's mask functions omit masks that a kernel does not need; here masks are always written out.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -531,7 +531,7 @@ def register() -> None:
 
 
 def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
-    """The tensors of each batch that the float64 model gives, and how far honest forms in its own dtype are off."""
+    """The float64 model's tensors for each batch, with tolerances from honest forms in the model's own dtype."""
     expected = {}
     for name, (batch, counted) in model.batches.items():
         with model.attending(model.reference, REFERENCE):
@@ -557,12 +557,12 @@ def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
 
 
 def _row_axis(place: str) -> int:
-    """Tokens are the rows of an output, the first axis those of a parameter."""
+    """Axis of the rows: tokens in an output, the first axis in a parameter."""
     return 0 if place.startswith("gradient of ") else -2
 
 
 def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
-    """Check one attention in the model; what it raises is the reason why it could not be tried."""
+    """Check one attention in the model; an exception becomes the reason why it could not be tried."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
@@ -576,7 +576,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
                         continue
                     error, allowed = compared.decisive
                     differences.append(Difference(place=place, batch=name, error=error, allowed=allowed))
-    except Exception as error:  # noqa: BLE001 - whatever somebody's code raises
+    except Exception as error:  # noqa: BLE001 - foreign code may raise anything
         is_refused = isinstance(error, RefusedError)
         reason = str(error) if is_refused else f"{type(error).__name__}: {error}"
         first = (reason.splitlines() or ["no reason given"])[0]
@@ -590,10 +590,10 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
 
 
 def function_name(attention: str) -> str:
-    """The name under which the package knows an attention; one that is not its own is registered.
+    """The package's name of an attention; registers it if it is not the package's own.
 
     Raises:
-        Exception: whatever loading somebody's code raises.
+        Exception: any exception of loading foreign code.
     """
     from transformers import AttentionInterface
 

@@ -3,13 +3,13 @@
 import msgspec
 
 OWN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
-"""Attentions that are functions of transformers itself."""
+"""Attentions that transformers itself provides."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration, and the sizes of the model that is built from it."""
+    """A configuration, and the sizes of the model to build from it."""
 
-    config: str  # a file, or the folder that it lies in
+    config: str  # a file, or its folder
     num_layers: int = 0  # 0: as many as fit
     batch_size: int = 2
     seq_len: int = 128
@@ -19,7 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
-    """The model that was built, reduced in layers where it would not fit."""
+    """The model that was built, with fewer layers if it did not fit."""
 
     architecture: str
     num_layers: int
@@ -34,18 +34,18 @@ class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of the model that is further from float64 than honest forms are."""
 
-    place: str  # a module's path, logits, or the gradient of a parameter
+    place: str  # module path, logits, or the gradient of a parameter
     batch: str  # whole or padded
     error: float | None  # None: not finite
     allowed: float
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """The findings of the check of one attention: none where it is right."""
+    """The findings of the check of one attention; none if it is right."""
 
     attention: str
     reason: str = ""  # why it could not be tried
-    is_refused: bool = False  # by the model or the implementation, with a reason; else it failed
+    is_refused: bool = False  # refused by the model or the implementation; otherwise it failed
     differences: tuple[Difference, ...] = ()  # in the order of the forward pass, then gradients from the output back
     num_compared: int = 0
     error_ratio: float | None = None  # the largest error / tolerance; None: not finite
@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the whole model with one attention: seconds, its ratio to the first, and attention's own share."""
+    """The step of the whole model with one attention: seconds, ratio to the first attention, and share of attention."""
 
     attention: str
     seconds: float

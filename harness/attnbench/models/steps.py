@@ -1,4 +1,4 @@
-"""The time of a whole model's step with one attention or another."""
+"""The time of a whole model's step with different attentions."""
 
 import functools
 import time
@@ -16,9 +16,9 @@ from attnbench.timing.functions import FunctionComparison
 
 
 def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> list[StepTime]:
-    """The step of the whole model, forward or forward and backward, in interleaved blocks; the first is the baseline.
+    """Time the step of the whole model, forward or with backward, in interleaved blocks; the first is the baseline.
 
-    The package is asked for every attention by a name of its own, so that a call pays nothing for the exchange.
+    Each attention is registered under a name of its own, so that switching costs nothing inside a call.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -67,7 +67,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
 
 
 def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The function, which appends the seconds of each call to `spent`."""
+    """Wrap the function to append the seconds of each call to `spent`."""
 
     def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - the package's own signature
         start = time.perf_counter()
@@ -79,7 +79,6 @@ def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]
 
 
 def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) -> object:  # noqa: FBT001 - see `time_steps`
-    """One step with the attention of that name."""
     for config in _configs(model):
         config._attn_implementation_internal = name  # noqa: SLF001 - set_attn_implementation walks all modules
     with torch.set_grad_enabled(grads):
@@ -92,7 +91,7 @@ def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) ->
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Every configuration that a module of the model reads, once."""
+    """All configurations that modules of the model read, each once."""
     found = getattr(model, "_attnbench_configs", None)
     if found is None:
         every = {id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None}

@@ -1,1 +1,1 @@
-"""The process that plans a run, asks workers and keeps the journal; it knows no torch (docs/adr/0001)."""
+"""The process that plans a run, sends requests to workers and keeps the journal; without torch (docs/adr/0001)."""

@@ -17,16 +17,16 @@ from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
-"""Axes of a workload that decide what a certificate tries: the laws vary the others."""
+"""Axes of a workload that a certificate depends on: the laws vary the others."""
 LONGEST = 1024
-"""Keys of a certificate's shape, at most: the laws vary the rest of the call, not their number."""
+"""Largest number of keys of a certificate's shape: the laws vary the rest of the call, not their number."""
 
 
 @contextmanager
 def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[WorkerProcess]:
-    """A worker process that is not started yet; within, it can be started again after it was lost.
+    """A worker process that is not started yet; inside the context it can be restarted after a loss.
 
-    It is forked from `template`, or from one that ends with it.
+    It is forked from `template`, or from a temporary one.
     """
     with ExitStack() as exits:
         if template is None:
@@ -36,7 +36,7 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """The shapes of a plan for which certificates are made, each once."""
+    """The shapes of a plan that need certificates, each once."""
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:
         short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
@@ -48,7 +48,7 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 
 
 def certify(plan: Plan, spec: str, shape: Workload, baseline: str, budget_s: float) -> Certificate:
-    """Try every law of invariance, then spend `budget_s` on the price in time."""
+    """Test every law of invariance, then spend `budget_s` on the price in time."""
     name, seed = name_of(spec), plan.seed
     request = messages.Certify(
         workload=shape, arm=Arm(implementation=name), spec=spec, seed=seed, baseline=baseline, budget_s=budget_s
@@ -63,20 +63,20 @@ def certify(plan: Plan, spec: str, shape: Workload, baseline: str, budget_s: flo
 
 
 class ModelOutcome(msgspec.Struct, kw_only=True):
-    """All that a check inside a model found."""
+    """All findings of a check inside a model."""
 
     built: ModelBuilt | None = None
     judged: dict[str, Judged] = {}
     timed: tuple[StepTime, ...] = ()
-    trouble: str = ""  # why nothing was timed, where something agreed
+    trouble: str = ""  # why nothing was timed although something agreed
 
 
 def check_in_model(
     spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
 ) -> ModelOutcome:
-    """Judge every attention in the model, then spend `budget_s` on the times of those that agree.
+    """Judge every attention in the model, then spend `budget_s` on timing those that agree.
 
-    An attention that ends the process, or hangs, costs only itself: the model is built again for the others.
+    An attention that crashes or hangs the process affects only itself: the model is rebuilt for the others.
 
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.

@@ -1,7 +1,7 @@
-"""To find the fastest: a shortlist by prediction, and a search for where two change places along an axis.
+"""Stages of the search for the fastest: a shortlist by prediction, and a search for crossovers along an axis.
 
 Cells predicted to be clearly too slow, or slower than enough others, are not tried. Those on the shortlist are checked
-like any others.
+as usual.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,21 +24,21 @@ from attnbench.units import show, significant
 from attnbench.workloads.workload import Workload
 
 TOO_SLOW = 2.5
-"""Predictions are this uncertain: beyond this multiple of the fastest's time an implementation is not tried."""
+"""Uncertainty of predictions: implementations slower than this multiple of the fastest are not tried."""
 MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
-"""At one value of a search: no more processes, and no more seconds once there are enough to decide anything."""
+"""Limits for one value of a search: processes, and seconds once there are enough processes for a verdict."""
 CALLS_AT_A_VALUE = 60
-"""A value is sampled only if this many calls fit into the time that remains, checks included."""
+"""A value is sampled only if this many calls fit into the remaining time, checks included."""
 MOST_RIVALS = 4
-"""Rivals at other values: the fastest at the base, and those that are predicted to be fastest there."""
+"""Rivals at other values: the fastest at the base, and those with the lowest predictions there."""
 SEARCHED = "every search came to its end"
 Steps = Iterator[Step]
 
 
 class ShortlistStage(Stage):
-    """Leave out, of each workload, whoever is predicted to be too slow, and all beyond the plan's number.
+    """For each workload, leave out implementations predicted to be too slow, and all beyond the plan's number.
 
-    The baseline stays. A workload that has a status already has its shortlist.
+    The baseline stays. A workload with a status already has its shortlist.
     """
 
     def run(self, session: Session) -> str:
@@ -50,7 +50,7 @@ class ShortlistStage(Stage):
                 continue
             session.show_progress("predict", workload.id, number, len(plan.asked))
             seconds, failed = _predictions(session, workload, plan.call_limit_s)
-            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # it may be busy
+            again = _predictions(session, workload, plan.call_limit_s, _too_slow(session, seconds))[0]  # a retry
             seconds |= {arm: min(seconds[arm], call_s) for arm, call_s in again.items()}
             out = _too_slow(session, seconds)
             for arm, reply in failed.items():
@@ -63,7 +63,7 @@ class ShortlistStage(Stage):
 def _predictions(
     session: Session, workload: Workload, call_limit_s: float, arms: Iterable[Arm] | None = None
 ) -> tuple[dict[Arm, float], dict[Arm, messages.Failed]]:
-    """The predicted seconds of a call of each arm, 0 where it is too short to predict; and the arms that fail."""
+    """The predicted seconds of a call of each arm, 0 if it is too short to predict; and the arms that fail."""
     seconds: dict[Arm, float] = {}
     failed: dict[Arm, messages.Failed] = {}
     for arm in session.plan.cells(workload) if arms is None else arms:
@@ -76,9 +76,9 @@ def _predictions(
 
 
 def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """The arms that are not tried, and why, among those with a predicted time of a call.
+    """The arms that are not tried, with reasons, among those with a predicted time of a call.
 
-    Calls too short to predict are tried: nothing says that they are slower.
+    Calls too short to predict are tried: nothing suggests that they are slower.
     """
     if not session.plan.shortlist:
         return {}
@@ -99,22 +99,21 @@ def _leave_out(session: Session, workload: Workload, arm: Arm, **conclusion: Any
 
 
 class Search:
-    """Finds between which values of each ladder two implementations change places: a strategy (timing/schedule.py).
+    """Strategy that searches each ladder for the values between which two implementations change places.
 
-    The way between two values is halved until it is known between which of them two change places
-    (statistics/crossover.py). Each visit is a fresh process.
+    Bisects the values until the crossover is bracketed (statistics/crossover.py). Each visit is a fresh process. See
+    timing/schedule.py for strategies.
     """
 
     def __init__(self, session: Session) -> None:
-        """Nothing was searched yet."""
         self.session, self.plan = session, session.plan
         self.reason = ""
-        self.until_s = 0.0  # when the search at hand ends
+        self.until_s = 0.0  # end of the current search
         self.gauge = InterferenceGauge()
         self._steps: Steps | None = None
         self._workloads = {each.id: each for each in session.plan.workloads}
 
-    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - as of a Strategy
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - the signature of Strategy
         """The next visit."""
         self._steps = self._steps or self._all(state)
         step = next(self._steps, None)
@@ -123,7 +122,7 @@ class Search:
         return step
 
     def _all(self, state: State) -> Steps:
-        """Every ladder, and every pair of one, with an equal share of the time that remains."""
+        """Search every ladder, and every pair of it, each in an equal share of the remaining time."""
         ladders = self.plan.ladders
         for number, ladder in enumerate(ladders):
             end_s = self._share(self.plan.budget_s, len(ladders) - number)
@@ -134,13 +133,13 @@ class Search:
                 yield from self._halve(state, ladder, (one, other), ladder.values)
 
     def _share(self, end_s: float, number: int) -> float:
-        """Give the next of `number` searches its share of the time until `end_s`; returns when that ends."""
+        """Give the next of `number` searches its share of the time until `end_s`; return its end."""
         now_s = self.session.elapsed_s
         self.until_s = now_s + (end_s - now_s) / number
         return self.until_s
 
     def _halve(self, state: State, ladder: Ladder, names: tuple[str, str], values: Sequence[int]) -> Steps:
-        """Halve the way until nothing more can be learned, or the time is over."""
+        """Bisect until nothing more can be learned, or the time is over."""
         pair, allowed = [Arm(implementation=name) for name in names], list(values)
         while len(allowed) > 1 and self.session.elapsed_s < self.until_s:
             value = following(self._points(state, ladder, pair, allowed), allowed)
@@ -151,11 +150,11 @@ class Search:
             while len(state.live(workload, pair)) == len(pair) and not self._is_enough(state, workload, pair, start_s):
                 yield Step(workload=workload, arms=tuple(pair), is_fresh=True)
             if len(state.live(workload, pair)) < len(pair):
-                # what is too large for the time that remains, or not supported, ends the ladder there
+                # values too large for the remaining time, and unsupported ones, end the ladder
                 allowed = [each for each in allowed if (each < value if value > allowed[0] else each > value)]
 
     def _is_enough(self, state: State, workload: str, pair: Sequence[Arm], start_s: float) -> bool:
-        """Whether it is known which is faster at a value, or no more may be spent there since `start_s`."""
+        """Whether the faster arm at a value is known, or the time for it since `start_s` is spent."""
         now_s = self.session.elapsed_s
         if now_s > self.until_s + POINT_S:  # interference may discard every block
             return True
@@ -167,7 +166,7 @@ class Search:
         return known.num_processes >= FEWEST_PROCESSES and now_s > min(start_s + POINT_S, self.until_s)
 
     def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
-        """Give each cell a status that has none."""
+        """Check all cells without a status."""
         for arm in arms:
             if (workload, arm) not in state.status:
                 left_s = max(0.0, self.until_s - self.session.elapsed_s)
@@ -176,18 +175,18 @@ class Search:
                 check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
-        """The ratio of two arms at a workload; None where no block has both."""
+        """The ratio of two arms on a workload; None without a common block."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         found = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
         return point([*found.values()], self.plan.num_searches) if found else None
 
     def _points(self, state: State, ladder: Ladder, pair: Sequence[Arm], values: Sequence[int]) -> dict[int, Point]:
-        """The ratios at the values where both were sampled in common blocks."""
+        """The ratios at all values with common blocks of both."""
         found = {value: self._point(state, ladder.by_value[value], pair) for value in values}
         return {value: known for value, known in found.items() if known is not None}
 
     def _around_base(self, state: State, ladder: Ladder) -> Steps:
-        """Find whether another one is the fastest towards the ends of the ladder, and from which value on."""
+        """Find whether another arm is fastest towards the ends of the ladder, and from which value on."""
         stands = self._standing(state, ladder.base)
         if stands is None:
             return
@@ -209,7 +208,6 @@ class Search:
                     yield from self._halve(state, ladder, (stands.leader, there.leader), sorted(way[place:]))
 
     def _standing(self, state: State, workload: str) -> Standing | None:
-        """The standing of a workload's arms."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
         live = state.live(workload, self.plan.specs)
         return standing(self.plan, state.samples.get(workload, {}), live, discarded)
@@ -217,7 +215,7 @@ class Search:
     def _compare(self, state: State, workload: str, stands: Standing) -> Steps:
         """Visit the leader at the base and its rivals at another value a few times.
 
-        Rivals whose calls are too short there to predict come in the order of their times at the base.
+        Rivals with calls too short to predict are sorted by their times at the base.
         """
         left_s = self.until_s - self.session.elapsed_s
         if left_s <= 0:

@@ -1,4 +1,4 @@
-"""Read what implementations in files have built in, a file at a time in a process, and make workloads to suit."""
+"""Read the built-in axes of implementations in files, one process for each file, and adapt workloads to them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,10 @@ Axes: TypeAlias = Mapping[str, int | float | str]
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """The declarations of each spec whose file uses attnbench: any other file has none, and is not run.
+    """The declarations of each spec whose file uses attnbench; other files have none, and are not run.
 
-    The processes are forked from `template`, or from one that ends with this call.
-
-    A file that ends its process, or hangs, has none either: a check shows that in its own words.
+    Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, has no
+    declarations: the check reports the failure.
     """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
@@ -38,10 +37,10 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def together(declarations: Mapping[str, Declared]) -> Axes:
-    """The axes that all have built in between them, for a comparison at the same work.
+    """Merge the built-in axes of all implementations, to compare them on the same work.
 
     Raises:
-        ValueError: two have another value of one axis.
+        ValueError: two declare different values of an axis.
     """
     axes: dict[str, int | float | str] = {}
     owners: dict[str, str] = {}
@@ -57,10 +56,10 @@ def together(declarations: Mapping[str, Declared]) -> Axes:
 
 
 def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
-    """The workloads with these values, each once; those that cannot have them are left out.
+    """Set these axes on all workloads, each result once; drop workloads that cannot have them.
 
     Raises:
-        ValueError: none can.
+        ValueError: no workload can.
     """
     found: dict[str, Workload] = {}
     problem: ValueError | None = None

@@ -1,7 +1,7 @@
-"""Execute a plan: a session with its journal and its worker, which goes through the stages of a run.
+"""Execute a plan: a session with a journal and a worker runs the stages.
 
-Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed. Each stage
-works on the session, and passes over what the journal already holds.
+Every step is on disk as an event before the next one begins, so that a run can be killed at any moment and resumed.
+Each stage works on the session, and skips work that the journal already holds.
 """
 
 import os
@@ -47,28 +47,28 @@ from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
-"""The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind.
+"""The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
-A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes.
+A plan may have further stages: "shortlist", "choose" and "search" look for the fastest, and for crossovers.
 """
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Set where two workers take turns: threads that wait for work spin for a millisecond at most, as between the
-operators of a call, and then sleep, so that they take none of the other's cores."""
+"""Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
+and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
-"""Implementations of ours whose package takes seconds to import: fresh processes find it imported."""
+"""Bundled implementations with slow packages: the template imports these for fresh processes."""
 PREDICTING_S = 60.0
-"""Seconds that a dry run may take."""
+"""Longest dry run in seconds."""
 
 
 class Predicted(NamedTuple):
-    """A cell before it is checked: what a call is predicted to cost, or why it is left out."""
+    """A cell before its check: the predicted cost of a call, or why it is left out."""
 
     workload: Workload
     arm: Arm
     reply: messages.Prepared | messages.Failed
 
 
-def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
+def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     plan: Plan,
     folder: Path,
     watch: Watch,
@@ -80,17 +80,12 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
 ) -> None:
-    """Start a run in `folder`, or go on with the one that is there, to its end.
+    """Start a run in `folder`, or continue the one there, to its end.
 
-    With `stops_when_wrong` workloads are checked in the order in which they show most for their time, and an
-    implementation is not checked any further once it is wrong.
-
-    The stages of the plan, where it has some, go before `stages`.
-
-    Workers are forked from `template`, if it is given.
-
-    `client`, `clock` and `read_counters` are a worker process's and the machine's unless others are given, as in
-    studies/simulated.
+    With `stops_when_wrong`, workloads are checked in order of information per time, and an implementation is not
+    checked further once it is wrong. The stages of the plan, if any, run before `stages`. Workers are forked from
+    `template`, if set. `client`, `clock` and `read_counters` default to a worker process and the machine;
+    studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -113,14 +108,13 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         session.start_worker()
         stages = plan.stages or stages
         planned = _stages(plan, stages, folder, stops_when_wrong=stops_when_wrong)
-        reasons = {type(stage): stage.run(session) for stage in planned}  # of stages that time, the last one's
+        reasons = {type(stage): stage.run(session) for stage in planned}  # the last stage that times
         reason = "; ".join(filter(None, reversed(reasons.values())))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
 
 
 def _stages(plan: Plan, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> Iterator[Stage]:
-    """The stages of a run, in their order."""
     is_timed = LATENCY in plan.metrics
     if "shortlist" in names:
         yield ShortlistStage()
@@ -144,10 +138,10 @@ def _stages(plan: Plan, names: Collection[str], folder: Path, *, stops_when_wron
 
 
 def refuse_interpreted(plan: Plan) -> None:
-    """Refuse to time what Triton's interpreter runs.
+    """Refuse to time Triton's interpreter.
 
     Raises:
-        ValueError: the plan asks for it, or the environment does.
+        ValueError: the plan or the environment enables the interpreter.
     """
     if plan.is_interpreted or INTERPRETED.items() <= os.environ.items():
         raise ValueError(
@@ -158,7 +152,7 @@ def refuse_interpreted(plan: Plan) -> None:
 
 @contextmanager
 def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
-    """A template for a check: it times nothing, so that one environment serves all plans. It starts importing now."""
+    """A template for checks: without timing, one environment serves all plans. It starts importing now."""
     settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     with closing(Template(folder / "worker.log", settings)) as template:
         template.start()
@@ -166,7 +160,7 @@ def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = 
 
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
-    """The worker of a run, which prints into its folder; several where not all arms share a process."""
+    """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
@@ -189,15 +183,15 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
-    """A new run's folder below `results`/`kind`; its name begins with the time, so that names sort by age."""
+    """The folder of a new run below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
 
 
 def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
-    """Estimate time and memory of each cell from calls at shorter lengths, workload by workload; nothing is stored.
+    """Predict time and memory of each cell from calls at shorter lengths, workload by workload; stores nothing.
 
-    It stops after `limit_s` seconds; workloads come in an order in which any prefix is evenly spread.
+    Stops after `limit_s` seconds; any prefix of the order of workloads is evenly spread.
 
     Raises:
         ValueError: no worker can start.

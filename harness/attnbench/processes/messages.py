@@ -1,7 +1,7 @@
 """The protocol between the coordinator and a worker: requests and replies as JSON lines, and the heartbeat.
 
-Each request gets one reply, whose type ANSWERS lists, or Failed. The worker writes the heartbeat before each step; it
-outlives a crash.
+Each request gets one reply: of a type in ANSWERS, or Failed. The worker updates the heartbeat before each step; it
+survives a crash.
 """
 
 import mmap
@@ -29,32 +29,32 @@ from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
 PRELOADED = "ATTNBENCH_PRELOADED"
-"""The variable in a template's environment that names modules, joined by commas, which it imports if it can."""
+"""Environment variable of a template: modules, joined by commas, to import if possible."""
 FORK = 0
-"""Sent to the template (processes/worker/__main__.py) for a new worker; the process id of a worker ends it."""
+"""Asks the template (processes/worker/__main__.py) for a new worker; a process id asks it to end that worker."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """First request to a fresh worker. `layout` shifts where memory lies, so that no epoch is like another."""
+    """First request to a fresh worker. `layout` shifts memory, so that every epoch has a different layout."""
 
     layout: int = 0
 
 
 class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
-    """Load an implementation."""
+    """Load an implementation, and report its built-in axes."""
 
     spec: str
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
-    """The values of axes that an implementation has built in, and why it cannot be loaded, or ""."""
+    """Built-in axes of an implementation, and why it cannot be loaded, or ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request about one cell; `spec` says from where the arm's implementation is loaded."""
+    """A request about one cell; `spec` is the source of the arm's implementation."""
 
     workload: Workload
     arm: Arm
@@ -62,14 +62,14 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, Any]:
-        """The fields of an event that name the cell."""
+        """Fields of an event that name the cell."""
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
 class LimitedRequest(CellRequest, frozen=True, kw_only=True):
     """A request about a cell that is not tried beyond these limits.
 
-    With `is_rough` nothing more is measured once a call is certainly within them.
+    With `is_rough` measuring stops once a call is certainly within the limits.
     """
 
     call_limit_s: float
@@ -78,21 +78,21 @@ class LimitedRequest(CellRequest, frozen=True, kw_only=True):
 
 
 class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
-    """See whether a cell is supported and within the limits."""
+    """Test whether a cell is supported and within the limits."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """Facts about an implementation at a workload that a check needs (contract.Implementation)."""
+    """Facts about an implementation on a workload that a check needs (contract.Implementation)."""
 
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
-    call_s: float | None = None  # predicted, of one call; None: from nothing that is shorter
-    peak_bytes: float | None = None  # likewise; None where it is far from any limit, or the workload so short
+    call_s: float | None = None  # predicted seconds of one call; None without a shorter length
+    peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to the oracle: a workload, and the probes that are left out; `is_brief` asks about one probe alone."""
+    """A question to the oracle: a workload, and the probes to leave out; `is_brief` needs only one probe."""
 
     workload: Workload
     seed: int
@@ -103,28 +103,28 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits.
 
-    A client prepares the cell first, and asks its judge with what that has shown. With `is_brief` one kind of input
-    alone is compared, and no rules are tried: enough where the implementation has passed in full at a workload of the
-    same kind. While the implementation is called, the oracle computes what the next check needs: `following`.
+    A client prepares the cell first, and passes the result to its judge. `is_brief` compares only one kind of input and
+    tries no rules: enough if the implementation has fully passed on a workload of the same kind. During calls of the
+    implementation, the oracle computes the next check's question, `following`.
     """
 
     seed: int
     is_brief: bool = False
-    left_out: tuple[str, ...] = ()  # probes
+    left_out: tuple[str, ...] = ()  # probe names
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
     following: Question | None = None
 
     @property
     def question(self) -> Question:
-        """The question to the oracle that this check needs answered."""
+        """The question to the oracle for this check."""
         return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a tensor's storage in a file, and the tensor's layout in it, as torch has them.
+    """The place of a tensor's storage in a file, and the tensor's layout in the storage, as in torch.
 
-    `memory` is where the sender has the storage: what is sent twice from one place is one tensor.
+    `memory` is the address of the storage at the sender: tensors sent twice from one address are one tensor.
     """
 
     dtype: str
@@ -137,10 +137,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateRequest(CellRequest, frozen=True, kw_only=True):
-    """A request of the judge to the process that holds a candidate (processes/remote.py), through the coordinator.
+    """A request of the judge to the process with the candidate (processes/remote.py), through the coordinator.
 
-    `exchange` is the path of the file that tensors pass through, and `forget` has the modules that are no longer used.
-    `random` is the state of each of the judge's generators, from which the candidate draws.
+    `exchange` is the path of the file with tensors, and `forget` lists modules that are no longer used. `random` is the
+    state of each of the judge's generators, which the candidate draws from.
     """
 
     exchange: str
@@ -158,7 +158,7 @@ class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     """Call a module forward; `needs` names the tensors that get gradients. `is_inference`: in torch.inference_mode.
 
-    With `weights` the module is built first: a cell's first module alone is built by Build, which says what it offers.
+    With `weights` the module is built first: Build is needed only for a cell's first module, to report its methods.
     """
 
     module: int
@@ -177,17 +177,17 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
 
 
 class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
-    """The gradients of a call, from that of its output."""
+    """Compute the gradients of a call from that of its output."""
 
     call: int
 
 
 class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
-    """Look for changes of the process since the last look; a change is a failure."""
+    """Look for changes of the process since the last such request; a change is a failure."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """The optional methods of the candidate's module, and the state of each generator after it was built."""
+    """Optional methods of the candidate's module, and the state of each generator after building it."""
 
     has_attend: bool
     has_pack: bool
@@ -195,10 +195,10 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
-    """The results of a call, and the tensors that it changed in place: its inputs, and outputs of earlier calls.
+    """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
-    `faults` says what else it changed, and `notes` what else it did, by rule (checking/conduct.py). `random` is the
-    state of each generator after it.
+    `faults` lists other changes, and `notes` other actions, by rule (checking/conduct.py). `random` is the state of
+    each generator after the call.
     """
 
     tensors: dict[str, Place]
@@ -210,20 +210,20 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
 
 
 class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
-    """Read a metric that has a pass of its own."""
+    """Read a metric in a pass of its own."""
 
     metric: str
 
 
 class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
-    """See which operators run."""
+    """Profile the operators of a call."""
 
 
 class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
-    """Prepare `num_calls` calls, each on inputs of its own, which follow from `seed` (checking/witness.py).
+    """Prepare `num_calls` calls, each on its own inputs drawn from `seed` (checking/witness.py).
 
-    First the implementation is called `num_before` times, or for `before_s` seconds: code that works honestly only for
-    a while is seen afterwards.
+    The implementation is first called `num_before` times, or for `before_s` seconds, to detect code that computes
+    honestly only for a while.
     """
 
     num_before: int
@@ -233,28 +233,28 @@ class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witnes
 
 
 class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
-    """Make the prepared calls from `first` to before `last`, and keep what they return."""
+    """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
 
     first: int
     last: int
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send what the call with this number returned; after the last, forget all."""
+    """Send the result of the call with this number; forget all after the last one."""
 
     number: int
     is_last: bool
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
-    """The places of output and gradients, by name; none where dropout makes them random."""
+    """The places of output and gradients by name; empty if dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
 
 
 class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
-    """Whether an output that was handed in is right; `row_seed` draws the rows."""
+    """Judge an output that was handed in; `row_seed` draws the rows."""
 
     handed: HandedIn
     seed: int
@@ -269,20 +269,20 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
 
 
 class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
-    """Make a call that may not fit, and see what it takes.
+    """Make a call that may not fit, and measure its memory.
 
-    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is.
+    `limit_bytes` limits the memory beyond its inputs; 0: all free memory.
     """
 
     limit_bytes: int = 0
 
 
 class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
-    """Try every law of invariance, then time prefill and decoding."""
+    """Test every law of invariance, then time prefill and decoding."""
 
     seed: int
     baseline: str  # a spec
-    budget_s: float  # of the times; 0: none are taken
+    budget_s: float  # for timing; 0: no timing
 
 
 class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
@@ -298,14 +298,14 @@ class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_atten
 
 
 class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
-    """Time a step of the model with each attention, in about `budget_s`."""
+    """Time a step of the model with each attention, in about `budget_s` seconds."""
 
     attentions: tuple[str, ...]
     budget_s: float
 
 
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
-    """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`."""
+    """Measure the ceilings of this machine for the workload's device, dtype and threads, in about `limit_s` seconds."""
 
     workload: Workload
     limit_s: float
@@ -318,14 +318,14 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
     arms: tuple[tuple[Arm, str], ...]
     cache: str = "warm"
     launch: str = "eager"
-    verifies: bool = True  # check afterwards that every arm still computes
-    is_clocked: bool = False  # answer at once: what was changed meanwhile is looked for by the next request
-    settles: bool = False  # answer only when no thread spins any more: another process is next
+    verifies: bool = True  # check the answers of all arms afterwards
+    is_clocked: bool = False  # answer at once; the next request looks for changes of the process
+    settles: bool = False  # answer only after all threads stopped spinning: another process follows
 
     def finished(
         self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()
     ) -> VisitFinished:
-        """The answer: each arm's samples in time order, the seconds inside their calls, and the device's states."""
+        """The reply: each arm's samples in time order, the seconds inside their calls, and the device's states."""
         return VisitFinished(
             workload=self.workload.id,
             epoch=self.epoch,
@@ -340,7 +340,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 Consulted = Build | Call | Backward
 """Requests of the judge to a candidate's process."""
 Aside = Declare | BuildModel | JudgeAttention | TimeSteps
-"""Requests about no workload."""
+"""Requests without a workload."""
 Work = (
     Prepare
     | Check
@@ -358,22 +358,22 @@ Work = (
     | Certify
     | Consulted
 )
-"""Requests to a worker that was started."""
+"""Requests to a started worker."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The worker's environment; of two workers the candidate's, and also the base's."""
+    """The worker's environment: for two workers the candidate's, and also the base's."""
 
     environment: Environment
     base: Environment | None = None
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The request was carried out; the output that was judged is right."""
+    """The request succeeded; a judged output is right."""
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
-    """The call fits. `free_bytes` were free before it."""
+    """The call fits. `free_bytes` is the free memory before it."""
 
     call_s: float
     peak_bytes: int
@@ -381,21 +381,21 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm; at the interference probe, or without an arm: in the harness itself."""
+    """The request failed at this arm; at the interference probe, or without an arm, in the harness itself."""
 
     status: Status
     message: str
     arm: Arm = PROBE
-    raised: str = ""  # the name of the error that was raised, and what it said
+    raised: str = ""  # name and message of the exception
     said: str = ""
-    is_lost: bool = False  # the process ended, which may be somebody else's deed
-    is_predicted: bool = False  # nothing was tried
-    is_close: bool = False  # and another moment may predict otherwise
-    is_unloadable: bool = False  # the implementation cannot be loaded, whatever the workload
+    is_lost: bool = False  # the process ended, which foreign code may have caused
+    is_predicted: bool = False  # a prediction; nothing was tried
+    is_close: bool = False  # a prediction close to the limit, which may change
+    is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 
 Answer = Built | Tensors | Failed
-"""The answers to what the judge asks."""
+"""Replies to the judge."""
 Request = Start | Work | Aside | Answer
 Reply = (
     Started
@@ -444,29 +444,29 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
 }
-"""The replies to each request besides Failed; any other reply counts as a crash."""
+"""Replies to each request besides Failed; any other reply counts as a crash."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed."""
+    """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
 
     reply: Reply
     ends: bool = False
 
 
 class Heartbeat:
-    """Eight bytes of shared memory that say which arm a worker is trying; the worker writes, the coordinator reads.
+    """Eight bytes of shared memory with the arm that a worker is trying; the worker writes, the coordinator reads.
 
-    Writing takes less than a microsecond, so that even inside a block each turn can be announced. The file behind it
-    has no name: nothing remains of it, however the processes end.
+    Writing takes less than a microsecond, so that even turns inside a block are announced. The file behind it has no
+    name, so nothing remains of it after the processes end.
     """
 
     HARNESS, LOADING = 2**32 - 1, 2**32 - 2
-    """Stand for no arm: the harness's own work, and an implementation that is being loaded."""
-    _LAYOUT = struct.Struct("<II")  # how many steps were begun, index of the arm
+    """Values without an arm: the harness's own work, and the loading of an implementation."""
+    _LAYOUT = struct.Struct("<II")  # number of steps, index of the arm
 
     def __init__(self, file: int | None = None) -> None:
-        """Map the open file that another process has made; without one, make a new file."""
+        """Map the open file of another process; without one, make a new file."""
         if file is None:
             with tempfile.TemporaryFile() as made:
                 made.truncate(self._LAYOUT.size)
@@ -475,15 +475,15 @@ class Heartbeat:
         self._memory = mmap.mmap(file, self._LAYOUT.size)
 
     def beat(self, arm: int = 0) -> None:
-        """Announce a step of the arm with this index; where a request names one implementation, of that."""
+        """Announce a step of the arm with this index; 0 is the arm of a request about one implementation."""
         self._LAYOUT.pack_into(self._memory, 0, (self.read()[0] + 1) % 2**32, arm)
 
     def read(self) -> tuple[int, int]:
-        """How many steps were begun, and the index of the arm that the last one tries."""
+        """The number of announced steps, and the index of the current arm."""
         count, arm = self._LAYOUT.unpack_from(self._memory, 0)
         return count, arm
 
     def close(self) -> None:
-        """Let go of the memory and of the file."""
+        """Release the memory and the file."""
         self._memory.close()
         os.close(self.file)

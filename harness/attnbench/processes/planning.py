@@ -22,17 +22,17 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 LIMITS = "quick"
-"""The sweep whose limits hold where the workloads are a file's."""
+"""The sweep with the limits for workloads from a file."""
 EXACT_CALL_LIMIT_S = 2.0
-"""A sweep leaves out longer calls than its own limit; workloads that are named exactly have at least this one."""
+"""A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 MOST_TRIED = 6
-"""Implementations that are checked and timed to find the fastest: those with the least predicted time."""
+"""Number of implementations to check and time in a search for the fastest: those with the lowest predictions."""
 MOST_LADDERS = 4
-"""With more workloads there is no time to find the length from which the answer changes."""
+"""With more workloads there is no time to search for crossovers."""
 REACH = 16
-"""A change is searched for up to this factor shorter and longer."""
+"""Factor by which a search for a crossover extends in both directions."""
 LENGTH = "length"
-"""The axis of a ladder whose lengths of query and key grow together."""
+"""The axis of a ladder that changes the lengths of query and key together."""
 WAYS = {
     LENGTH: (16, 16384),
     "seq_len": (16, 16384),
@@ -41,11 +41,11 @@ WAYS = {
     "batch_size": (1, 128),
     "head_dim": (8, 256),
 }
-"""Axes along which two may change places, and from where to where they are searched if nothing else is said."""
+"""Axes with a search for crossovers, and their default ranges."""
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
-    """Those of REJECTABLE that a check is asked to reject.
+    """The members of REJECTABLE that a check should reject.
 
     Raises:
         ValueError: there is no such choice.
@@ -57,7 +57,7 @@ def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
-def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed; they are settled in order
+def build_plan(  # noqa: PLR0913 - a parameter for each option
     sweep: str,
     *,
     settings: Sequence[str] = (),
@@ -84,20 +84,20 @@ def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed;
     rejects: Sequence[str] = (),
     declarations: Mapping[str, Declared] | None = None,
 ) -> Plan:
-    """The plan of a run: where a value is None the sweep decides.
+    """Build the plan of a run; values that are None come from the sweep.
 
-    With `is_exact` the settings stand alone, and of the sweep only its limits hold; so they do for a `model`, a preset
-    or a config.json. `declarations`, by spec, are read from the files unless they are known already. The baseline takes
-    part even where it was not named, since ratios need it, unless `with_baseline` is false.
+    With `is_exact` only the settings define the workloads, and the sweep only the limits; the same holds for a `model`,
+    a preset or a config.json. `declarations`, by spec, are read from the files unless they are passed. The baseline
+    takes part even if it is not named, since ratios need it, unless `with_baseline` is false.
 
     Raises:
-        ValueError: whatever was given that is not possible; the message says what is allowed.
+        ValueError: a value is not possible; the message lists the allowed ones.
     """
     file = Path(sweep)
     is_traced = file.suffix == flashinfer_trace.SUFFIX
     chosen = sweeps.load(LIMITS if is_traced else sweep)
     parsed = sweeps.parse_settings(settings)
-    here = (name for name in names() if device(name).seems_present())  # what the device `all` stands for
+    here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
     stands_alone = is_traced or (bool(model or parsed) and is_exact)
     mixes: tuple[Mix, ...] = ()
@@ -110,7 +110,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed;
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
-        found = device(named)  # raises where there is no such device
+        found = device(named)  # raises if there is no such device
         if launch == "graph" and not found.has_graphs:
             raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
@@ -167,7 +167,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each thing that may be typed;
     )
 
 
-def _suited(  # noqa: PLR0913 - workloads, and what decides about them
+def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     workloads: tuple[Workload, ...],
     specs: Sequence[str],
     declarations: Mapping[str, Declared],
@@ -176,9 +176,10 @@ def _suited(  # noqa: PLR0913 - workloads, and what decides about them
     *,
     is_alike: bool,
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
-    """The workloads with the axes that implementations have built in, where no setting names them.
+    """The workloads with the built-in axes of implementations, unless a setting names these axes.
 
-    With `is_alike` all have the same, to be compared; else each has its own, and the others' are left out.
+    With `is_alike` all workloads have the same axes, to be compared; otherwise each implementation has its own
+    workloads, and the others' are left out.
     """
 
     def unset(axes: Axes) -> Axes:
@@ -202,7 +203,7 @@ def _suited(  # noqa: PLR0913 - workloads, and what decides about them
 def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
     """The plan of a run that finds the fastest implementation of each workload of a plan.
 
-    With `searches`, and where workloads are few, also from which length on another one is the fastest.
+    With `searches`, and if workloads are few, it also searches for crossovers in length.
     """
     asked = {each.id for each in planned.workloads}
     ladders, made = [], dict[str, Workload]()
@@ -226,12 +227,12 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
 
 
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
-    """The plan of a run that finds where each two of these implementations of a plan change places along an axis.
+    """The plan of a run that searches for crossovers of all pairs of these implementations along an axis.
 
-    `low` and `high` bound the way; 0: as `WAYS` says.
+    `low` and `high` bound the search; 0: the default of `WAYS`.
 
     Raises:
-        ValueError: fewer than two were named, or the axis is no way up.
+        ValueError: fewer than two implementations are named, or the axis does not increase.
     """
     names = list(dict.fromkeys(map(plugins.name_of, specs)))
     if len(names) < 2:  # noqa: PLR2004 - two change places
@@ -269,7 +270,7 @@ def _ids(workloads: Iterable[Workload]) -> tuple[str, ...]:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """A workload with another value of an axis, and of the axes that follow from it.
+    """A workload with another value of an axis, and of dependent axes.
 
     Raises:
         ValueError: there is no such workload.

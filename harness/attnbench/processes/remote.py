@@ -1,10 +1,9 @@
 """A candidate in another process: the judge's stand-in for its module, and the end that holds the module.
 
-The judge draws inputs, knows the answers and compares; it never imports the code under test. What passes between the
-two are messages, and the bytes of tensors in a file in memory: nothing that the candidate sends is executed. To those
-who check, a stand-in behaves as the module would in their own process: what the candidate changes in place is seen to
-change, be it an input, the gradient that it was given, or the output of an earlier call; and what it draws from torch's
-generators it draws from the judge's.
+The judge draws inputs, knows the answers and compares; it never imports the code under test. Between the two pass
+messages, and tensors as bytes in a shared file: nothing that the candidate sends is executed. To the checks, a stand-in
+behaves like the module in their own process: changes in place of an input, of the gradient or of the output of an
+earlier call become visible, and the candidate draws from the judge's generators.
 """
 
 import os
@@ -30,7 +29,7 @@ from attnbench.workloads.masks import parse_mask
 
 Ask = Callable[[Build | Call | Backward], object]
 NUM_CALLS = 4
-"""Calls whose outputs and graphs are kept: two forward calls may come before both of their backward calls."""
+"""Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
 GRADIENT = "incoming gradient"
 Context = Any
@@ -49,7 +48,7 @@ class CandidateError(Exception):
 
 
 class CandidateLostError(BaseException):
-    """The candidate's process is gone: this passes through all that expects a candidate to raise errors."""
+    """The candidate's process is gone; not an Exception, so that it passes handlers of a candidate's errors."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -57,20 +56,20 @@ class CandidateLostError(BaseException):
 
 
 class Exchange:
-    """The file through which tensors pass. Who sends writes from its start; who receives makes copies at once."""
+    """The file for tensors. A sender writes from its start; the receiver copies at once."""
 
     def __init__(self, path: str = "") -> None:
-        """Open another process's file, by its path; without one, make a file."""
+        """Open another process's file by its path; without a path, create a file."""
         self._file = os.open(path, os.O_RDWR) if path else os.memfd_create("attnbench-tensors")
         self.path = path or f"/proc/{os.getpid()}/fd/{self._file}"
         weakref.finalize(self, os.close, self._file)
 
     def is_at(self, path: str) -> bool:
-        """Whether this is the file of that path, which another file may have taken over since it was opened."""
+        """Whether this is the file at that path: another file may have replaced it since it was opened."""
         return os.path.samestat(Path(path).stat(), os.fstat(self._file))
 
     def send(self, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
-        """Write all that the storage of each tensor holds; where that is."""
+        """Write the whole storage of each tensor; return the places."""
         places, at = {}, 0
         for name, tensor in tensors.items():
             held = bytes_of(tensor).cpu().numpy()
@@ -88,10 +87,10 @@ class Exchange:
         return places
 
     def read(self, place: Place) -> Tensor:
-        """The bytes that were sent.
+        """The bytes at a place.
 
         Raises:
-            ValueError: there are not so many.
+            ValueError: the file is too short.
         """
         held = torch.empty(place.num_bytes, dtype=torch.uint8)
         if move(os.preadv, self._file, held.numpy().data, place.at) < place.num_bytes:
@@ -99,15 +98,16 @@ class Exchange:
         return held
 
     def receive(self, place: Place, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of the tensor, laid out as it was."""
+        """A copy of the tensor with the same layout."""
         made = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return made.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
 
 def move(transfer: Callable[[int, list[memoryview], int], int], file: int, memory: memoryview, at: int) -> int:
-    """Read or write all bytes from a place in a file on, by preadv or pwritev; how many: fewer where the file ends.
+    """Read or write all bytes from a file position on, by preadv or pwritev; return their number.
 
-    One transfer moves 0x7ffff000 bytes at most: https://man7.org/linux/man-pages/man2/write.2.html.
+    The number is smaller if the file ends. One transfer moves 0x7ffff000 bytes at most:
+    https://man7.org/linux/man-pages/man2/write.2.html.
     """
     moved = 0
     while moved < len(memory) and (step := transfer(file, [memory[moved:]], at + moved)):
@@ -121,26 +121,26 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def generators(name: str) -> list[Generator]:
-    """Torch's generators that a candidate on this device draws from: the host's, and its own where it has one."""
+    """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
     here = torch.device(device(name).torch_device)
     own = [] if device(name).is_host else [torch.get_device_module(here).default_generators[here.index or 0]]
     return [torch.default_generator, *own]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
-    """The state of each, which has its seed."""
+    """The state of each generator, seed included."""
     return tuple(each.get_state().numpy().tobytes() for each in generators)
 
 
 def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None:
-    """Set the state of each."""
+    """Restore the state of each generator."""
     for each, state in zip(generators, states, strict=True):
         each.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 @contextmanager
 def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterator[None]:
-    """Give the generators these states, and in the end the ones that they had."""
+    """Give the generators these states, and restore theirs at the end of the context."""
     own = states_of(generators)
     set_states(generators, states)
     try:
@@ -150,7 +150,7 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
-    """The implementation that the judge checks in place of one that another process holds."""
+    """The implementation that the judge checks in place of one in another process."""
     return Implementation(
         build=remote.build,
         source="another process",
@@ -160,14 +160,14 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
 
 
 class Remote:
-    """The judge's end: builds modules that stand in for those of a candidate."""
+    """The judge's end: builds stand-ins for a candidate's modules."""
 
     def __init__(self, ask: Ask, cell: Mapping[str, Any]) -> None:
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
         self._generators = generators(cell["workload"].device)
         self.num_modules = self.num_calls = 0
-        self._offers: Built | None = None  # what the cell's modules offer
+        self._offers: Built | None = None  # optional methods of the cell's modules
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
 
@@ -188,7 +188,7 @@ class Remote:
         return made
 
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
-        """The output of a forward call; `needs` names what will have a gradient, inputs or weights."""
+        """The output of a forward call; `needs` names the inputs or weights that get a gradient."""
         self.num_calls += 1
         weights = {} if stand_in.is_built else dict(stand_in.named_parameters())
         stand_in.is_built = True
@@ -216,17 +216,17 @@ class Remote:
         return output
 
     def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
-        """The gradients that a call's backward pass returns, by name."""
+        """The gradients of a call's backward pass, by name."""
         given = {GRADIENT: grad_output}
         reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(given))
         self._see_changes(reply, given)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, given: Mapping[str, Tensor]) -> None:
-        """Change here what the candidate changed there, and note what it did.
+        """Apply the candidate's in-place changes here, and note its other actions.
 
         Raises:
-            ConductError: it changed what only its own process holds.
+            ConductError: it changed state outside of these tensors.
         """
         conduct.Conduct(faults=reply.faults).require_faultless()
         conduct.note(reply.notes)
@@ -236,11 +236,11 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - as each is answered
-        """The answer of the candidate's process.
+    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
+        """Send a request to the candidate's process; return the reply.
 
         Raises:
-            CandidateError: the candidate raised something.
+            CandidateError: the candidate raised an exception.
             CandidateLostError: its process is gone.
         """
         forget, self.forgotten[:] = tuple(self.forgotten), []
@@ -265,7 +265,7 @@ class StandIn(nn.Module):
             self.register_parameter(f"{name} weights", nn.Parameter(tensor.detach(), requires_grad=False))
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-        """Tokens (B, T, D) and, where S differs, context (B, S, D) -> (B, T, D)."""
+        """Tokens (B, T, D) and, if S differs, context (B, S, D) -> (B, T, D)."""
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
     def made_there(self, given: dict[str, Tensor], mask: BoundMask) -> Tensor:
@@ -278,7 +278,7 @@ class StandIn(nn.Module):
 
 
 class _Attends(StandIn):
-    """One whose candidate has `attend`."""
+    """A stand-in for a candidate with `attend`."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -286,23 +286,23 @@ class _Attends(StandIn):
 
 
 class _Packs(StandIn):
-    """One whose candidate says which of its parameters comes from which canonical weight: here they are the same."""
+    """A stand-in for a candidate that maps its parameters to canonical weights: here they are identical."""
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The parameters, by name."""
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:  # noqa: ARG002 - its signature
-        """None but those."""
+        """There are no other parameters."""
         return {}
 
 
 class _RemoteCall(torch.autograd.Function):
-    """A call with its backward pass; where the candidate has no gradient, None is returned."""
+    """A call with its backward pass; a missing gradient is None."""
 
     @staticmethod
     def forward(ctx: Context, stand_in: StandIn, mask: BoundMask, inputs: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        """Call; the tensors are inputs, then parameters."""
+        """Make the call; the tensors are inputs, then parameters."""
         ctx.names = (*inputs, *(name for name, _ in stand_in.named_parameters()))
         needs = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if needed]
         ctx.remote = stand_in.remote
@@ -319,7 +319,7 @@ class _RemoteCall(torch.autograd.Function):
 
 @dataclass
 class _Called:
-    """A call whose graph is kept: its output, a copy of the output as sent, and the tensors with gradients."""
+    """A call with a kept graph: its output, a copy of the output as sent, and the tensors with gradients."""
 
     output: Tensor
     sent: Tensor
@@ -329,17 +329,17 @@ class _Called:
 
 
 class Candidates:
-    """The candidate's end: its modules, and what they are called with."""
+    """The candidate's end: its modules, and the arguments of their calls."""
 
     def __init__(self) -> None:
         self._exchange: Exchange | None = None
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
-        self._inputs: OrderedDict[object, Tensor] = OrderedDict()  # by where the judge has them: the same memory again
+        self._inputs: OrderedDict[object, Tensor] = OrderedDict()  # by the judge's address: the same memory again
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
     def answer(self, request: Build | Call | Backward, made: Implementation) -> Built | Tensors:
-        """Do what the judge asks for; whatever the candidate raises passes through."""
+        """Carry out a request of the judge; exceptions of the candidate pass through."""
         if self._exchange is None or not self._exchange.is_at(request.exchange):
             self.__init__()  # type: ignore[misc]
             self._exchange = Exchange(request.exchange)
@@ -439,7 +439,7 @@ class Candidates:
         return self._reply({name: each for name, each in found.items() if each is not None}, changed, seen, exchange)
 
     def _given(self, request: Call) -> dict[str, Tensor]:
-        """The tensors of a call. What shares memory with the judge shares it here, or is one tensor."""
+        """The tensors of a call. Tensors that share memory at the judge share it here, or are one tensor."""
         given: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
         for name, place in places.items():
@@ -456,7 +456,7 @@ class Candidates:
         return given
 
     def _placed(self, name: str, place: Place, where: str) -> Tensor:
-        """The tensor that was sent; where the judge has sent it before, in the same memory as then."""
+        """The received tensor, in the same memory as before if the judge has sent it before."""
         assert self._exchange is not None
         key = (name, msgspec.structs.replace(place, at=0))
         if key in self._inputs:
@@ -471,7 +471,7 @@ class Candidates:
     def _changed(
         self, given: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
     ) -> dict[str, Tensor]:
-        """The tensors that differ from the bytes that were sent."""
+        """The tensors that differ from the sent bytes."""
         return {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()
@@ -486,7 +486,7 @@ class Candidates:
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
         for number, called in self._calls.items():
             now = called.output.detach()
-            if now.untyped_storage().data_ptr() in inputs:  # a view of an input follows what the judge puts there
+            if now.untyped_storage().data_ptr() in inputs:  # a view of an input changes with the judge's next input
                 continue
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()

@@ -1,7 +1,7 @@
-"""Several runners that look like one worker, each with some of a session's arms: blocks are taken by each in turn.
+"""Several runners behind the interface of one worker: each holds some arms, and takes its part of each block.
 
-A process has a bias of its own, which all its blocks share: across processes what counts is one number for each epoch,
-in which all are fresh (docs/adr/0020).
+A process has a bias that all its blocks share: across processes, each epoch of fresh processes gives one number
+(docs/adr/0020).
 """
 
 import math
@@ -27,36 +27,36 @@ from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 
 Specs = tuple[tuple[Arm, str], ...]
-"""Arms, each with where its implementation is loaded from."""
+"""Arms with the source of each implementation."""
 FEWEST_WITNESSES = 3
 NUM_LOOKS = 4
 """Witness samples, the first included, before a cell is called invalid."""
 WITNESS_S = 8e-3
-"""A witness sample lasts at least this: coordinator and runner wake one another in a tenth of a millisecond."""
+"""Least duration of a witness sample: coordinator and runner wake each other in a tenth of a millisecond."""
 NUM_HANDED = 3
-"""Outputs of a witness sample that are judged: several show sooner that some calls skip work."""
+"""Outputs of a witness sample that are judged: several reveal sooner that some calls skip work."""
 NUM_BRACKETS = 4
 """Parts of a witness sample that the coordinator times separately."""
 WAKING_S = 0.4e-3
-"""Seconds that a request may take beyond its calls."""
+"""Seconds that a request may take in addition to its calls."""
 AROUND_S = 3e-3
 """Seconds for the work around a sample, such as collecting garbage."""
 PAGING_S_PER_BYTE = 0.25e-9
-"""Cost of inputs that no cache has, and of pages for an output that is kept."""
+"""Cost of uncached inputs, and of pages for a kept output."""
 MOST_BEFORE, BEFORE_S = 256, 0.25
-"""Calls before a cell's first witness sample, at most, and seconds that they may take."""
+"""Calls before a cell's first witness sample, and the seconds for them, at most."""
 WITNESS_BYTES = 2**28
-"""Inputs and outputs of a witness sample take no more, or are those of two calls."""
+"""Largest size of inputs and outputs of a witness sample, unless two calls need more."""
 DRAWS = random.SystemRandom()
-"""The draws for witness samples, which no code under test can predict."""
+"""Random numbers for witness samples, unpredictable for code under test."""
 HIDDEN, FAR = 1.25, 2.0
-"""A call that takes this many times as long by the coordinator's clock as in its samples is not what they show; on a
-machine that is busy with other work only the larger factor proves it, after the time lost to that work is taken off."""
+"""A call that takes this many times as long on the coordinator's clock as in its samples refutes the samples. On a
+machine that is busy with other work only the larger factor does, after subtracting the time lost to that work."""
 MOST_UNTIMED = 2.0
-"""An untimed call before a sample counts as at most this many timed ones, so that nobody hides work in it."""
+"""An untimed call before a sample counts as at most this many timed ones, so that it cannot hide work."""
 QUIET_SHARE = 0.05
-"""A machine is quiet while trusted processes wait for a processor during at most this share of their requests: to wake
-one another costs them some percent on an idle machine, and each busy neighbour tens of percent."""
+"""On a quiet machine trusted processes wait for a processor during at most this share of their requests: waking each
+other costs some percent on an idle machine, and each busy neighbour tens of percent."""
 
 
 class Part(NamedTuple):
@@ -64,11 +64,11 @@ class Part(NamedTuple):
 
     client: WorkerClient
     arms: Specs
-    owner: Arm | None = None  # of a runner that is not trusted: whoever else fails in it, this is to blame
+    owner: Arm | None = None  # the arm of an untrusted runner: it is responsible for any failure there
 
     @property
     def is_foreign(self) -> bool:
-        """Whether nobody trusts the runner."""
+        """Whether the runner is untrusted."""
         return self.owner is not None
 
 
@@ -77,13 +77,14 @@ def take_turns(
     parts: list[Part],
     ask: Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed],
 ) -> VisitFinished | messages.Failed:
-    """The visit, each of its blocks taken by one runner right after the other, in a random order.
+    """Take the blocks of a visit: in each block the runners take their parts one after the other, in a random order.
 
-    Every request begins with untimed calls, since its process was asleep. Where an arm has no samples yet, a first
-    block is taken and dropped: all runners choose their settings from the same times of all arms.
+    Every request begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block
+    is taken and dropped, so that all runners choose their settings from the same times of all arms.
 
-    Of the interference probes the slower counts, and slots are counted through. What is not sampling is no part of a
-    block, since its parts would lie far apart: all make ready first, and verify their answers in the end.
+    The slower of the interference probes counts, and slots are numbered across runners. All work besides sampling
+    happens outside of the blocks, so that their parts stay close: runners prepare first, and verify their answers at
+    the end.
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
@@ -92,7 +93,7 @@ def take_turns(
     found = dict(request.known)
     is_known = all(arm in found for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
-    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device is hot from the first step on
+    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
     last = msgspec.structs.replace(cool, verifies=True) if request.verifies else cool
     for step in [ready, *request.num_blocks * [block], last]:
@@ -119,9 +120,9 @@ def take_turns(
 
 
 class PairedClient(WorkerClient):
-    """Two workers that look like one: each side of a comparison in processes of its own.
+    """Two workers behind the interface of one: each side of a comparison has its own processes.
 
-    Both have the same arms, down to A/A control and interference probe: identical code is measured alike.
+    Both have the same arms, A/A control and interference probe included, so that identical code is measured alike.
     """
 
     def __init__(self, base: WorkerClient, candidate: WorkerClient, seed: int) -> None:
@@ -131,11 +132,11 @@ class PairedClient(WorkerClient):
 
     @property
     def is_running(self) -> bool:
-        """Whether both are there to be asked."""
+        """Whether both workers are running."""
         return all(client.is_running for client in self.both)
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start two fresh workers at the same time; which gets which of two memory layouts is drawn at random.
+        """Start two fresh workers at the same time; draw at random which one gets which memory layout.
 
         Raises:
             ValueError: one cannot start.
@@ -147,7 +148,7 @@ class PairedClient(WorkerClient):
         return messages.Started(environment=candidate.environment, base=base.environment)
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """The answer of the worker that an implementation belongs to; blocks are asked of both, in turn."""
+        """Send a request to the worker of its implementation; both take blocks in turn."""
         if isinstance(request, messages.SampleBlocks):
             return self._sample_blocks(request)
         is_base = not isinstance(request, messages.MeasureCeilings) and request.arm.side == BASE
@@ -156,16 +157,16 @@ class PairedClient(WorkerClient):
     def _sample_blocks(self, request: messages.SampleBlocks) -> messages.Reply:
         base = tuple((arm, spec) for arm, spec in request.arms if arm.side == BASE)
         candidate = [(arm, spec) for arm, spec in request.arms if arm.side != BASE and arm.role is Role.measured]
-        candidate += [(arm.as_control(), spec) for arm, spec in candidate]  # as the base has them
+        candidate += [(arm.as_control(), spec) for arm, spec in candidate]  # as on the base
         parts = [Part(self.base, (*base, (PROBE, ""))), Part(self.candidate, (*candidate, (PROBE, "")))]
         reply = take_turns(request, parts, _whole)
         arms = [arm for arm, _ in request.arms]
-        if isinstance(reply, messages.Failed) and reply.arm not in arms:  # of the candidate's control nobody knows
+        if isinstance(reply, messages.Failed) and reply.arm not in arms:  # the candidate's control is unknown outside
             return msgspec.structs.replace(reply, arm=reply.arm.as_measured())
         return reply
 
     def stop(self) -> None:
-        """End both, at once."""
+        """Stop both workers at once."""
         for client in self.both:
             client.stop()
 
@@ -187,9 +188,9 @@ def _whole(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.
 def _own(
     part: Part, step: messages.SampleBlocks, reply: VisitFinished | messages.Failed
 ) -> VisitFinished | messages.Failed:
-    """The reply of an untrusted runner, if it is about the requested arms, and its times are above 0; else Failed.
+    """Validate the reply of an untrusted runner: the requested arms, with positive times; otherwise Failed.
 
-    Any failure in its process is blamed on the implementation that the process holds.
+    Any failure in its process is attributed to the implementation that it holds.
     """
     assert part.owner is not None
     asked = [arm for arm, _ in step.arms]
@@ -207,17 +208,17 @@ def _own(
 
 @dataclass
 class Evidence:
-    """The coordinator's readings of a cell's calls, compared with what its runner claims."""
+    """The coordinator's readings of a cell's calls, for comparison with the runner's claims."""
 
-    hidden: list[float] = field(default_factory=list)  # in each block: seconds beyond those of its calls as claimed
-    claimed: list[float] = field(default_factory=list)  # in each block: the seconds of its timed calls
-    factors: list[float] = field(default_factory=list)  # of each visit: time of a witnessed call over a claimed one
+    hidden: list[float] = field(default_factory=list)  # for each block: seconds in addition to the claimed ones
+    claimed: list[float] = field(default_factory=list)  # for each block: claimed seconds of its timed calls
+    factors: list[float] = field(default_factory=list)  # for each visit: time of a witnessed call over a claimed one
 
     def finding(self, call_s: float, waited_s: float, bar: float = HIDDEN) -> str:
         """The fault of the samples, in words, or "".
 
-        `call_s` is what a call takes as they have it, `waited_s` what requests take beyond their samples elsewhere, and
-        `bar` the factor by which clocks must differ.
+        `call_s` is the time of a call by the samples, `waited_s` the usual extra time of requests, and `bar` the factor
+        by which the clocks must differ.
         """
         if len(self.factors) < FEWEST_WITNESSES:
             return ""
@@ -235,16 +236,16 @@ class Evidence:
 
 
 class Reading(NamedTuple):
-    """A request by the coordinator's clock: the seconds that it took, and those lost while others had the processor."""
+    """A request on the coordinator's clock: its seconds, and those lost to other work on the processor."""
 
     spent_s: float
     lost_s: float
 
 
 class Turn(NamedTuple):
-    """A runner's part of a block: the seconds of its timed calls, and the reading of its request without untimed ones.
+    """A runner's part of a block: seconds of its timed calls, and the reading of its request without untimed calls.
 
-    The interference probe counts as time beyond the calls, so that nothing is hidden in it.
+    The interference probe counts as additional time, so that it cannot hide work.
     """
 
     claimed_s: float
@@ -252,15 +253,15 @@ class Turn(NamedTuple):
 
     @property
     def beyond_s(self) -> float:
-        """Seconds that the request took beyond its calls."""
+        """Seconds of the request beyond its calls."""
         return self.reading.spent_s - self.claimed_s
 
 
 def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) -> Turn:
     """Compare the reading of a request with its samples.
 
-    Of the untimed calls no more counts than was asked for: a warm-up, which ends with the calls of a sample, and
-    a call before each sample. The time lost to other work is taken to be spread evenly over the request.
+    Untimed calls count only up to the requested number: a warm-up, which ends with the calls of a sample, and a call
+    before each sample. Time lost to other work is assumed to be spread evenly over the request.
     """
     samples = [sample for taken in reply.arms if taken.arm != PROBE for sample in taken.samples]
     settings = choose(dict(step.known), MIN_SAMPLE_S, is_cold=step.cache == "cold")
@@ -274,14 +275,14 @@ def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) ->
 
 @dataclass
 class Clocked:
-    """All evidence on a cell: as the clock reads, and less what other work on the machine explains."""
+    """All evidence on a cell: as read, and without the time explained by other work on the machine."""
 
     raw: Evidence = field(default_factory=Evidence)
     unexplained: Evidence = field(default_factory=Evidence)
     was_busy: bool = False
 
     def add(self, turns: Sequence[Turn], witness: tuple[float, float], load: "Load") -> None:
-        """Take the parts of a visit's blocks, and the factors of its witness sample."""
+        """Add the parts of a visit's blocks, and the factors of its witness sample."""
         self.was_busy |= load.is_busy
         for each in turns:
             for evidence, explained_s in ((self.raw, 0.0), (self.unexplained, load.explained(*each.reading))):
@@ -291,48 +292,48 @@ class Clocked:
         self.unexplained.factors.append(witness[1])
 
     def improve(self, witness: tuple[float, float]) -> None:
-        """Take another witness sample of the last visit: a disturbance does not last."""
+        """Use another witness sample of the last visit if it is better: disturbances do not last."""
         for evidence, factor in zip((self.raw, self.unexplained), witness, strict=True):
             evidence.factors[-1] = min(evidence.factors[-1], factor)
 
     def doubt(self, call_s: float, waited_s: float) -> str:
-        """Why the samples may not show what a call takes, or ""."""
+        """Why the samples may misrepresent the time of a call, or ""."""
         return self.raw.finding(call_s, waited_s)
 
     def finding(self, call_s: float, waited_s: float) -> str:
-        """Why the samples cannot show it, whatever else the machine was doing, or ""."""
+        """Why the samples are wrong even if other work explains lost time, or ""."""
         return self.unexplained.finding(call_s, waited_s, FAR if self.was_busy else HIDDEN)
 
 
 @dataclass
 class Load:
-    """The time that other work takes from the trusted processes' requests, which code under test cannot change."""
+    """Time that other work takes from requests of trusted processes, which code under test cannot influence."""
 
     spent_s: float = 0.0
     lost_s: float = 0.0
 
     def add(self, reading: Reading) -> None:
-        """Take the reading of a trusted process."""
+        """Add the reading of a trusted process."""
         self.spent_s += reading.spent_s
         self.lost_s += reading.lost_s
 
     @property
     def share(self) -> float:
-        """The share of their time in which they, or the coordinator, wait for a processor."""
+        """Share of the time in which these processes, or the coordinator, wait for a processor."""
         return min(1.0, self.lost_s / self.spent_s) if self.spent_s else 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether that is more than a quiet machine shows."""
+        """Whether the share exceeds that of a quiet machine."""
         return self.share > QUIET_SHARE
 
     def explained(self, spent_s: float, lost_s: float) -> float:
-        """The seconds of a request that other work explains; 0 on a quiet machine, whatever its process waited for."""
+        """Seconds of a request that other work explains; 0 on a quiet machine."""
         return min(spent_s, max(lost_s, self.share * spent_s)) if self.is_busy else 0.0
 
 
 def quartile(values: Iterable[float]) -> float:
-    """The first quartile: hidden time shows in most values, and disturbances in few."""
+    """The first quartile: hidden time raises most values, and disturbances only few."""
     ordered = sorted(values)
     return ordered[len(ordered) // 4]
 
@@ -343,12 +344,12 @@ class _Stopwatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = clock
         self.load = Load()
-        self.waited_s: list[float] = []  # what the trusted worker's requests for a block take beyond their calls
-        self.turns: dict[Arm, list[Turn]] = {}  # of each foreign arm: the blocks of its runner
+        self.waited_s: list[float] = []  # extra time of the trusted worker's requests for a block
+        self.turns: dict[Arm, list[Turn]] = {}  # for each foreign arm: the blocks of its runner
 
     def ask(self, part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
-        """Ask for the part of a block."""
-        if part.is_foreign and step.verifies:  # the judge does, and not the process that holds the code
+        """Request the part of a block."""
+        if part.is_foreign and step.verifies:  # the judge verifies, not the process with the code
             step = msgspec.structs.replace(step, verifies=False)
         reply, reading = self.read(part, step)
         assert isinstance(reply, VisitFinished | messages.Failed)
@@ -366,45 +367,45 @@ class _Stopwatch:
         return reply
 
     def read(self, part: Part, request: messages.Work) -> tuple[messages.Reply, Reading]:
-        """The answer to a request, and its reading."""
+        """Send a request; return the reply and the reading."""
         lost_s, start_s = part.client.delayed_s, self.now()
         reply = part.client.ask(request)
         spent_s = self.now() - start_s
-        reading = Reading(spent_s, max(0.0, part.client.delayed_s - lost_s))  # a thread that ends takes its count along
+        reading = Reading(spent_s, max(0.0, part.client.delayed_s - lost_s))  # an ended thread takes its count along
         if not part.is_foreign:
             self.load.add(reading)
         return reply, reading
 
 
 class IsolatingClient(WorkerClient):
-    """A worker with the arms that share a process, and one more for each that has its own, whom nobody trusts.
+    """A worker for the shared arms, and one more for each untrusted arm, which has a process of its own.
 
-    Those are started when they are first asked in an epoch. The coordinator's clock brackets all that they sample, and
-    in each visit each has a *witness sample*: an unpredictable number of calls, each on inputs of its own, and some of
-    their outputs, which are chosen afterwards, go to the judge. Where both clocks differ a cell is invalid, unless
-    other work on the machine explains it: then its time is doubtful. Clocks are compared on the host alone: of other
-    devices the coordinator sees no more than that it waits.
+    The untrusted ones are started at their first request in an epoch. The coordinator's clock brackets all their
+    samples, and each has a *witness sample* in each visit: an unpredictable number of calls, each on its own inputs,
+    some of whose outputs, chosen afterwards, go to the judge. If both clocks differ, the cell is invalid, unless other
+    work on the machine explains the difference: then its time is doubtful. Clocks are compared only on the host: of
+    other devices the coordinator sees nothing but its own waiting.
     """
 
     def __init__(
         self, shared: ProcessClient, runner: Callable[[Arm], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Keep the worker that most share, and which process an arm is in; "" is the shared one."""
+        """Keep the shared worker, and the function from an arm to its process; "" is the shared one."""
         self.shared, self.runner, self.now = shared, runner, clock
         self.alone: dict[str, ProcessClient] = {}
         self.clocked: dict[Key, Clocked] = {}
-        self.waited_s: list[float] = []  # what the shared worker's requests for a block took beyond their calls
-        self.begun: set[Key] = set()  # the cells that have had a witness sample
+        self.waited_s: list[float] = []  # extra time of the shared worker's requests for a block
+        self.begun: set[Key] = set()  # cells that have had a witness sample
         self.layout = 0
         self._exits = ExitStack()
 
     @property
     def is_running(self) -> bool:
-        """Whether the shared worker is there to be asked."""
+        """Whether the shared worker is running."""
         return self.shared.is_running
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start afresh; those that are alone follow when they are asked.
+        """Restart the shared worker; the others start at their first request.
 
         Raises:
             ValueError: it cannot start.
@@ -414,14 +415,14 @@ class IsolatingClient(WorkerClient):
         return self.shared.start(layout)
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """The answer of the worker that holds the implementation; blocks are asked of several, in turn."""
+        """Send a request to the worker of its implementation; several take blocks in turn."""
         if isinstance(request, messages.SampleBlocks):
             return self._sample_blocks(request)
         runner = "" if isinstance(request, messages.MeasureCeilings) else self.runner(request.arm)
         return self._client(runner).ask(request)
 
     def _client(self, runner: str) -> ProcessClient:
-        """The worker with that name, which is running."""
+        """The running worker with that name."""
         if not runner:
             return self.shared
         if runner not in self.alone:
@@ -439,7 +440,7 @@ class IsolatingClient(WorkerClient):
             return self.shared.ask(request)
         shared = Part(self._client(""), tuple(by_runner.pop("")))
         parts = []
-        for name, own in by_runner.items():  # with controls, as the baseline has one
+        for name, own in by_runner.items():  # with controls, since the baseline has one
             arms = dict.fromkeys([*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, "")])
             parts.append(Part(self._client(name), tuple(arms), owner=own[0][0].as_measured()))
         watch = _Stopwatch(self.now)
@@ -447,7 +448,7 @@ class IsolatingClient(WorkerClient):
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         self.waited_s += watch.waited_s
-        disturbed = 1.0, 1.0  # what other work on the machine does to any witness; not known if none is trusted
+        disturbed = 1.0, 1.0  # effect of other work on any witness; unknown without a trusted one
         for arm, spec in [each for each in shared.arms if each[0].role is Role.measured][:1]:
             cell = {"workload": request.workload, "arm": arm, "spec": spec}
             usual = self._witness(cell, shared, visit.samples(arm), watch)
@@ -468,9 +469,11 @@ class IsolatingClient(WorkerClient):
     def _witness(
         self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample], watch: "_Stopwatch"
     ) -> tuple[float, float] | messages.Failed:
-        """Take a cell's witness sample: how many times as long as in its samples a call takes. Foreign code is judged.
+        """Take a cell's witness sample: the factor by which calls are slower than in its samples.
 
-        The second factor is less what other work on the machine explains.
+        Foreign code is judged.
+
+        The second factor excludes the time that other work on the machine explains.
         """
         workload, runner = cell["workload"], part.client
         claimed_s = statistics.median(sample.value for sample in samples)
@@ -519,7 +522,7 @@ class IsolatingClient(WorkerClient):
         watch: "_Stopwatch",
         disturbed: tuple[float, float],
     ) -> str | messages.Failed:
-        """Why the samples of a cell are doubtful, or ""; Failed where they cannot be true, or an answer is wrong."""
+        """Why the samples of a cell are doubtful, or ""; Failed if they cannot be true, or an answer is wrong."""
 
         def witness() -> tuple[float, float] | messages.Failed:
             factors = self._witness(cell, part, samples, watch)
@@ -547,7 +550,7 @@ class IsolatingClient(WorkerClient):
         return clocked.doubt(call_s, waited_s)
 
     def stop(self) -> None:
-        """End all, at once."""
+        """Stop all workers at once."""
         for client in (self.shared, *self.alone.values()):
             client.stop()
 

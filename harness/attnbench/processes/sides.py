@@ -1,9 +1,9 @@
-"""Two states of the code as one run: a revision, folder, file or environment against another (docs/adr/0020).
+"""Compare two states of the code in one run: revisions, folders, files or environments (docs/adr/0020).
 
-Each implementation takes part twice, from the base's files and from the candidate's; the harness that checks and times
-both is this one. What git holds of a revision is written to a folder of its own. The repository itself is only read: no
-worktree is registered, and files come through an index of their own, so that a kill leaves nothing in `.git`.
-Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
+Each implementation takes part twice, from the base's files and from the candidate's; this harness checks and times
+both. The files of a revision are exported to a folder of their own. The repository is only read: no worktree is
+registered, and files are exported through a separate index, so that a kill leaves nothing in `.git`. Source:
+https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
 import ast
@@ -32,22 +32,23 @@ IMPLEMENTATION = "IMPLEMENTATION"
 OWNER = "pid"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
-"""Below a run's folder while it is in progress: checked-out files, and links to modules that workers import."""
+"""Subfolder of a run in progress: checked-out files, and links to modules that workers import."""
 PACKAGE = "attnbench"
-"""Always this harness, whatever the side holds."""
+"""Always imported from this harness, even if a side contains it."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Code with these words registers something for the whole process, or imports unpredictable modules."""
+"""Code with these words registers objects for the whole process, or imports unpredictable modules."""
 RESERVED = sys.stdlib_module_names | {"torch"}
-"""Never a side's own, whatever lies in its folders."""
+"""Modules that are never a side's own, even if its folders contain them."""
 REQUIRED = frozenset({
     "filelock", "fsspec", "jinja2", "msgspec", "networkx", "numpy", "psutil", "sympy", "triton", "typing_extensions",
 })  # fmt: skip
-"""Imported by torch and by workers: a package of such a name is a side's own, a single file lies there by chance."""
+"""Modules that torch and workers import: a package with such a name is a side's own, a single file is there by
+chance."""
 SUFFIXES = {".py", ".pyc", ".so"}
 NO_REPOSITORY = "not a git repository (or any"
-"""Printed by git where neither a folder nor one above it is a repository."""
+"""Part of git's message outside of a repository."""
 ENGLISH = {"LC_ALL": "C"}
-"""The text that is looked for must not be translated."""
+"""Keeps git's messages untranslated."""
 
 
 class OneSided(NamedTuple):
@@ -66,12 +67,11 @@ def plan(
 ) -> tuple[Plan | None, list[str]]:
     """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
 
-    `fields` are parameters of build_plan.
-
-    No plan, and nothing below the folder, where every implementation is the same on both sides.
+    `fields` are parameters of build_plan. If every implementation is the same on both sides, there is no plan, and
+    nothing below the folder.
 
     Raises:
-        ValueError: whatever was given that is not possible; the message says what is allowed. Nothing is left behind.
+        ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
     given, named = (base_text, candidate_text), fields.get("implementations", ())
     same, roots = list[str](), list[Path]()
@@ -131,7 +131,7 @@ def plan(
 
 
 def _side(text: str, target: Path) -> Side:
-    """The side that a text stands for; a revision's files are to lie at `target`."""
+    """Interpret the text of a side; a revision's files will be placed at `target`."""
     if text == REVISION + WORKTREE:
         return Side(given=text, root=os.path.relpath(repository_root()))
     if text.startswith(REVISION):
@@ -145,10 +145,10 @@ def _side(text: str, target: Path) -> Side:
 
 
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
-    """Whether the texts stand for these sides of the run in `folder`: the same folders, commits and interpreters.
+    """Whether the texts describe these sides of the run in `folder`: the same folders, commits and interpreters.
 
     Raises:
-        ValueError: a text stands for no side.
+        ValueError: a text describes no side.
     """
     for text, side, name in zip(texts, (sides.base, sides.candidate), ("base", "candidate"), strict=True):
         is_file = plugins.split(text)[0] is not None
@@ -163,10 +163,10 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
-    """By name, each implementation on both sides: those given, or else every file of implementations/ on either."""
+    """Each implementation on both sides, by name: those in `given`, or all files of implementations/ on either."""
     roots = [Path(side.root) for side in sides if side.root]
     specs = list(dict.fromkeys(given))
-    if not specs and not roots:  # two environments: what is installed here
+    if not specs and not roots:  # two environments: compare the installed ones
         specs = plugins.implementation_names()
     elif not specs:
         files = [file for root in roots for file in sorted((root / plugins.IMPLEMENTATIONS).glob("[a-z]*.py"))]
@@ -186,7 +186,10 @@ def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
 
 
 def _on_side(spec: str, side: Side) -> OneSided:
-    """A path that was typed lies below the side's root; in a repository, it was typed from the current folder in it."""
+    """An implementation on one side; a typed path is below the side's root.
+
+    In a repository, the path was typed relative to the current folder.
+    """
     path, attribute = plugins.split(spec)
     if side.root:
         if path is None:
@@ -208,7 +211,7 @@ def _on_side(spec: str, side: Side) -> OneSided:
 
 
 def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
-    """Whether both run the very same code: the same bytes, which import no file of their side."""
+    """Whether both sides run identical code: the same bytes, without imports of the side's own files."""
     files = [plugins.split(each.spec)[0] for each in pair if not each.missing]
     contents = [file.read_bytes() for file in files if file is not None and is_self_contained(file, roots)]
     return len(contents) == len(pair) and len(set(contents)) == 1
@@ -218,7 +221,7 @@ def check_out(sides: Sides) -> None:
     """Check out each side that is a revision and is not there yet.
 
     Raises:
-        ValueError: that fails.
+        ValueError: the checkout fails.
     """
     for side in (sides.base, sides.candidate):
         if side.commit and not Path(side.root).exists():
@@ -226,14 +229,14 @@ def check_out(sides: Sides) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Note which process owns the files below a run's folder; those of one that was killed may not be whole."""
+    """Note which process owns the files below a run's folder; files of a killed process may be incomplete."""
     _remove_if_abandoned(folder / SIDES_FOLDER / OWNER)
     (folder / SIDES_FOLDER).mkdir(parents=True, exist_ok=True)
     (folder / SIDES_FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
 
 
 def remove_abandoned(results: Path) -> None:
-    """Remove what comparisons that were killed left below `results`: a run that is resumed checks out again."""
+    """Remove files of killed comparisons below `results`: a resumed run checks out again."""
     for owner in (results / "runs").glob(f"*/{SIDES_FOLDER}/{OWNER}"):
         _remove_if_abandoned(owner)
 
@@ -245,7 +248,7 @@ def _remove_if_abandoned(owner: Path) -> None:
 
 
 def remove_checkouts(folder: Path) -> None:
-    """Remove the checked-out files below a run's folder, and the folder where it holds nothing else."""
+    """Remove the checked-out files below a run's folder, and the folder if it is empty."""
     shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -253,7 +256,7 @@ def remove_checkouts(folder: Path) -> None:
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Both sides' files are there within, and removed afterwards; after a kill the next attempt removes them.
+    """Provide both sides' files inside the context, and remove them afterwards; after a kill the next run removes them.
 
     Raises:
         ValueError: a side cannot be checked out.
@@ -268,18 +271,18 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
 
 
 def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether the file imports nothing that may belong to a side with one of `roots`, and registers nothing.
+    """Whether the file imports no module that may belong to a side with one of `roots`, and registers nothing.
 
-    Then two states of it can live in one process without meeting.
+    Two states of such a file can live in one process without interfering.
 
     Raises:
-        ValueError: it is not Python that can be read.
+        ValueError: it is not readable as Python.
     """
     text = path.read_text(encoding="utf-8")
     if any(word in text for word in SHARED):
         return False
     folders = [path.parent, *(place for root in roots for place in _places(path, root))]
-    names: set[str] = set()  # the first part of each that is imported, anywhere in the file
+    names: set[str] = set()  # first parts of all imports in the file
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
@@ -295,8 +298,8 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
 def side_folders(side: Side, links: Path) -> list[Path]:
     """The folders with a side's own packages, which a process searches before the installed ones.
 
-    A folder that is a package is left out: its modules are imported by the package's name. A folder with modules that
-    would hide Python's own or torch is replaced by one below `links` with links to the rest.
+    A folder that is itself a package is left out: its modules are imported by the package's name. A folder with modules
+    that would hide Python's own or torch is replaced by a folder of links to its other entries, below `links`.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
@@ -322,7 +325,7 @@ def side_folders(side: Side, links: Path) -> list[Path]:
 
 
 def harness_folder(folder: Path) -> Path:
-    """Link this harness, and nothing else, into `folder`: where it is installed there are other packages, too."""
+    """Link only this harness into `folder`: its installation folder holds other packages, too."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
     if not link.is_symlink():
@@ -331,11 +334,11 @@ def harness_folder(folder: Path) -> Path:
 
 
 def _places(path: Path, root: Path) -> list[Path]:
-    """Folders where packages of a file's side may lie: each from its root down to the file's own, and the src in each.
+    """Folders that may hold packages of a file's side: from the root down to the file's own, each also with its `src`.
 
-    The outermost comes first. A package lies above the files that import it: so nothing next to such a file, such as a
-    `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is nearest to
-    one of them is near another by chance.
+    The outermost comes first. A package lies above the files that import it, so nothing next to such a file, such as
+    `bench/foo.py`, replaces the package `foo`. All files of a side share a process: a folder near one of them is near
+    another only by chance.
     """
     top, own = root.resolve(), path.parent.resolve()
     inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
@@ -343,7 +346,7 @@ def _places(path: Path, root: Path) -> list[Path]:
 
 
 def _hides(entry: Path) -> bool:
-    """Whether an entry of a folder would be imported in place of Python's own modules, torch or what torch imports."""
+    """Whether an entry of a folder would hide Python's own modules, torch or modules that torch imports."""
     name = entry.name.partition(".")[0]
     if entry.is_dir():
         return name in RESERVED and (entry / "__init__.py").exists()
@@ -351,10 +354,10 @@ def _hides(entry: Path) -> bool:
 
 
 def repository_root(folder: Path = Path()) -> Path:
-    """The root folder of the repository that `folder` lies in.
+    """The root of the repository that contains `folder`.
 
     Raises:
-        ValueError: it lies in none, git refuses it, or there is no git.
+        ValueError: it is in no repository, git refuses it, or there is no git.
     """
     try:
         return Path(_git("rev-parse", "--show-toplevel", folder=folder, variables=ENGLISH).rstrip("\n"))
@@ -366,10 +369,10 @@ def repository_root(folder: Path = Path()) -> Path:
 
 
 def resolve(revision: str) -> str:
-    """The commit that a branch, tag, digest or any other name of a revision stands for.
+    """The commit of a branch, tag, digest or any other name of a revision.
 
     Raises:
-        ValueError: there is no such revision here, or no repository.
+        ValueError: there is no such revision, or no repository.
     """
     repository_root()
     try:
@@ -382,7 +385,7 @@ def resolve(revision: str) -> str:
 
 
 def export(commit: str, target: Path) -> None:
-    """Write every file of a commit below `target`, which then is there whole or not at all. Submodules stay empty.
+    """Write all files of a commit to `target` atomically. Submodules stay empty.
 
     Raises:
         ValueError: the commit is gone, or the folder cannot be written.
@@ -404,7 +407,7 @@ def export(commit: str, target: Path) -> None:
 
 
 def current_commit() -> str:
-    """The commit checked out here, with + after it where files have changed since; empty outside a repository."""
+    """The current commit, with + after it if files have changed since; empty outside of a repository."""
     try:
         head = _git("rev-parse", "HEAD").strip()
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
@@ -415,7 +418,7 @@ def current_commit() -> str:
 def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:
     environment = {**os.environ, **(variables or {})}
     try:
-        return subprocess.run(  # noqa: S603 - no shell; a revision stands behind --end-of-options
+        return subprocess.run(  # noqa: S603 - no shell; revisions follow --end-of-options
             ["git", *arguments],  # noqa: S607 - the user's own git
             cwd=folder,
             env=environment,

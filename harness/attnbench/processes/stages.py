@@ -33,39 +33,39 @@ from attnbench.workloads.workload import Workload
 T = TypeVar("T")
 CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
-"""Seconds for the ceilings of one place beyond their fewest rounds: this, or their part of that share of the budget
-where it is less."""
+"""Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
+budget."""
 VERIFY_EVERY = 4
-"""The right answers cost as much as the times in a fresh process. So answers are verified in a workload's first visit,
-and then in one of four; code from elsewhere, in a process that others share, in every one."""
+"""Answers are verified in a workload's first visit and then in one visit of four, since the right answers cost as much
+as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
 MOST_AHEAD = 2**20
-"""With more scores than this the oracle is not asked ahead: it uses all processors and much memory."""
+"""With more scores, the oracle is not asked ahead: it uses all processors and much memory."""
 PLACE = ("device", "float32_matmul_precision")
 """Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
-"""Probes that a check may leave out at a workload, and how many of them."""
+"""Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
-"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+"""Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, for whoever watches it."""
+    """Progress of a run, for a watcher."""
 
     stage: str  # check, observe, ceilings, time or trace
     cell: str
-    done: float  # of `total`, in the stage
+    done: float  # completed part of `total` in the stage
     total: float
-    counts: Mapping[str, int]  # cells by status
+    counts: Mapping[str, int]  # number of cells by status
     left_s: float | None
     left_out: str = ""  # why a prediction has just left out the cell
-    wrong: str = ""  # in what way the cell has just been found wrong
+    wrong: str = ""  # how the cell has just been found wrong
 
 
 Watch = Callable[[Progress], None]
@@ -74,7 +74,7 @@ Cell = tuple[Workload, Arm]
 
 @dataclass
 class Session:
-    """One run in progress. What it has done so far is in `state`, which follows from the journal alone."""
+    """One run in progress. `state` is its progress, a function of the journal alone."""
 
     plan: Plan
     journal: Journal
@@ -86,21 +86,21 @@ class Session:
     sense: Sense = field(default_factory=Sense)
 
     def __post_init__(self) -> None:
-        """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
+        """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
-        self.unloadable: set[str] = set()  # the specs that cannot be loaded
+        self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start = self._stage_start = self.clock()
         self._stage = ""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the run has taken so far."""
+        """Seconds spent on the run, earlier processes included."""
         return self.earlier_s + self.clock() - self._start
 
     @property
     def live_cells(self) -> list[tuple[Workload, Arm]]:
-        """The cells that have passed so far, workload by workload."""
+        """Cells that have passed their check, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def record(self, event: events.Event) -> None:
@@ -110,10 +110,10 @@ class Session:
         self.sense.add(event)
 
     def start_worker(self) -> None:
-        """Start a fresh worker process, with the code and in the environment that the run began with.
+        """Start a fresh worker process, with the code and the environment of the run's start.
 
         Raises:
-            ValueError: it cannot start, or the code or the environment is no longer the same.
+            ValueError: it cannot start, or the code or the environment has changed.
         """
         for spec, digest in self.plan.digests.items():
             if policy.digest(spec) != digest:
@@ -133,14 +133,15 @@ class Session:
         self.record(started)
 
     def require_worker(self) -> None:
-        """Start a worker where none is running."""
+        """Start a worker unless one is running."""
         if not self.client.is_running:
             self.start_worker()
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """The answer of the worker, which is started where none is running.
+        """Send a request to the worker, starting one if necessary; return the reply.
 
-        Where its process ended meanwhile it is asked once more before anybody is blamed: what ended it may be gone.
+        If its process ended meanwhile, the request is repeated once before an arm is held responsible: the cause may be
+        gone.
         """
         self.require_worker()
         reply = self.client.ask(request)
@@ -152,7 +153,7 @@ class Session:
         return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """Attribute the reply to the cell of the request; Failed where no journal could hold it."""
+        """Attribute the reply to the cell of the request; Failed if no journal could hold it."""
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
@@ -163,12 +164,12 @@ class Session:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The limits of a call, as a request to check a cell has them."""
+        """The limits of a call, as fields of a request to check a cell."""
         limit_bytes = self.plan.memory_limit_bytes
         return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """The fields of a request that name its cell."""
+        """Fields of a request that name its cell."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
 
     def prepare(self, workload: Workload, arm: Arm, **limits: Any) -> messages.Prepared | messages.Failed:  # noqa: ANN401
@@ -178,11 +179,14 @@ class Session:
         return reply
 
     def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
-        """End a cell which had passed its check."""
+        """End a cell after its check had passed."""
         self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher. The time left is what the stage's pace says, or the rest of the budget if that is more."""
+        """Call the watcher.
+
+        The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
+        """
         spent_s = self.clock() - self._stage_start if self._stage == stage else 0.0
         if self._stage != stage:
             self._stage, self._stage_start = stage, self.clock()
@@ -205,16 +209,16 @@ class Stage(Protocol):
     """A part of a run, which writes its events to the journal and skips finished work."""
 
     def run(self, session: Session) -> str:
-        """Do the missing work; returns why something was left out, or why the stage ended, or ""."""
+        """Do the missing work; return why something was left out, or why the stage ended, or ""."""
 
 
 def named(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """The fields of an event that name its cell."""
+    """Fields of an event that name its cell."""
     return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
 
 
 def now() -> str:
-    """This moment in UTC, to the second, in ISO 8601."""
+    """The current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -228,17 +232,17 @@ def spread(items: Sequence[T]) -> list[T]:
 
 
 def check_limit_s(plan: Plan) -> float:
-    """How long checks may take before the rest is left out; infinity where workloads are few."""
+    """Seconds for checks before the rest is left out; infinite for few workloads."""
     return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.asked) > MANY else math.inf
 
 
 @dataclass(frozen=True)
 class CheckStage(Stage):
-    """Bring every cell to a status, or as many as there is time for, spread evenly; say how many are left out.
+    """Check every cell, or as many as time permits, evenly spread; report the number of omitted cells.
 
-    A run that times tries every probe and rule on the first workload of a kind that an implementation passes, and the
-    normal inputs on the others, which differ in sizes. Cells near a limit are retried last, in case the machine
-    was busy.
+    In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
+    only normal inputs on the others, which differ in size. Cells near a limit are retried last, in case the machine was
+    busy.
     """
 
     stops_when_wrong: bool = False
@@ -285,12 +289,12 @@ class CheckStage(Stage):
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
-    """The axes that workloads of one kind share: all but lengths, batch size and seed."""
+    """The axes that define a kind of workload: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
 class Ahead:
-    """Looks at the cells that follow: prepares them, and chooses the probes that each may do without."""
+    """Looks ahead at the next cells: prepares them, and chooses the probes that each may omit."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -300,7 +304,7 @@ class Ahead:
         self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
 
     def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
-        """The fields of a request to check a cell that depend on the cells which follow."""
+        """Fields of a request to check a cell that depend on the next cells."""
         if self.session.specs[cell[1]] in self.session.unloadable:
             return {}
         prepared, question = self._prepare(*cell), None
@@ -309,15 +313,15 @@ class Ahead:
         return {"left_out": self.left_out[cell[0].id], "following": question, "prepared": self.prepared.pop(cell)}
 
     def _prepare(self, workload: Workload, arm: Arm) -> messages.Prepared | messages.Failed:
-        """Prepare a cell, once."""
+        """Prepare a cell, only once."""
         if (workload, arm) not in self.prepared:
             self.prepared[workload, arm] = self.session.prepare(workload, arm)
         return self.prepared[workload, arm]
 
     def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
-        """The next question to the oracle, if that is about a small workload in the same place.
+        """The next question to the oracle, if it is about a small workload in the same place.
 
-        The judge asks it while a candidate computes. The cells up to there are prepared.
+        The judge computes it while a candidate runs. The cells up to there are prepared.
         """
         for workload, arm in cells:
             is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
@@ -342,10 +346,10 @@ def check_cell(
     prepared: messages.Prepared | messages.Failed | None = None,
     **more: Any,  # noqa: ANN401 - as messages.Check has them
 ) -> bool:
-    """Bring one cell to a status. Returns whether it has one: a cell close to a limit has none until `is_last`.
+    """Check one cell. Returns whether it has a status: a cell close to a limit has none until `is_last`.
 
     `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
-    implementation that cannot be loaded is tried once, however many cells it has.
+    implementation that cannot be loaded is tried only once for all its cells.
     """
     if session.specs[arm] in session.unloadable:
         names = named(workload, arm)
@@ -373,7 +377,7 @@ def check_cell(
 
 
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
-    """Each next workload has most values of axes that none before it has; of several the cheapest.
+    """Order workloads by the number of new values of axes that each adds; among equals the cheapest first.
 
     Those with few keys or queries come last: several mistakes look alike there, or change nothing.
     """
@@ -394,9 +398,9 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
 
 @dataclass(frozen=True)
 class ObserveStage(Stage):
-    """See which operators run in each live cell, and read each metric that has a pass of its own, cell by cell.
+    """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
 
-    One after the other of the same cell, since both are read from one recorded call where the device allows it.
+    Both are read right after each other, since they share one recorded call if the device allows it.
     """
 
     metrics: Sequence[str]
@@ -426,9 +430,9 @@ class ObserveStage(Stage):
 
 
 class KeptMemoryStage(Stage):
-    """Measure what calls of each foreign implementation keep, with gradients and without, each in its cheapest cell.
+    """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
 
-    One cell is as good as another: code that keeps something keeps it everywhere.
+    One cell suffices: code that keeps memory keeps it everywhere.
     """
 
     def run(self, session: Session) -> str:
@@ -441,15 +445,15 @@ class KeptMemoryStage(Stage):
             for metric in KEPT:
                 if ((workload.id, arm), metric) not in session.state.observed:
                     reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
-                    if isinstance(reply, events.CellMeasured):  # else nothing is known, which is no fault
+                    if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
                         session.record(reply)
         return ""
 
 
 class CeilingsStage(Stage):
-    """Measure each device, dtype and number of threads that is going to be timed.
+    """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    What cannot be measured is recorded with its reason, and times stand alone.
+    Failures are recorded with their reason, and times stand alone.
     """
 
     def run(self, session: Session) -> str:
@@ -496,7 +500,7 @@ class TraceStage(Stage):
 
 
 class Visits:
-    """Takes the visits of a strategy."""
+    """Carries out the visits of a strategy."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -508,7 +512,7 @@ class Visits:
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
 
     def run(self, strategy: Strategy, stage: str = "time") -> str:
-        """Visit what the strategy says; return why it came to its end."""
+        """Carry out the visits of a strategy; return the reason for its end."""
 
         def step(taken: Step) -> None:
             if taken.is_fresh:
@@ -520,7 +524,7 @@ class Visits:
         return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)
 
     def _live(self) -> dict[str, list[Arm]]:
-        """The live arms of each workload; of two sides those that are live on both."""
+        """The live arms of each workload; for two sides those that are live on both."""
         live = {workload: self.state.live(workload, self.session.specs) for workload in self.places}
         if self.plan.sides is not None:
             live = {workload: self._on_both_sides(arms) for workload, arms in live.items()}
@@ -539,9 +543,9 @@ class Visits:
         self.session.show_progress(stage, cell, share, 1.0)
 
     def _num_blocks(self, workload: Workload) -> int:
-        """How many blocks the next visit has: more where they are short next to what a fresh process costs.
+        """The number of blocks of the next visit: more if they are short compared with the cost of a fresh process.
 
-        From the second visit on, as it must be known what a block takes.
+        Used from the second visit on, since it needs the time of a block.
         """
         least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
         if not taken:
@@ -551,13 +555,13 @@ class Visits:
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         else:
-            fixed_s += WARM_S  # the untimed calls before the first block
+            fixed_s += WARM_S  # untimed calls before the first block
         return min(MOST_BLOCKS * least, max(least, int(fixed_s / block_s)))
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """One visit; an arm that fails is dropped, and the visit taken again without it.
+        """Take one visit with the arms, A/A controls and the interference probe, in a random order.
 
-        It has the arms, A/A controls and the interference probe, in a random order.
+        An arm that fails is dropped, and the visit repeated without it.
         """
         arms = list(arms)
         while live := self.state.live(workload.id, arms):
@@ -594,7 +598,7 @@ class Visits:
             if reply.arm != PROBE:
                 self.session.record_failure(workload, reply.arm, reply)
                 continue
-            # The harness itself failed: no arm is to blame, none can be measured, and the workload ends for all.
+            # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
             failed = msgspec.structs.replace(reply, message=message)
             for arm in self.state.live(workload.id, self.session.specs):
@@ -604,7 +608,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class TimingStage(Stage):
-    """Times what a strategy says; `strategy` makes it."""
+    """Times the visits of a strategy; `strategy` creates it."""
 
     name: str
     strategy: Callable[[Session], Strategy]

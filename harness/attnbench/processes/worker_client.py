@@ -1,7 +1,6 @@
-"""The coordinator's side of workers: ask, wait, and say whose fault it was when no answer comes.
+"""The coordinator's side of workers: send requests, wait, and attribute failures to an arm.
 
-Knows nothing of torch. A worker that crashes or hangs costs the request that it was working on; whoever asks next
-starts a fresh one.
+Without torch. A worker that crashes or hangs costs only its current request; the next request starts a fresh one.
 """
 
 import copy
@@ -29,59 +28,60 @@ START_TIMEOUT_S = 120.0
 POLL_S = 1.0
 CHUNK = 2**20
 ENDING_S = 1.0
-"""How long a process may take to end after it has let go of its line."""
+"""Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
 RANKS_SHARE = 0.5
-"""Of what a step may take, a call of several ranks: a rank that hangs is named before the process is killed."""
+"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
+killed."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
-"""A log of more bytes than the one keeps as many as the other says, from its start."""
+"""A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2
 LONGEST_LINE = 300
-"""Of what a process has printed last, in a message."""
+"""Longest quote from a process's last output in a message."""
 PREPARE = messages.Prepare.__struct_fields__
 ROOT = Path(__file__).parents[2]
 
 
 def module_path(*folders: Path) -> str:
-    """PYTHONPATH of a process that looks into these folders first, and then where this one does."""
+    """PYTHONPATH of a process that searches these folders first, and then those of this process."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 
 class WorkerClient(Protocol):
-    """What a session asks its questions: a worker process, a pair of them, or a simulated one.
+    """The interface of a session to a worker process, a pair of them, or a simulated one.
 
-    Use it as a context manager, which stops the worker in the end.
+    Use it as a context manager, which stops the worker at the end.
     """
 
     @property
     def is_running(self) -> bool:
-        """Whether a worker is there to be asked."""
+        """Whether a worker is running."""
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start a fresh worker in place of the one that is there, with another memory layout for each number.
+        """Replace the worker by a fresh one; each number gives another memory layout.
 
         Raises:
             ValueError: it cannot start.
         """
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """The worker's answer.
+        """Send a request; return the worker's reply.
 
-        Where the worker crashed, or one of its steps lasted longer than the timeout, it is gone now, and the answer is
-        Failed at the arm that it was trying.
+        If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
+        that it was trying.
         """
 
     @property
     def delayed_s(self) -> float:
-        """Seconds for which the worker and this process have waited for a processor so far; 0: the system counts none.
+        """Seconds for which worker and coordinator have waited for a processor; 0 if the system does not count them.
 
-        Every thread that waits counts, so that it is never less than what other work has cost.
+        Every waiting thread counts, so that the value is never below the cost of other work.
         """
         return 0.0
 
     def stop(self) -> object:
-        """End the worker, at once."""
+        """Stop the worker at once."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +91,7 @@ class WorkerClient(Protocol):
 
 
 class Template:
-    """The process from which workers are forked (processes/worker/__main__.py); started when the first is asked for."""
+    """The process from which workers are forked (processes/worker/__main__.py); started at the first request."""
 
     def __init__(
         self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
@@ -103,7 +103,7 @@ class Template:
         self._has_forked = False
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
-        """A new worker's process id; it listens to `line`.
+        """Fork a worker that listens to `line`; return its process id.
 
         Raises:
             OSError: the template cannot start, or has ended.
@@ -115,21 +115,21 @@ class Template:
             return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
-        """End a worker and all that it has started; its exit code, or minus the signal that had ended it before.
+        """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
 
         Raises:
-            OSError: the template has ended, and the exit code is not known; the worker has ended all the same.
+            OSError: the template has ended, so the exit code is unknown; the worker has ended nevertheless.
         """
         try:
             return self._ask(worker)
         except OSError:
-            for kill in (os.killpg, os.kill):  # one that was forked a moment ago has no group of its own yet
+            for kill in (os.killpg, os.kill):  # a freshly forked one has no group of its own yet
                 with suppress(ProcessLookupError):
                     kill(worker, signal.SIGKILL)
             raise
 
     def close(self) -> None:
-        """End it, and with it all its workers."""
+        """End the template and all its workers."""
         if self._process is not None:
             assert self._line is not None
             self._line.close()
@@ -144,13 +144,13 @@ class Template:
             self._process = None
 
     def start(self) -> None:
-        """Start its process, without waiting for it; `fork` does so where nobody has.
+        """Start the process without waiting for it; otherwise `fork` starts it.
 
         Raises:
             OSError: it cannot start.
         """
         self.close()
-        # -P and our own root first: a folder called attnbench in the current folder must not take our place
+        # -P and our own root first: a folder called attnbench in the working folder must not replace us
         self._line, theirs = socket.socketpair()
         with self.log.open("ab") as log, theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
@@ -164,14 +164,14 @@ class Template:
         self._line.settimeout(START_TIMEOUT_S)
 
     def log_size(self) -> int:
-        """How many bytes were printed so far."""
+        """Bytes printed up to now."""
         try:
             return self.log.stat().st_size
         except OSError:
             return 0
 
     def printed_since(self, start: int) -> str:
-        """The last line that was printed since the log had so many bytes; empty where there is none."""
+        """The last line printed since the log had `start` bytes; "" if there is none."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(start, self.log_size() - LONGEST_LINE))
             lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
@@ -179,16 +179,16 @@ class Template:
         return ""
 
     def trim_log(self) -> None:
-        """Cut a log that somebody floods."""
+        """Cut a flooded log."""
         with suppress(OSError):
             if self.log.stat().st_size > LONGEST_LOG:
                 os.truncate(self.log, KEPT_LOG)
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        """The template's answer; one that has failed to answer is closed, since its next answer would be the late one.
+        """Send a request to the template; after a failure close it, since a late reply would answer the next request.
 
         Raises:
-            OSError: it has ended, or does not answer.
+            OSError: it has ended, or does not reply.
         """
         if self._line is None:
             raise ConnectionResetError("it was closed")
@@ -197,7 +197,7 @@ class Template:
             answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
             if len(answer) < messages.NUMBER.size:
                 raise ConnectionResetError("it ended")
-        except OSError:  # it may have been killed, and not yet look so
+        except OSError:  # it may have been killed without showing it yet
             self.close()
             raise
         result: int = messages.NUMBER.unpack(answer)[0]
@@ -205,32 +205,31 @@ class Template:
 
 
 class WorkerProcess:
-    """A process that answers requests, one at a time; it is replaced whenever it is started again."""
+    """A process that handles requests, one at a time; each start replaces it."""
 
     def __init__(self, template: Template, timeout_s: float) -> None:
         self.template, self.timeout_s = template, timeout_s
-        self.is_spent = False  # of no more use: its device fails, or its state was changed
+        self.is_spent = False  # unusable: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
         self._log_start = 0
-        self._worker = self._ending = 0  # its process id, and a file that is ready to be read when it has ended
+        self._worker = self._ending = 0  # its process id, and a file that becomes readable when it ends
 
     @property
     def process_id(self) -> int:
-        """Its process id; 0 where none is running."""
+        """Its process id; 0 if none is running."""
         return self._worker if self.is_running else 0
 
     @property
     def is_running(self) -> bool:
-        """Whether it is there to be asked."""
+        """Whether the process is running."""
         return self._line is not None
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start afresh, with another memory layout for each number, and return where it runs.
+        """Start a fresh process, with another memory layout for each number, and return its environment.
 
-        One that ends as it starts is started once more.
-        Source: Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong, 2009,
-        https://doi.org/10.1145/1508244.1508275.
+        A process that ends during its start is started once more. Source: Mytkowicz et al., Producing Wrong Data
+        Without Doing Anything Obviously Wrong, 2009, https://doi.org/10.1145/1508244.1508275.
 
         Raises:
             ValueError: it cannot start; the message quotes the last line that it printed.
@@ -256,7 +255,7 @@ class WorkerProcess:
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
     def ask(self, request: messages.Work | messages.Aside | messages.Answer) -> messages.Reply:
-        """The answer; Failed where there is none."""
+        """Send a request; return the reply, Failed if there is none."""
         return self._exchange(request, self.timeout_s)
 
     def _exchange(self, request: messages.Request, timeout_s: float) -> messages.Reply:
@@ -280,12 +279,12 @@ class WorkerProcess:
         return answer.reply
 
     def _read_line(self, timeout_s: float) -> bytes:
-        """What the worker writes up to the end of a line, which is all: it answers one request at a time.
+        """Read one line, which is a complete reply: the worker handles one request at a time.
 
         Raises:
-            TimeoutError: no heartbeat came for so long.
-            msgspec.DecodeError: it is too long.
-            OSError: it has ended, or let go of its line. Whoever else holds it, such as a child, is not waited for.
+            TimeoutError: no heartbeat came for `timeout_s`.
+            msgspec.DecodeError: the line is too long.
+            OSError: the worker has ended or closed its line; children that still hold it do not matter.
         """
         assert self._line is not None
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
@@ -309,7 +308,7 @@ class WorkerProcess:
         return b"".join(parts)
 
     def _lost(self, request: messages.Request, status: Status, message: str) -> messages.Failed:
-        """End the worker; the arm that it was trying has failed. Without a message, say how it ended itself."""
+        """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
         _, index = self._heartbeat.read()
         ended_itself = bool(wait([self._ending], ENDING_S)) if self._ending else False
         code = self.stop()
@@ -334,7 +333,7 @@ class WorkerProcess:
         )
 
     def stop(self) -> int | None:
-        """End the worker, at once, with all that it has started; its exit code, where it is known."""
+        """Stop the worker and all its descendants at once; return its exit code, if known."""
         if self._line is None:
             return None
         self._line.close()
@@ -345,7 +344,7 @@ class WorkerProcess:
         return None
 
     def close(self) -> None:
-        """Stop, and let go of the heartbeat."""
+        """Stop, and release the heartbeat."""
         self.stop()
         self._heartbeat.close()
 
@@ -355,7 +354,7 @@ def check(
     runner: Callable[[messages.Work], messages.Reply],
     judge: Callable[[messages.Work | messages.Answer], messages.Reply],
 ) -> messages.Reply:
-    """The judge's answer about a cell: each call of the implementation that it asks for is made by the runner."""
+    """The judge's reply about a cell; the runner makes each call of the implementation that it requests."""
     if request.prepared is None:
         prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
         if not isinstance(prepared, messages.Prepared):
@@ -372,14 +371,14 @@ def check(
 
 
 def patience(timeout_s: float) -> dict[str, str]:
-    """The environment in which ranks give up before the coordinator does, unless it says how long they wait."""
+    """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
     return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
 
 
 class ProcessClient(WorkerClient):
     """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
 
-    def __init__(  # noqa: PLR0913 - from what processes are forked, and their environment
+    def __init__(  # noqa: PLR0913 - the template of processes, and their environment
         self,
         log: Path,
         timeout_s: float,
@@ -389,18 +388,17 @@ class ProcessClient(WorkerClient):
         folders: Sequence[Path] = (ROOT,),
         template: Template | None = None,
     ) -> None:
-        """Keep `log` for what processes print, and how long a step may last without a heartbeat.
+        """Keep `log` for the output of processes, and the longest time of a step without a heartbeat.
 
-        `settings` are variables that their environment has in addition to ours, `python` is their interpreter where
-        that is not ours, and `folders` are where they look for modules first, our own among them. A `template` that has
-        been started already has all that.
+        `settings` are additional environment variables, `python` is another interpreter, if any, and `folders` are
+        searched for modules first, our own among them. A started `template` has all these already.
         """
         self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
 
     def sibling(self) -> "ProcessClient":
-        """Another client with a runner of its own and the same judge. It is left before this one is."""
+        """Another client with a runner of its own and the same judge. Exit it before this one."""
         made = copy.copy(self)
         made.runner = WorkerProcess(self.template, self.runner.timeout_s)
         made.is_sibling = True
@@ -408,11 +406,11 @@ class ProcessClient(WorkerClient):
 
     @property
     def is_running(self) -> bool:
-        """Whether the runner is there to be asked; the judge is started when it is needed."""
+        """Whether the runner is running; the judge is started on demand."""
         return self.runner.is_running
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start a fresh runner, and return where it runs.
+        """Start a fresh runner, and return its environment.
 
         Raises:
             ValueError: it cannot start.
@@ -420,21 +418,21 @@ class ProcessClient(WorkerClient):
         return self.runner.start(layout)
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """The answer; Failed where there is none."""
+        """Send a request; return the reply, Failed if there is none."""
         reply = self.judged(request) if isinstance(request, messages.Check) else self.runner.ask(request)
         if self.runner.is_spent:
             self.runner.stop()
         return reply
 
     def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
-        """The judge's answer; Failed where there is none. The judge is started where it is not running."""
+        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none."""
         if not self.judge.is_running:
             self.judge.start()
         if isinstance(request, messages.Check):
             reply = check(request, self.runner.ask, self.judge.ask)
         else:
             reply = self.judge.ask(request)
-        if self.judge.is_spent:  # its own device fails, whoever is judged next
+        if self.judge.is_spent:  # its own device fails, regardless of the judged implementation
             self.judge.stop()
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
@@ -442,11 +440,11 @@ class ProcessClient(WorkerClient):
 
     @property
     def delayed_s(self) -> float:
-        """Seconds for which the runner and this process have waited for a processor so far."""
+        """Seconds for which the runner and this process have waited for a processor."""
         return waits_s(self.runner.process_id) + waits_s(os.getpid())
 
     def stop(self) -> None:
-        """End the runner, at once."""
+        """Stop the runner at once."""
         self.runner.stop()
 
     def __exit__(self, *_: object) -> None:

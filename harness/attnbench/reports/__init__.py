@@ -1,6 +1,6 @@
-"""The interface of reports. A module of this package that holds an upper-case REPORT is one, by its stem, or several.
+"""The interface of reports: a module with an upper-case REPORT is a report, named by its stem, or holds several.
 
-Idea of showing as a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
+Idea of reporting through a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
 import textwrap
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One drawn figure, ready for a page."""
+    """A figure, ready for a page."""
 
     title: str
-    caption: str  # what a reader must know beside it: what was not measured, what hollow markers mean
+    caption: str  # note for readers: unmeasured points, hollow markers
     svg: str
-    png: Callable[[], bytes]  # drawn when asked for: a page needs only the other
+    png: Callable[[], bytes]  # drawn on demand: a page needs only the SVG
 
     def _repr_svg_(self) -> str:
-        """As a notebook shows it."""
+        """The SVG, for notebooks."""
         return self.svg
 
     def save(self, path: Path | str) -> Path:
-        """Write it as the name ends, .svg or .png; return the path.
+        """Write the picture as .svg or .png, by the suffix of the path; return the path.
 
         Raises:
             OSError: it cannot be written.
-            ValueError: the name ends otherwise.
+            ValueError: the suffix is another.
         """
         match Path(path).suffix:
             case ".svg":
@@ -46,10 +46,10 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One way to show results.
+    """One form of presenting results.
 
-    `write` puts its files into an existing folder and returns their paths; `draw`, where there is one, gives the same
-    pictures without files. Reports that are not usual are written only if `attnbench report --format` names them.
+    `write` puts its files into an existing folder and returns their paths; `draw`, if set, returns the same pictures
+    without files. Only usual reports are written by default; `attnbench report --format` selects the others.
     """
 
     summary: str
@@ -59,7 +59,7 @@ class Report:
 
 
 def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Report:
-    """The report that is a single file of text; none is written where the text is empty."""
+    """A report that is a single text file; nothing is written if the text is empty."""
 
     def write(results: Results, folder: Path) -> list[Path]:
         content, path = text(results), folder / file
@@ -71,7 +71,7 @@ def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Repo
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """The items that have the same key together, in the order in which keys and items come."""
+    """Group items by key, in the order of their first appearance."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -79,7 +79,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 NARROWEST, UNBROKEN = 12, 40
-"""Characters that a column, and the first column, keep when a table is made narrower."""
+"""Least width in characters of a column, and of the first column, in a narrowed table."""
 
 
 def text_lines(
@@ -92,7 +92,7 @@ def text_lines(
 ) -> list[str]:
     """A table as lines of text, its headings first; columns in `right` are aligned to the right.
 
-    Where it is wider than `width`, the widest columns are broken into several lines, the first one last.
+    If it is wider than `width`, the widest columns are wrapped, the first column last.
     """
     every = [list(headings), *(list(row) for row in rows)]
     sizes = [max(len(row[place]) for row in every) for place in range(len(headings))]

@@ -1,6 +1,6 @@
 """The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
 
-The closing screen, the summary, the page and the API show these shapes and the advice that follows from them.
+The closing screen, the summary, the page and the API show these shapes and the advice derived from them.
 """
 
 import math
@@ -19,30 +19,30 @@ from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
 FEW_VALUES = 3
-"""Values of an axis that a condition lists."""
+"""Most values of an axis that a condition lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One implementation on one shape; times and ratios are None where they were not measured."""
+    """One implementation on one shape; times and ratios are None if they were not measured."""
 
     name: str
     mark: Mark | None  # None: unsupported, or predicted to be out of reach
     status: str
-    seconds: float | None  # of a call, as far from the baseline's as the ratio says
+    seconds: float | None  # of a call: the baseline's time times the ratio
     ratio: float | None
     peak_bytes: float | None
     reason: str = ""  # why it is undecided
-    may_be_faster: bool = False  # by more than the margin, and it is not known
+    may_be_faster: bool = False  # undecided, but possibly faster by more than the margin
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the baseline; below 1 it is slower."""
+        """Factor by which it is faster than the baseline; below 1 it is slower."""
         return 1 / self.ratio if self.ratio else 1.0
 
     @property
     def words(self) -> str:
-        """The mark, and by which factor it is faster or slower."""
+        """The mark, with the factor by which it is faster or slower."""
         if self.mark in {Mark.faster, Mark.slower} and self.ratio:
             return factor(self.ratio)
         if self.mark in {Mark.right, Mark.imprecise} and self.seconds is not None:
@@ -52,11 +52,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One workload of a run, with the cells of all implementations but the baseline, the fastest first."""
+    """One workload of a run, with the cells of all implementations except the baseline, the fastest first."""
 
     workload: Workload
-    label: str  # the axes that set it apart from other shapes of the run, in few words
-    base: Cell | None  # None: the baseline is not there
+    label: str  # the axes that distinguish it from other shapes of the run, in few words
+    base: Cell | None  # None: there is no baseline
     others: tuple[Cell, ...]
 
     @property
@@ -75,12 +75,12 @@ class Shape:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict; the baseline where nothing is faster."""
+        """The fastest by verdict; the baseline if nothing is faster."""
         return self.faster[0] if self.faster else self.base
 
     @property
     def is_open(self) -> bool:
-        """Whether a cell may be faster than the baseline, and it is not known."""
+        """Whether an undecided cell may be faster than the baseline."""
         return any(each.may_be_faster for each in self.others)
 
     @property
@@ -97,7 +97,7 @@ class Shape:
 
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
-    """Every shape of a run with one state of the code: shapes of one label together, by length."""
+    """All shapes of a run with one state of the code, grouped by label, then by length."""
     if results.plan.sides is not None:
         return []
     records = {record.key: record for record in results.records}
@@ -139,7 +139,7 @@ def _cell(row: Row, mark: Mark | None) -> Cell:
 
 
 def _reaches_below(row: Row) -> bool:
-    """Whether the interval of a ratio has values that are faster by more than the margin."""
+    """Whether the interval of a ratio includes values that are faster by more than the margin."""
     return row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + row["margin"])
 
 
@@ -154,12 +154,12 @@ def shared(found: Sequence[Shape]) -> str:
 
 
 def advice(results: Results) -> list[str]:
-    """Recommend an implementation in one or two sentences, from the marks of the shapes alone."""
+    """Recommend an implementation in one or two sentences, derived from the marks of the shapes."""
     return [plain(line) for line in advise(shapes(results), cells.base(results.plan))]
 
 
 def advise(found: Sequence[Shape], base: str) -> list[str]:
-    """The advice that follows from shapes."""
+    """The advice derived from shapes."""
     timed = [each for each in found if any(cell.ratio is not None for cell in each.others)]
     if not timed:
         return []
@@ -178,7 +178,7 @@ def advise(found: Sequence[Shape], base: str) -> list[str]:
 
 
 def _of_two(found: Sequence[Cell], base: str, at: str) -> str:
-    """How one implementation compares with the baseline, which it beats nowhere."""
+    """Compare one implementation with the baseline, which it never beats."""
     name, parts = found[0].name, []
     for mark in (Mark.slower, Mark.equal, Mark.undecided):
         own = [each for each in found if each.mark is mark]
@@ -232,7 +232,7 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
 
 
 def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
-    """Say where these shapes lie, or where the part of them lies that has a condition."""
+    """Describe these shapes by a condition; if none fits all of them, those that one fits."""
     if not others:
         return f"on all {len(won)} shapes" if len(won) > 1 else "on this shape", won
     if where := condition(won, others):
@@ -246,7 +246,7 @@ def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence
 
 
 def _gain(own: Sequence[Shape], name: str) -> str:
-    """By how much an implementation is faster on these shapes."""
+    """The range of factors by which an implementation is faster on these shapes."""
     gains = sorted(cell.speedup for cell in _cells(own, name))
     low, high = f"{gains[0]:.2f}x", f"{gains[-1]:.2f}x"
     return low if low == high else f"{low} to {high}"
@@ -266,7 +266,7 @@ def _open(rest: Sequence[Shape], settled: Sequence[Shape]) -> list[str]:
 
 
 AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if axis not in {"dtype", "mask"}))
-"""Axes in the order in which a condition is looked for."""
+"""Axes in the order in which a condition is searched."""
 
 
 def value_of(shape: Shape, axis: str) -> object:
@@ -275,7 +275,7 @@ def value_of(shape: Shape, axis: str) -> object:
 
 
 def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
-    """The condition on one axis that holds for the first and for none of the others: "in bfloat16"; "" for none."""
+    """The condition on one axis that holds for `inside` but nowhere in `outside`: "in bfloat16"; "" without any."""
     for axis in AXES:
         mine = {value_of(each, axis) for each in inside}
         if len(mine) <= FEW_VALUES and not mine & {value_of(each, axis) for each in outside}:
@@ -290,7 +290,7 @@ def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
 
 
 def memory_line(found: Sequence[Shape], most: int = 100) -> str:
-    """List the memory of each implementation on the largest shape, `most` amounts at most; "" if none was measured."""
+    """List the memory of each implementation on the largest shape, at most `most` amounts; "" if none was measured."""
     measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
     if not measured:
         return ""
@@ -313,7 +313,7 @@ def _peaks(shape: Shape) -> Mapping[str, float]:
 
 
 def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
-    """The answer as a table for pages: a row for each shape, with the same columns in all."""
+    """The answer as a table for pages: a row for each shape, with equal columns."""
     made = []
     for shape in found:
         best = shape.best
@@ -337,4 +337,4 @@ def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
 
 
 OPTIONAL = {"slower": (Mark.slower,), "undecided": (Mark.undecided, Mark.doubtful), "wrong": (Mark.wrong, Mark.failed)}
-"""Columns that count marks, left out where no shape has any."""
+"""Columns that count marks, omitted if no shape has any."""

@@ -1,6 +1,6 @@
-"""The table of cells as people read it: which rows are shown, in which order, under which titles, each column as text.
+"""The table of cells for people: which rows are shown, in which order, under which titles, each column as text.
 
-Titles are derived from the axes of workloads, so that a new axis is shown, too.
+Titles are derived from the axes of workloads, so that new axes appear automatically.
 """
 
 import re
@@ -70,21 +70,21 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
-"""The value of an axis in a title, in the order of titles."""
+"""Format of an axis in a title, in the order of titles."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
 OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDS)
-"""Axes without words of their own: shown as axis=value."""
+"""Axes without a format of their own: shown as axis=value."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 LABELLED = ("mask",)
-"""Axes that every label names where they vary; others are named where a shape is unlike most others."""
+"""Axes that every label names if they vary; others are named only for unusual shapes."""
 SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {"forward_backward": "fwd+bwd"}}
-"""Shorter words than those of titles: a line has 80 columns."""
+"""Shorter words than in titles: a line has 80 columns."""
 LARGEST_EFFECT = 1.0
-"""From this detectable difference on, the number is left out of a table."""
+"""Larger detectable differences are left out of tables."""
 HUGE = 1000.0
 LONG_LIST = 24
-"""Characters of a mask's numbers, the first two not counted, from which on they are not all said."""
+"""Longer lists of a mask's numbers, in characters after the first two, are shortened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Column:
 
 
 def columns(results: Results) -> list[Column]:
-    """The columns of a run's tables: a metric that was measured has one, whichever it is."""
+    """The columns of a run's tables, including one for each measured metric."""
     metrics = [_metric(each) for each in metric_columns(results)]
     return [*FIRST, *metrics, *LAST]
 
@@ -109,9 +109,9 @@ def legend(shown_columns: Iterable[Column]) -> str:
 
 
 def absent(results: Results) -> dict[str, str]:
-    """Implementations that this run could not have, unsupported in each of their cells, and the first reason given.
+    """Implementations that are unsupported in all their cells, with the first reason.
 
-    None where nothing else is left to show; nor of two sides, where what one of them has lost must be seen.
+    Empty if nothing else is left to show, and for two sides, since losses on one side must be visible.
     """
     cells = table(results)
     is_absent = (cells["status"] == Status.unsupported).groupby(cells["implementation"], sort=False).all()
@@ -124,10 +124,10 @@ def absent(results: Results) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def shown(results: Results) -> "pd.DataFrame":
-    """The cells of tables and pictures with their titles: all but those of implementations that this run lacks.
+    """Cells for tables and pictures, with titles; implementations that are absent from this run are left out.
 
-    Groups are in the order of the plan; inside a group rows go by length and then fastest first, by ratio: what was
-    decided early saw the machine in another state.
+    Groups are in the order of the plan; inside a group rows are sorted by length, then by ratio, not by time: cells
+    that were decided early saw the machine in another state.
     """
     cells = table(results)
     kept = cells[~cells["implementation"].isin(list(absent(results)))]
@@ -142,15 +142,15 @@ def shown(results: Results) -> "pd.DataFrame":
 
 @lru_cache(maxsize=1)
 def groups(results: Results) -> dict[str, list[Row]]:
-    """Rows of the cells by the title of their group, in the order of the plan."""
+    """Rows of cells by the title of their group, in the order of the plan."""
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
 
 
 def title(axes: Axes, varying: Collection[str] = (), leave_out: Collection[str] = ()) -> str:
-    """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
+    """A workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Left out are axes that follow from others or hold their default, and those of `leave_out`. One without words of its
-    own is also shown where it is among `varying`.
+    Axes that follow from others, hold their default or are in `leave_out` are omitted. Axes without a format of their
+    own are also shown if they are in `varying`.
     """
     shown_axes = (axis for axis in (*WORDS, *OTHERS) if axis not in leave_out and _is_shown(axis, axes, varying))
     return _joined(shown_axes, axes)
@@ -158,26 +158,26 @@ def title(axes: Axes, varying: Collection[str] = (), leave_out: Collection[str] 
 
 @lru_cache(maxsize=1)
 def titles(results: Results) -> dict[str, str]:
-    """By id, the title of each workload of a run: two that differ in more than length have two titles."""
+    """The title of each workload of a run by id; workloads that differ in more than length have different titles."""
     axes = {workload.id: workload.axes() for workload in results.plan.workloads}
     differ = {axis for axis in OTHERS if len({each[axis] for each in axes.values()}) > 1}
     return {workload: title(each, differ) for workload, each in axes.items()}
 
 
 def length(axes: Axes) -> str:
-    """The query length, and the key length where it differs: "512" or "1 x 512"."""
+    """The query length, with the key length if it differs: "512" or "1 x 512"."""
     same = axes["kv_len"] == axes["seq_len"]
     return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
 def shared(cells: "pd.DataFrame") -> str:
-    """Describe the axes that all the cells share."""
+    """Describe the axes that all cells share."""
     first, differ = rows(cells.iloc[:1])[0], varying(cells)
     return _joined((axis for axis in (*WORDS, *OTHERS) if axis not in differ and _is_shown(axis, first)), first)
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
-    """By workload id, the axes that set it apart from the others in few words, lengths apart."""
+    """Short labels by workload id: the axes that distinguish it from the others, lengths excluded."""
     axes = {each.id: each.axes() for each in workloads}
     usual = usual_values(workloads)
     differing = [axis for axis in WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
@@ -195,19 +195,19 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
-    """The most common value of each axis, lengths apart."""
+    """The most common value of each axis, lengths excluded."""
     every = [each.axes() for each in workloads]
     return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
 
 
 def names(results: Results) -> dict[str, str]:
-    """By workload id, its label and its length: "causal T=512"."""
+    """Label and length by workload id: "causal T=512"."""
     found = labels(results.plan.workloads)
     return {each.id: f"{found[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
 
 
 def _mask(mask: str) -> str:
-    """In words; of many numbers the first two and how many there are."""
+    """A mask in words; of a long list of numbers only the first two, with a count."""
     long = rf"(\w+\(\d+,\d+),[\d,]{{{LONG_LIST},}}\)"
     said = re.sub(long, lambda found: f"{found[1]},... {found[0].count(',') + 1} in all)", mask)
     return "no mask" if mask == "none" else said.replace("_", " ")
@@ -233,7 +233,7 @@ def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
 
 
 def _joined(names: Iterable[str], axes: Axes) -> str:
-    """The words of some axes, with nothing but a space between sizes."""
+    """Join the words of some axes, with only a space between sizes."""
     return ", ".join(
         (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
         for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
@@ -241,20 +241,20 @@ def _joined(names: Iterable[str], axes: Axes) -> str:
 
 
 def arm(row: Row) -> str:
-    """The implementation, and which side it is of where it is the base's: "fused (base)"."""
+    """The implementation, marked if it is on the base's side: "fused (base)"."""
     return plain(str(arm_of(row))) or MISSING
 
 
 def status(row: Row) -> str:
-    """How the cell ended."""
+    """How the cell ended, in words."""
     return f"{row['status']} (predicted)" if row["is_predicted"] else str(row["status"])
 
 
 def time(row: Row) -> str:
-    """The time of a call with its interval, such that two of one workload lie as far apart as their ratios say.
+    """The time of a call with its interval, adjusted so that times of one workload differ by exactly their ratios.
 
-    The ratio comes from blocks that both were in, the median from all of a cell's samples, and the machine may have
-    been in another state in some.
+    The ratio comes from common blocks, but the median from all of a cell's samples, and some may have seen another
+    state of the machine.
     """
     paired_s: float | None = row["paired_latency_s"]
     if row["latency_s"] is None or paired_s is None:
@@ -265,14 +265,14 @@ def time(row: Row) -> str:
 
 
 def ratio(row: Row) -> str:
-    """The ratio with its interval; 1 for what others are compared with."""
+    """The ratio with its interval; 1 for a reference."""
     if row["verdict"] is None:
         return MISSING if row["ratio"] is None else "1"
     return span(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
 def verdict(row: Row) -> str:
-    """The verdict with its factor, or the difference that would show; only "doubtful" if the session is."""
+    """The verdict with its factor, or the detectable difference; only "doubtful" if the session is."""
     if row.get("is_doubtful") and row["verdict"] is not None:
         return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
@@ -301,12 +301,12 @@ def error(row: Row) -> str:
 
 
 def multiple(value: float) -> str:
-    """An error as a multiple of its tolerance: "0.12", and from a thousand on "3e+04"."""
+    """An error as a multiple of its tolerance: "0.12", or "3e+04" above a thousand."""
     return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 
 def notes(row: Row) -> str:
-    """The warnings about an ok cell, or why another is not ok."""
+    """The warnings about an ok cell, or why another one is not ok."""
     reason = row["warnings"] or row["message"] or row["diagnosis"] or ""
     return plain(reason) or (MISSING if row["status"] == Status.ok else "no reason was recorded")
 
@@ -321,7 +321,7 @@ def metric(row: Row, column: MetricColumn) -> str:
 
 
 def _metric(found: MetricColumn) -> Column:
-    """A metric in its unit, sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
+    """A metric in its unit; sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
     explanation = found.explanation or "a metric that is not installed here"
     if found.unit == "bytes":
         explanation += ", in brackets as multiples of the textbook's score matrix S"
@@ -380,4 +380,4 @@ LAST = (
     ),
     Column(heading="notes", text=notes),
 )
-"""Columns to the left and to the right of the metrics."""
+"""Columns left and right of the metrics."""

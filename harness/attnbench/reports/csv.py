@@ -1,4 +1,4 @@
-"""Every cell as one row of records.csv, safe to open in a spreadsheet."""
+"""All cells as rows of records.csv, safe to open in a spreadsheet."""
 
 import pandas as pd
 
@@ -9,12 +9,12 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.table`, with NA where a value is missing."""
+    """The table of `attnbench.table` as CSV, with NA for missing values."""
     return spreadsheet(table(results), missing="NA")
 
 
 def spreadsheet(cells: pd.DataFrame, missing: str) -> str:
-    """A table as CSV whose texts are no formulas, with `missing` where there is no value."""
+    """A table as CSV, with texts protected from being read as formulas, and `missing` for missing values."""
     safe = cells.copy()
     for column in cells.columns:
         if cells[column].dtype.kind not in "iufb":

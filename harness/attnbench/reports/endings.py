@@ -1,4 +1,4 @@
-"""The last sentence of each command and its ending, both from the marks that its tables show."""
+"""The last sentence of each command and its ending, both derived from the marks in its tables."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:
-    """The worst mark of each implementation, times apart."""
+    """The worst mark of each implementation, times excluded."""
     found: dict[str, list[Mark]] = {}
     for record in results.records:
         if (each := mark_of(record)) is not None and record.implementation not in without:
@@ -29,7 +29,7 @@ def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Conclude a sweep: all of it should be right, and something checked and compared."""
+    """Conclude a sweep: everything should be right, and something checked and compared."""
     found = conclude(marks(results), Question.measurement)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if found.ending is Ending.passed and is_compared and not comparisons(results):
@@ -40,7 +40,7 @@ def of_run(results: Results) -> Conclusion:
 
 
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
-    """Conclude a check; `not_judged` are specs that could not be tried at all."""
+    """Conclude a check; `not_judged` holds specs that could not be tried."""
     found = {plain(each.implementation): kind for each in judged if (kind := mark_of_check(each)) is not None}
     return conclude(found | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
 
@@ -56,7 +56,7 @@ def mark_of_check(judged: Judgement) -> Mark | None:
 def of_sides(results: Results) -> Conclusion:
     """Conclude a comparison of two states: all cells together, then lost and slower cells.
 
-    Single cells that are undecided do not count if all of them together are decided.
+    Undecided single cells do not count if all cells together are decided.
     """
     names, compared = cells.names(results), comparisons(results)
     assert results.plan.sides is not None
@@ -86,7 +86,7 @@ def of_sides(results: Results) -> Conclusion:
 
 
 def _by(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """The factor without its word, which the mark has: "1.10x (1.05 to 1.15)"."""
+    """The factor without its word, which the mark contains: "1.10x (1.05 to 1.15)"."""
     return factor(ratio, low, high).replace(" faster", "").replace(" slower", "")
 
 

@@ -1,7 +1,7 @@
-"""The data behind the charts of report.html, and the library that draws them, both inside the page.
+"""The data for the charts of report.html, and the library that draws them, both inside the page.
 
-The charts are Vega-Lite's (https://vega.github.io/vega-lite/, BSD licence). vega.js is the copy that vl-convert brings:
-`python -m tools.vega` writes it, and a test compares both.
+The charts use Vega-Lite (https://vega.github.io/vega-lite/, BSD licence). vega.js is the copy in vl-convert: `python -m
+tools.vega` writes it, and a test compares both.
 """
 
 import json
@@ -18,7 +18,7 @@ from attnbench.workloads.workload import Workload
 
 LIBRARY = Path(__file__).with_name("vega.js")
 USUAL = ("workload", "length", "implementation", "time per call", "ratio", "verdict")
-"""The columns that a table begins with."""
+"""The first columns of a table."""
 METRICS = {
     "ratio": "ratio",
     "time": "latency_s",
@@ -34,15 +34,15 @@ SORTED_BY = {
     "peak memory": "peak_memory_bytes",
     "length": "kv_len",
 }
-"""By which column of the table of cells a column for people is sorted; others by their text."""
+"""Column of the table of cells that sorts a displayed column; other columns are sorted by their text."""
 MOST_SAMPLES, MANY_CELLS = 12, 2000
 DIGITS = 5
 
 
 def data(runs: Sequence[Results]) -> str:
-    """All cells of the runs as JSON that may stand inside of a script element.
+    """All cells of the runs as JSON that is safe inside a script element.
 
-    `rows` have a text and a key to sort by for each of `columns`, the values of the `axes` that differ, and numbers.
+    `rows` have a text and a sort key for each of `columns`, the values of the varying `axes`, and numbers.
     """
     columns = cells.columns(runs[0])
     shown = [row for results in runs for row in rows(cells.shown(results))]
@@ -77,7 +77,7 @@ def data(runs: Sequence[Results]) -> str:
 
 
 def library() -> str:
-    """Vega, Vega-Lite and what embeds them, as one script; `vegaEmbed` is in `window`."""
+    """Vega, Vega-Lite and Vega-Embed as one script; it sets `window.vegaEmbed`."""
     return LIBRARY.read_text(encoding="utf-8")
 
 
@@ -127,7 +127,7 @@ def _sortable(value: Any) -> tuple[bool, float, str]:  # noqa: ANN401 - of any a
 
 
 def _by_ratio(shown: Sequence[Row]) -> list[str]:
-    """The implementations, the fastest on the whole first, and last those that have no time."""
+    """The implementations, the fastest overall first; those without a time last."""
     ratios: dict[str, list[float]] = {}
     for row in shown:
         own = ratios.setdefault(str(arm_of(row)), [])

@@ -17,17 +17,17 @@ from attnbench.units import plain, significant
 from attnbench.workloads.flashinfer_trace import DEFINITIONS, described
 
 PER_SECOND = 1e6
-"""Units of the times that github-action-benchmark draws."""
+"""Microseconds per second, the unit of times for github-action-benchmark."""
 NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
 TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEOUT"}
-"""Statuses in a flashinfer-trace; any other is FAILED, and cells that were not tried have no evaluation."""
+"""Statuses in a flashinfer-trace; others are FAILED, and untried cells have no evaluation."""
 
 
 def traces(stored: Results) -> list[dict[str, Any]]:
-    """Each cell that was tried, as a flashinfer-trace: one for each line that it was read from, or one of its own.
+    """Each tried cell as a flashinfer-trace: one for each input line, or a new one.
 
-    Cells that have no definition there are left out, and so is what agrees but has no ratio to the baseline in time.
-    Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
+    Cells without a definition there are left out, as are right answers without a ratio to the baseline. Source:
+    https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
     """
     compared = {each.key: each for each in comparisons(stored)}
     times_s = paired_times(stored.records, stored.plan.reference, compared)
@@ -91,9 +91,9 @@ def _pytest_benchmark(found: list[Results]) -> str:
 
 
 def series(results: Results) -> list[dict[str, object]]:
-    """Medians and bytes of a run in the form that github-action-benchmark draws over time, a point for each.
+    """Medians and bytes of a run for github-action-benchmark, which draws them over time.
 
-    One unit for all times, and bytes for all memory: a point is drawn next to last year's.
+    All times share one unit, and all memory is in bytes, so that points stay comparable over years.
 
     Source: customSmallerIsBetter of https://github.com/benchmark-action/github-action-benchmark#readme.
     """

@@ -19,7 +19,7 @@ from attnbench.workloads.workload import DIRECTIONS, Workload
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
-"""A curve is drawn up to this factor beyond the longest length, if its limit is further."""
+"""Largest extension of a curve beyond the longest length, as a factor, if its limit is further away."""
 NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
@@ -69,13 +69,13 @@ def outcome_text(outcome: Outcome, letter: str) -> str:
 
 
 def number(value: float) -> str:
-    """A length to four digits at most."""
+    """A length with at most four digits."""
     digits = max(0, len(str(int(value))) - 4)
     return f"{round(value, -digits):.0f}"
 
 
 def answered_for(growths: Sequence[Growth]) -> str:
-    """The directions of the calls that were measured, and how to ask about the others."""
+    """The directions of the measured calls, and how to measure the others."""
     directions = dict.fromkeys(_longest(growth).direction for growth in growths)
     others = [each for each in DIRECTIONS if each not in directions]
     words = " and ".join(each.replace("_", " and ") for each in directions) or "no direction"
@@ -83,12 +83,11 @@ def answered_for(growths: Sequence[Growth]) -> str:
 
 
 def _longest(growth: Growth) -> Workload:
-    """The longest workload that was measured."""
     return growth.workload(growth.points[-1][0])
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
-    """The implementations of each panel, by its title."""
+    """Implementations by the title of their panel."""
     return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
 
 
@@ -114,7 +113,7 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
 
 
 def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
-    """Every metric of each implementation at its longest length; one that nobody has is left out."""
+    """Every metric of each implementation at its longest length; empty columns are left out."""
     texts = [
         {"implementation": cells.arm(row), "length": cells.length(row)}
         | {metric.heading: cells.metric(row, metric) for metric in metrics}

@@ -18,7 +18,7 @@ NOTE = "Each point is a run, with its 95 % interval where it has one. A ring is 
 
 
 def commit(point: Row) -> str:
-    """The first digits of a commit, or that it is not known."""
+    """The first digits of a commit, or "unknown"."""
     return plain(point["commit"])[:SHORT] or "unknown"
 
 
@@ -34,7 +34,7 @@ def change(series: Series, found: Change) -> str:
 
 
 def row(series: Series) -> dict[str, str]:
-    """A line of the table; nothing is left blank."""
+    """A row of the table, without blank cells."""
     changed = "; ".join(change(series, found) for found in series.changes)
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
@@ -47,7 +47,7 @@ def row(series: Series) -> dict[str, str]:
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
-    """By machine and workload, in words; workloads on which something changed come first."""
+    """Series by machine and workload, in words; workloads with changes come first."""
     return {
         f"{where}, on {machine}": members
         for machine, rows in grouped(series, machine_of).items()
@@ -56,7 +56,7 @@ def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
 
 
 def pictures(series: Sequence[Series]) -> list[Picture]:
-    """Draw the first workloads of each machine, runs from left to right, with a ring where a level changed."""
+    """Draw the first workloads of each machine, with runs from left to right and a ring around each change."""
     return [_picture(members) for members in grouped(series, machine_of).values()]
 
 
@@ -97,10 +97,9 @@ def _line(series: Series, place: Mapping[str, int]) -> Line:
 
 
 def _where(series: Series) -> str:
-    """The workload in words."""
     return f"{title(series.cell)}, T={length(series.cell)}"
 
 
 def machine_of(series: Series) -> str:
-    """Which machine the series is of."""
+    """The machine of a series."""
     return f"{plain(series.machine)}, fingerprint {series.cell['fingerprint']}"

@@ -1,4 +1,4 @@
-"""Time and memory of a run against length."""
+"""Plots of time and memory against length."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,12 +16,12 @@ from attnbench.units import plain
 from attnbench.workloads.workload import DTYPE_BYTES
 
 FEWEST_LENGTHS, ENOUGH_LENGTHS = 3, 5
-"""Lengths from which on a slope is shown, and those of a panel that show how time grows."""
+"""Fewest lengths for a growth exponent, and for a useful plot of time."""
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
 def latencies(results: Results, fewest_lengths: int = 1) -> list[Picture]:
-    """Draw the time of a call against length; none if no panel has a time and `fewest_lengths`."""
+    """Plot the time of a call against length; empty if no panel has times at `fewest_lengths`."""
     title = "Time per call against length (median; lower is faster)"
     return _draw(results, _time, (title, "time per call", "s"), fewest_lengths)
 
@@ -33,7 +33,7 @@ def memory(results: Results) -> list[Picture]:
 
 
 def usual(results: Results) -> list[Picture]:
-    """Draw the one picture of a page: time against length, if some panel has enough lengths."""
+    """The picture of a page: time against length, if some panel has enough lengths."""
     return latencies(results, ENOUGH_LENGTHS)
 
 
@@ -91,14 +91,14 @@ def _draw(
 
 
 def titles(shown: Sequence[Panel]) -> list[str]:
-    """Title each panel by what sets it apart from the others."""
+    """Title each panel by its difference from the others."""
     first = [workload_of(rows(panel.cells.iloc[:1])[0]) for panel in shown]
     labels = cells.labels(first)
     return [f"{labels[one.id]} {panel.other}".strip() for panel, one in zip(shown, first, strict=True)]
 
 
 def _growth(letter: str, points: Sequence[plot.Point]) -> str:
-    """The growth exponent over three lengths or more, as it follows a name; "" without any."""
+    """The growth exponent over at least three lengths, as a suffix of a name; "" with fewer."""
     if len(points) < FEWEST_LENGTHS:
         return ""
     exponent = growth_exponent([int(point.x) for point in points], [point.y for point in points])
@@ -106,7 +106,7 @@ def _growth(letter: str, points: Sequence[plot.Point]) -> str:
 
 
 def _absences(absent: Sequence[Row]) -> str:
-    """Name the implementations that miss points, with their lengths and how those cells ended."""
+    """Name the implementations with missing points, with their lengths and statuses."""
     parts = []
     for (name, ended), members in grouped(absent, lambda row: (cells.arm(row), cells.status(row))).items():
         lengths = ", ".join(dict.fromkeys(cells.length(row) for row in members))
@@ -115,7 +115,7 @@ def _absences(absent: Sequence[Row]) -> str:
 
 
 def _draw_theory(panel: Panel, axes: Axes) -> None:
-    """Draw the sizes of the score matrix, of two of them, and of the output."""
+    """Draw the sizes of one score matrix, of two, and of the output."""
     cell = rows(panel.cells.iloc[:1])[0]
     low, high = axes.get_xlim()
     x = np.geomspace(low, high, 33)

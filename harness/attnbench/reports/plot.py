@@ -1,6 +1,6 @@
-"""One way to draw lines: a panel for each group, values with intervals, and names at the ends of lines.
+"""Line plots: a panel for each group, values with intervals, and names at the ends of lines.
 
-Time and memory against length, growth of memory, and histories are all drawn here, each from its own points.
+Used for time and memory against length, growth of memory, and histories, each with its own points.
 """
 
 import math
@@ -18,26 +18,26 @@ from attnbench.units import show
 
 MOST_PANELS, MOST_LINES = 6, 6
 LABEL_HEIGHT, GREY = 0.07, "#c4c4c4"
-"""Labels keep this distance, as a share of the panel's height; lines without a label are grey."""
+"""Least distance of labels, as a share of the panel's height; lines without a label are grey."""
 LONG = 4.0
-"""An interval may reach beyond all points by this factor; longer ones are cut."""
+"""Intervals may reach beyond all points by this factor; longer ones are cut."""
 WIDE = 5.0
-"""Values further apart than this factor have a logarithmic axis."""
+"""Values that span more than this factor get a logarithmic axis."""
 MANY_TICKS, TITLE_LEN, EDGE = 7, 48, 1.2
 LEAST_WIDTH = 7.2
-"""Inches that the title and the legend next to it need."""
+"""Inches for the title and the legend next to it."""
 MARKERS: Mapping[str, Callable[[style.Look], dict[str, Any]]] = {
     "": lambda look: {"mfc": look.colour, "mec": "white", "mew": 0.6, "ms": look.size},
     "hollow": lambda look: {"mfc": "white", "mec": look.colour, "mew": 1.3, "ms": look.size},
     "apart": lambda look: {"mfc": "white", "mec": look.colour, "mew": 1.6, "ms": look.size + 2},
     "cross": lambda look: {"marker": "x", "mec": look.colour, "mew": 2.2, "ms": 9},
 }
-"""The kinds of points; the last two are not joined with the others."""
+"""Kinds of points; the last two are not joined to others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A value with its 95 % interval, if it has one."""
+    """A value with an optional 95 % interval."""
 
     x: float
     y: float
@@ -58,13 +58,13 @@ class Line:
 
     @property
     def joined(self) -> list[Point]:
-        """The points that a line joins."""
+        """The points on the line."""
         return [point for point in self.points if point.kind in {"", "hollow"}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines with one horizontal axis: `ticks` are the texts at its values."""
+    """Lines over one horizontal axis; `ticks` maps its values to texts."""
 
     title: str
     lines: Sequence[Line]
@@ -77,7 +77,7 @@ class Panel:
 def plot(  # noqa: PLR0913 - one parameter for each text
     panels: Sequence[Panel], *, title: str, y_label: str, unit: str, subtitle: str = "", note: str = "", base: str = ""
 ) -> Picture:
-    """Draw the first six panels; `base` names the arm that has a label in each of them."""
+    """Draw the first six panels; `base` names the arm that is labelled in each of them."""
     drawn = panels[:MOST_PANELS]
     named = {panel.title: labelled(panel.lines, base) for panel in drawn}
     points = [point for panel in drawn for line in panel.lines for point in line.points]
@@ -119,7 +119,7 @@ def plot(  # noqa: PLR0913 - one parameter for each text
 
 
 def labelled(lines: Sequence[Line], base: str) -> list[Arm]:
-    """Choose the arms that have a colour and a label: the baseline, and those that end furthest from one another."""
+    """Choose the arms with a colour and a label: the baseline, and those with the most distant ends."""
     ends = {line.arm: math.log(max(line.points[-1].y, 1e-300)) for line in lines}
     chosen = [arm for arm in ends if style.label(arm) == base][:1] or list(ends)[:1]
     while len(chosen) < min(MOST_LINES, len(ends)):
@@ -129,7 +129,7 @@ def labelled(lines: Sequence[Line], base: str) -> list[Arm]:
 
 
 def reach(points: Sequence[Point]) -> tuple[float, float] | None:
-    """Limits of the vertical axis, if an interval is so long that it would dwarf all points; else None."""
+    """Limits of the vertical axis if a long interval would dwarf all points; else None."""
     low, high = min(point.y for point in points) / LONG, max(point.y for point in points) * LONG
     ends = [end for point in points for end in (point.low, point.high) if end is not None]
     if not ends or low <= 0 or (min(ends) >= low and max(ends) <= high):
@@ -174,7 +174,6 @@ def _draw_line(axes: Axes, line: Line, *, is_named: bool) -> None:
 
 
 def _scale(axes: Axes, points: Sequence[Point], unit: str) -> None:
-    """Set the vertical scale and its ticks."""
     values = [point.y for point in points]
     if unit == "bytes":
         style.byte_ticks(axes)
@@ -183,13 +182,13 @@ def _scale(axes: Axes, points: Sequence[Point], unit: str) -> None:
         style.log_ticks(axes.yaxis, unit)
     else:
         middle, half = (max(values) + min(values)) / 2, (max(values) - min(values)) / 2
-        half = max(1.15 * half, 0.1 * middle)  # a value that hardly moves is not blown up
+        half = max(1.15 * half, 0.1 * middle)  # keep small changes small
         axes.set_ylim(middle - half, middle + half)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, unit)))
 
 
 def _label(axes: Axes, panel: Panel, named: Sequence[Arm]) -> None:
-    """Name the lines at their ends, in their colours, moved apart where they would overlap."""
+    """Name the lines at their ends, in their colours, moved apart to avoid overlaps."""
     scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
     low, high = map(scale, axes.get_ylim())
     lines = sorted((line for line in panel.lines if line.arm in named), key=lambda line: line.points[-1].y)
@@ -203,8 +202,8 @@ def _label(axes: Axes, panel: Panel, named: Sequence[Arm]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Places in ascending order, moved as little as it takes to lie `least` apart, and the last one below 1."""
-    groups: list[list[float]] = []  # neighbours that touch: each group lies about the mean of its members
+    """Move ascending places as little as possible to be at least `least` apart, the last one below 1."""
+    groups: list[list[float]] = []  # touching neighbours: each group is centred on the mean of its members
     for place in places:
         groups.append([place])
         while len(groups) > 1 and _ends(groups[-2], least)[1] + least > _ends(groups[-1], least)[0]:
@@ -214,7 +213,7 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def _ends(group: Sequence[float], least: float) -> tuple[float, float]:
-    """The first and the last place of a group, inside the axes as far as its labels fit."""
+    """The first and the last place of a group, inside the axes if its labels fit."""
     half, room = (len(group) - 1) * least / 2, len(group) * least / 2
     middle = min(max(sum(group) / len(group), room), 1.0 - room)
     return middle - half, middle + half

@@ -1,7 +1,7 @@
-"""Times as benchmark.json, which `pytest-benchmark compare` and tools that read its format understand.
+"""Times as benchmark.json for `pytest-benchmark compare` and other tools that read its format.
 
-Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/ionelmc/pytest-benchmark. The host's
-name is left out of machine_info. What has no time has no place in that format and stands under `not_measured`.
+Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/ionelmc/pytest-benchmark. machine_info
+omits the host's name. The format has no place for cells without a time; they are under `not_measured`.
 """
 
 import statistics
@@ -17,7 +17,7 @@ VERSION = "5.3.1"
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The file as a dictionary."""
+    """The content of the file as a dictionary."""
     return {
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},

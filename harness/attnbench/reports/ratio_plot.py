@@ -1,7 +1,7 @@
-"""Which is faster on each shape: ratios to the baseline as dots with intervals, a row for each implementation.
+"""Dot plot of ratios to the baseline with intervals: a row for each implementation, a column for each shape.
 
-A column is a shape, a colour is a verdict, and rows are sorted by how an implementation does on the whole. Source:
-W. S. Cleveland, dot plots, The American Statistician 38, 1984, https://doi.org/10.1080/00031305.1984.10483223.
+Colours show verdicts, and rows are sorted by overall speed. Source: W. S. Cleveland, dot plots, The American
+Statistician 38, 1984, https://doi.org/10.1080/00031305.1984.10483223.
 """
 
 import math
@@ -25,18 +25,19 @@ from attnbench.units import plain, significant
 
 MOST_SHAPES, MOST_COLUMNS = 12, 6
 FURTHEST = 4.0
-"""Axes end at this factor at most; a ratio beyond is an arrow with its number."""
+"""Largest factor on the axes; larger ratios are arrows with their number."""
 NARROWEST = 1.25
 ROW = 0.235
 LEAST_WIDTH = 6.0
-"""Inches that the title and the legend next to it need."""
+"""Inches for the title and the legend next to it."""
 COLOURS = {
     Verdict.faster: "#0072B2",
     Verdict.slower: "#D55E00",
     Verdict.equivalent: "#555555",
     Verdict.undecided: "#8a8a8a",
 }
-"""Blue and vermilion differ for every kind of colour vision, and the side of the line says the same."""
+"""Colours of verdicts: blue and vermilion differ for every kind of colour vision, and the side of the line repeats
+them."""
 TITLE_LEN = 24
 
 
@@ -45,7 +46,7 @@ Rows = Mapping[Arm, Row]
 
 
 def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Picture]:
-    """Draw the first shapes of a run, `most` at most, each row `row` inches high; none if nothing was compared."""
+    """Draw the first `most` shapes of a run, each row `row` inches high; empty if nothing was compared."""
     table = cells.shown(results)
     by_shape = grouped(rows(table), lambda each: str(each["workload"]))
     compared = {name: members for name, members in by_shape.items() if any(map(_has_ratio, members))}
@@ -81,7 +82,7 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
 
 
 def order(shapes: Sequence[Rows]) -> list[Arm]:
-    """The arms that have a ratio somewhere, the fastest on the whole first; the baseline stands among them."""
+    """The arms with some ratio, the fastest overall first, the baseline among them."""
     logs: dict[Arm, list[float]] = {}
     for shape in shapes:
         for arm, row in shape.items():
@@ -95,7 +96,7 @@ def _has_ratio(row: Row) -> bool:
 
 
 def _reach(shapes: Sequence[Rows]) -> float:
-    """The factor at which all axes end, the same for all on either side."""
+    """The factor at which all axes end, in both directions."""
     ratios = [row["ratio"] for shape in shapes for row in shape.values() if _has_ratio(row)]
     furthest: float = max(max(ratio, 1 / ratio) for ratio in ratios)
     return min(FURTHEST, max(NARROWEST, 1.15 * furthest))
@@ -109,7 +110,7 @@ def _draw_shape(panel: Axes, shape: Rows, arms: Sequence[Arm], reach: float, *, 
     for place, arm in enumerate(arms):
         _draw_row(panel, shape.get(arm), place, reach)
     steps = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
-    ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - else they would touch
+    ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - otherwise they touch
     style.ticks(panel.xaxis, FixedLocator([step for step in steps if step == 1.0 or step in ends]), "{:g}".format)
     panel.set_yticks(range(len(arms)), [style.label(arm) for arm in arms] if has_names else [])
     panel.tick_params(axis="y", length=0)
@@ -117,7 +118,7 @@ def _draw_shape(panel: Axes, shape: Rows, arms: Sequence[Arm], reach: float, *, 
 
 
 def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
-    """A dot, its bar and its number; or in words why there is none."""
+    """Draw a dot with its bar and number, or the reason for its absence."""
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     text: dict[str, Any] = {"va": "center", "fontsize": 7.5, "transform": panel.get_yaxis_transform()}
     if row is None or (not _has_ratio(row) and not row["is_baseline"]):
@@ -139,12 +140,12 @@ def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
     face = "white" if is_open else colour
     panel.plot([at], [place], marker=marker, ms=6, mfc=face, mec=colour, mew=1.2, zorder=4, clip_on=False)
     number = f"{significant(ratio, 3)}{'?' * is_open}"
-    x, side = (0.98, "right") if ratio < 1 else (0.02, "left")  # where the dot is not
+    x, side = (0.98, "right") if ratio < 1 else (0.02, "left")  # away from the dot
     panel.text(x, place, number, color=style.readable(colour, style.LIGHT), ha=side, bbox=behind, zorder=5, **text)
 
 
 def _absence(row: Row | None) -> tuple[str, str]:
-    """Why a row has no dot, in a word or two, and its colour."""
+    """The reason for a missing dot, in a word or two, and its colour."""
     if row is None:
         return "not asked for", "#999999"
     if row["status"] == "ok":
@@ -154,7 +155,7 @@ def _absence(row: Row | None) -> tuple[str, str]:
 
 
 def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
-    """The verdicts that occur, each with its colour."""
+    """Legend entries of the verdicts that occur."""
     seen = {row["verdict"] for shape in shapes for row in shape.values() if _has_ratio(row)}
     return [
         Line2D(
@@ -172,7 +173,7 @@ def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
 
 
 def write_picture(results: Results, folder: Path) -> list[Path]:
-    """The one picture of a run's folder: time against length, or else ratios."""
+    """Write the picture of a run's folder: time against length, or else ratios."""
     return [put(folder / "picture.png", each.png()) for each in (lines.usual(results) or draw(results))[:1]]
 
 

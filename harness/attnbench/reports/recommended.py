@@ -1,4 +1,4 @@
-"""The answers of `fastest`, with or without --along: in sentences, in rows, and as JSON has it."""
+"""The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from attnbench.units import MISSING, percent, plain, show, significant, span
 
 
 def lines(results: Results) -> list[str]:
-    """A sentence for each recommendation, or for each two implementations that were searched."""
+    """A sentence for each recommendation, or for each searched pair of implementations."""
     if any(ladder.pairs for ladder in results.plan.ladders):
         return [of_crossing(results, ladder, both, changes) for ladder, both, changes in crossings(results)]
     return [text for each in recommend(results) for text in (answer(each), of_changes(each)) if text]
@@ -56,7 +56,7 @@ def answer(found: Recommendation) -> str:
 
 
 def _nothing_left(found: Recommendation) -> str:
-    """Say why nothing is left: the least memory that would do, or the reasons."""
+    """Explain an empty recommendation: the least memory that would do, or the reasons."""
     over = {name: found.peaks[name] for name, why in found.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
@@ -87,7 +87,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def of_changes(found: Recommendation) -> str:
-    """From which length on the answer changes, in a sentence; "" where that was not asked."""
+    """The length at which the answer changes, in a sentence; "" if there was no search."""
     if found.changes:
         return " ".join(changed(each) for each in found.changes)
     if found.looked is None or not found.choice:
@@ -99,16 +99,16 @@ def of_changes(found: Recommendation) -> str:
 
 
 def changed(change: Change) -> str:
-    """One change in a sentence."""
+    """One crossover in a sentence."""
     place = change.place
     where = f"{change.axis} {significant(place.at, 3)} on (between {place.low} and {place.high})"
     return f"From {where} {change.after} is faster than {change.before}."
 
 
 def figures(found: Recommendation) -> list[tuple[str, ...]]:
-    """A row for each candidate: name, time of a call, how much slower than the choice, peak memory.
+    """A row for each candidate: name, time of a call, factor to the choice, peak memory.
 
-    A time is the choice's median, times the ratio: medians of visits that were made at other moments are no ratio.
+    Times are the choice's median times the ratio: medians of visits at different moments are not comparable.
     """
     rows: list[tuple[str, ...]] = []
     for name, own in found.seconds.items():
@@ -122,7 +122,7 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
 
 
 def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]:
-    """The implementations that are no candidates, a line for each kind of reason, or for each with `is_verbose`."""
+    """The excluded implementations, a line for each kind of reason, or for each implementation with `is_verbose`."""
     if is_verbose:
         return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
     lines = []
@@ -156,14 +156,14 @@ def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
 
 
 def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Change, ...]]]:
-    """Every two that were searched, along each ladder, and where they change places."""
+    """Every searched pair along each ladder, with its crossovers."""
     return [
         (ladder, both, changes_along(results, ladder, both)) for ladder in results.plan.ladders for both in ladder.pairs
     ]
 
 
 def of_crossing(results: Results, ladder: Ladder, both: tuple[str, str], changes: Sequence[Change]) -> str:
-    """Say where two change places, in a sentence; or which is faster all the way."""
+    """The crossovers of two implementations in a sentence, or which one is faster everywhere."""
     if changes:
         return " ".join(changed(each) for each in changes)
     known = points(results, ladder, *both)

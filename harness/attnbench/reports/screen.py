@@ -1,7 +1,7 @@
-"""The closing screen of a run: 25 lines of 80 columns at most, whatever was swept.
+"""The closing screen of a run: at most 25 lines of 80 columns for any sweep.
 
-In order: the run and whether all is right, the machine and any warning, a table of shapes, the advice, memory, the
-undecided, and the files. Shapes that do not fit are folded; `-v` has a table of every cell.
+In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, the
+undecided, and the files. If there are too many shapes they are folded; `-v` prints a table of every cell.
 """
 
 import textwrap
@@ -18,14 +18,14 @@ from attnbench.units import MISSING, plain, show
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3
-"""Up to this many implementations have a column each."""
+"""Up to this number, each implementation has a column of its own."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
-"""Lines."""
+"""Most lines of each section."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of the screen, and how a terminal shows it."""
+    """A line of the screen, with its style on a terminal."""
 
     text: str
     style: str = ""
@@ -68,14 +68,14 @@ def _findings(results: Results, width: int) -> list[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """Shapes in one row: of one label, at neighbouring lengths."""
+    """Shapes in one row: with one label, at neighbouring lengths."""
 
     label: str
     members: tuple[Shape, ...]
 
     @property
     def length(self) -> str:
-        """The lengths of all of them."""
+        """The range of lengths."""
         first, last = self.members[0], self.members[-1]
         if len(self.members) == 1:
             return first.length
@@ -84,7 +84,7 @@ class Fold:
 
     @property
     def seconds(self) -> str:
-        """The baseline's time, from the shortest to the longest."""
+        """The range of the baseline's times."""
         known = [each.base.seconds for each in self.members if each.base is not None and each.base.seconds is not None]
         if not known:
             return MISSING
@@ -95,16 +95,16 @@ class Fold:
 
     @property
     def has_faster(self) -> bool:
-        """Whether something is faster than the baseline."""
+        """Whether any implementation is faster than the baseline."""
         return any(shape.faster for shape in self.members)
 
     @property
     def is_open(self) -> bool:
-        """Whether something may be faster, and it is not known."""
+        """Whether an undecided implementation may be faster."""
         return any(shape.is_open for shape in self.members)
 
     def having(self, mark: Mark) -> dict[str, list[tuple[Shape, Cell]]]:
-        """By name the shapes at which it has this mark; names that have it most often first."""
+        """Shapes with this mark by implementation, the most frequent first."""
         places = [(shape, cell) for shape in self.members for cell in shape.having(mark)]
         found = grouped(places, lambda place: place[1].name)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
@@ -128,7 +128,7 @@ def table(found: Sequence[Shape], base: str, width: int, height: int) -> list[Li
 
 
 def folded(found: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
-    """Fold the shapes until they fit into the rows, with a note on rows that are left out."""
+    """Fold the shapes until they fit into the rows, with a note on omitted rows."""
     by_label = grouped(found, lambda each: each.label).values()
     folds: list[Fold] = []
     for alike in LEVELS:
@@ -144,11 +144,11 @@ LEVELS: tuple[Callable[[Shape], object], ...] = (
     lambda shape: (shape.best.name if shape.best else "", shape.is_open),
     lambda _: 0,
 )
-"""Neighbouring lengths of a label that are alike in this share a row; the first that fits is taken."""
+"""Criteria for folding neighbouring lengths of a label into one row; the first that fits is used."""
 
 
 def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], str]:
-    """Keep as many rows as fit, first those in which something is faster, then those that are open."""
+    """Keep the rows that fit: first those with a faster implementation, then the open ones."""
     ranked = sorted(folds, key=lambda fold: (not fold.has_faster, not fold.is_open))
     kept, dropped = ranked[: room - 1], ranked[room - 1 :]
     nothing = sum(not fold.has_faster and not fold.is_open for fold in dropped)
@@ -168,7 +168,7 @@ def _folds(own: Sequence[Shape], key: Callable[[Shape], object]) -> list[Fold]:
 
 
 def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
-    """The lines of the table, its headings first, as wide as allowed."""
+    """The lines of the table, its headings first, within the width."""
     names = list(dict.fromkeys(cell.name for fold in folds for shape in fold.members for cell in shape.others))
     is_plain = all(len(fold.members) == 1 for fold in folds)
     if len(names) <= FEW_OTHERS and is_plain:
@@ -194,11 +194,11 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
 """Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
 WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
-"""How much wider than others a column may be."""
+"""Relative widths of columns; all others have 1."""
 
 
 def _fitting(fold: Fold, mark: Mark, size: int) -> str:
-    """As many names as a column has room for, or else their number."""
+    """The names that fit into a column, or else their number."""
     return next(
         (text for most in range(MOST_NAMES, 0, -1) if len(text := _named(fold, mark, most)) <= size),
         _named(fold, mark, 0),
@@ -222,7 +222,7 @@ def _own(fold: Fold, name: str) -> str:
 
 
 def _named(fold: Fold, mark: Mark, most: int) -> str:
-    """The names with a mark, as many as there is room for, with their factors: "bmm 1.68x +3"."""
+    """The names with a mark and their factors, with a count of the rest: "bmm 1.68x +3"."""
     found = fold.having(mark)
     if not found or not most or (mark in {Mark.undecided, Mark.doubtful} and len(found) > FEW_OPEN):
         return str(len(found)) if found else MISSING
@@ -244,14 +244,14 @@ def _named(fold: Fold, mark: Mark, most: int) -> str:
 
 
 def _memory(found: Sequence[Shape], width: int) -> list[Line]:
-    """Memory of the implementations on the largest shape; amounts in the middle are left out if there are too many."""
+    """Memory of the implementations on the largest shape; amounts in the middle are omitted if there are too many."""
     texts = (textwrap.wrap(memory_line(found, most), width) for most in (100, *range(10, 1, -1)))
     lines = next((lines for lines in texts if len(lines) <= MOST_MEMORY), [])
     return [Line(text=line) for line in lines]
 
 
 def left_over(results: Results, width: int = WIDTH) -> list[str]:
-    """Count the comparisons without a verdict, and the implementations that are not here."""
+    """Count comparisons without a verdict, and implementations that are not installed."""
     parts = []
     marks = [cell.mark for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     if Mark.doubtful in marks:

@@ -1,4 +1,4 @@
-"""Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
+"""Two states of the code side by side, as sides.md: the overall verdict, the failures, and a row for each cell."""
 
 from attnbench.analysis.comparisons import by_side, losses
 from attnbench.analysis.results import Results
@@ -9,7 +9,7 @@ from attnbench.units import MISSING, escaped, markdown_list, markdown_table, pla
 
 
 def headline(results: Results) -> str:
-    """The verdict on the whole, in a sentence."""
+    """The overall verdict in a sentence."""
     return endings.of_sides(results).sentence
 
 
@@ -51,7 +51,7 @@ def _named(side: Side) -> str:
 
 
 def rows(results: Results) -> dict[str, list[dict[str, str]]]:
-    """By the title of a group of workloads, the texts of each cell that the candidate has, by column."""
+    """Texts of each cell of the candidate by column, by the title of a group of workloads."""
     metrics = metric_columns(results)
     found: dict[str, list[dict[str, str]]] = {}
     for title, members in cells.groups(results).items():
@@ -74,12 +74,12 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
 
 
 def _time(row: Row) -> str:
-    """The time, or where there is none how the cell ended."""
+    """The time, or how the cell ended if there is none."""
     return cells.status(row) if row["latency_s"] is None else cells.time(row)
 
 
 def document(results: Results) -> str:
-    """The whole text; empty for a run without two sides."""
+    """The whole text; "" for a run without two sides."""
     if results.plan.sides is None:
         return ""
     found = losses(results) or ["none: no cell was lost, disagreed or failed"]

@@ -1,6 +1,6 @@
 """The run as readable text, summary.md, and as a page with a picture, report.html.
 
-Both begin with the answer, and end with the facts of the run and of the machine.
+Both begin with the answer, and end with facts about the run and the machine.
 """
 
 import math
@@ -49,12 +49,12 @@ from attnbench.units import (
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
-"""A run that takes longer than its budget by this factor says why."""
+"""A run that exceeds its budget by this factor explains why."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
-    """A template of this folder with what summary and page both say, and more; where it is HTML, texts are escaped."""
-    import jinja2  # here, as below what draws pictures: a check needs neither, and both take half a second
+    """Render a template of this folder with the values that summary and page share; in HTML all text is escaped."""
+    import jinja2  # here: a check does not need it, and it takes half a second
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -74,13 +74,13 @@ def rendered(template: str, results: Results, **more: object) -> str:
 
 
 MOST_LINES = 200
-"""The most lines of summary.md; other tables are in report.html and records.csv."""
+"""Most lines of summary.md; other tables are in report.html and records.csv."""
 ON_PAGE_ALONE = ("why slower", "ran", "FLOP/s")
-"""Columns that its tables leave out; every metric that was measured has one."""
+"""Columns that only the page shows; each measured metric has one."""
 
 
 def summary(results: Results) -> str:
-    """The run as Markdown, with as many tables of cells as fit."""
+    """The run as Markdown, with all tables of cells that fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     shapes, base = answers.shapes(results), cells.base(results.plan)
 
@@ -107,12 +107,12 @@ def summary(results: Results) -> str:
 
 
 def page(results: Results, others: Sequence[Results] = ()) -> str:
-    """The run as one page, complete in itself: the answer, one picture, what to explore, and then all about the run.
+    """The run as one self-contained page: the answer, one picture, the explorer, and then all details.
 
-    `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
-    script, which sets it as text.
+    `others` are explored together with it. Text from outside is escaped by the template, or is data of the script,
+    which inserts it as text.
     """
-    from attnbench.reports import explorer, lines  # here: a check needs no pictures, and they take a second to import
+    from attnbench.reports import explorer, lines  # here: a check needs no pictures, and these take a second to import
 
     shapes = answers.shapes(results)
     return rendered(
@@ -127,7 +127,7 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         verdict=verdict(results, others),
         machine=machine(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
-        library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
+        library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
 
@@ -145,11 +145,11 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
 
 
 TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
-"""Parts of a processor's name that say nothing."""
+"""Uninformative parts of a processor's name."""
 
 
 def verdict(results: Results, others: Sequence[Results] = ()) -> str:
-    """The sweep, and whether all of it is right."""
+    """The sweep, and whether everything in it is right."""
     if results.plan.sides is not None:
         return asked(results, others)
     worst = endings.marks(results, without=cells.absent(results))
@@ -182,7 +182,7 @@ def machine(results: Results) -> list[str]:
 
 
 def inlined(picture: Picture, number: int) -> Markup:
-    """A picture's SVG as part of a page: named for those who cannot see it, with identifiers of its own."""
+    """A picture's SVG as part of a page, with a text alternative and identifiers of its own."""
     svg = re.sub(r'\bid="', f'id="picture{number}-', picture.svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
     named = f'<svg role="img" aria-label="{escape(picture.caption)}" '
@@ -217,7 +217,7 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def described(environment: Environment) -> dict[str, str]:
-    """An environment in words, each fact under its name."""
+    """An environment in words, by name of fact."""
     facts = {
         "fingerprint": environment.fingerprint,
         "processor": f"{environment.cpu} ({environment.cpu_capability})",
@@ -238,11 +238,11 @@ def described(environment: Environment) -> dict[str, str]:
 
 
 def troubles(results: Results) -> list[str]:
-    """Warnings that come before any result: the run was cut short, or the machine was busy."""
+    """Warnings that precede all results: the run was cut short, or the machine was busy."""
     lines = []
     if results.elapsed_s is None:
         lines.append("This run did not come to its end: missing cells were not measured.")
-    if results.num_left_out and results.plan.metrics:  # a check leaves out what is wrong already
+    if results.num_left_out and results.plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(results.plan.budget_s)
         lines.append(f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more.")
@@ -253,7 +253,7 @@ def troubles(results: Results) -> list[str]:
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     said, is_usual = throttled(results)
-    if said and is_usual:  # else it is a doubt
+    if said and is_usual:  # if unusual, it is listed elsewhere
         lines.append(said)
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
     busy = contention(results)
@@ -276,7 +276,7 @@ def findings(results: Results) -> list[str]:
 
 
 def of_model(results: Results) -> list[str]:
-    """The time of the attention of all layers of a model, for each point and arm."""
+    """The attention time of all layers of a model, for each point and arm."""
     said = []
     for label, found in grouped(totals(results), lambda each: each.mix.label).items():
         timed = [each for each in found if each.seconds is not None]
@@ -292,7 +292,7 @@ def of_model(results: Results) -> list[str]:
 
 
 def kept_memory(results: Results, metrics: Collection[str] = (KEPT_MEMORY,)) -> list[str]:
-    """A line for each cell in which memory grows with each call; with other metrics also what first calls keep."""
+    """A line for each cell with memory that grows with each call; with more metrics also memory kept by first calls."""
     lines = []
     for record in results.records:
         for metric in metrics:
@@ -305,11 +305,11 @@ def kept_memory(results: Results, metrics: Collection[str] = (KEPT_MEMORY,)) -> 
 
 
 MOST_NAMED = 4
-"""Implementations that a sentence names with their times."""
+"""Most implementations that a sentence names with their times."""
 
 
 def _to_base(total: Total) -> str:
-    """As in: (2.30x slower (2.20 to 2.40))."""
+    """The ratio to the baseline: " (2.30x slower (2.20 to 2.40))"."""
     if total.ratio is None or total.ratio == 1.0:
         return ""
     return f" ({factor(total.ratio, total.low, total.high)})"
@@ -326,7 +326,7 @@ def answer(results: Results) -> list[str]:
 
 
 def hosts(results: Results) -> str:
-    """The hosts of a run over several machines, with the number of workloads of each; else ""."""
+    """The hosts of a run over several machines, with their numbers of workloads; else ""."""
     if not results.hosts:
         return ""
     counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
@@ -335,14 +335,14 @@ def hosts(results: Results) -> str:
 
 
 def method(results: Results) -> str:
-    """By what the verdicts are made, in a line: margin, processes, allocator."""
+    """The basis of the verdicts in a line: margin, processes, allocator."""
     plan, number = results.plan, verdicts.num_processes(results)
     counted = f"{number} process{'es' * (number != 1)}"
     return f"Margin {percent(plan.smallest_effect)}, {counted}, allocator {plan.allocator}."
 
 
 def decided(results: Results) -> str:
-    """How many comparisons have a verdict, and what more time would do for the others."""
+    """The number of decided comparisons, and the time that may decide the others."""
     found = comparisons(results)
     if not found:
         return "nothing was compared"
@@ -357,7 +357,7 @@ def decided(results: Results) -> str:
 
 
 def more_time(undecided: Sequence[Comparison]) -> str:
-    """The time that would decide half of the undecided, and all within reach; "" if it is not known."""
+    """The time that would decide half of the undecided, and all within reach; "" if it is unknown."""
     within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not within_reach:
         return ""
@@ -367,7 +367,7 @@ def more_time(undecided: Sequence[Comparison]) -> str:
 
 
 def interference(results: Results) -> str:
-    """The number of disturbed blocks, and how much of the machine other work took."""
+    """The number of disturbed blocks, and the share of the machine taken by other work."""
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
@@ -380,14 +380,14 @@ def interference(results: Results) -> str:
 
 
 def _absences(results: Results) -> str:
-    """Implementations that this run lacks, with their reasons, those of one reason together."""
+    """Implementations that are absent from this run, grouped by reason."""
     reasons = cells.absent(results)
     alike = grouped(reasons, lambda name: reasons[name])
     return plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in alike.items()))
 
 
 def _took(results: Results) -> str:
-    """How long it took, and of what budget: checks, metrics and first rounds come before it counts."""
+    """The duration of the run compared with its budget; checks, metrics and first rounds precede the budget."""
     if results.elapsed_s is None:
         return "did not come to its end"
     took, budget_s = show(results.elapsed_s, "s"), results.plan.budget_s

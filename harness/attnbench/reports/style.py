@@ -1,8 +1,8 @@
-"""How each implementation looks in every picture, the same everywhere and for ever, and how a figure becomes files.
+"""The look of each implementation, stable across pictures and versions, and the conversion of figures to files.
 
-Colours are distinguished with any kind of colour vision, and never alone: each name has a marker too, and names from
-outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul Tol, Colour
-schemes, https://personal.sron.nl/~pault/.
+Colours differ for any kind of colour vision, and are never the only clue: each name has a marker too, and
+names from outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul
+Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """
 
 import hashlib
@@ -41,13 +41,13 @@ SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle")
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
 LIGHT, DARK = "#ffffff", "#0d1117"
-"""The grounds of pictures, and of the page of a report in a dark scheme."""
+"""Backgrounds of pictures, and of a report's page in a dark scheme."""
 TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0
-"""Least contrasts of texts and of lines with their ground. Source: WCAG 2.2, criteria 1.4.3 and 1.4.11."""
+"""Least contrast of text and of lines with their background. Source: WCAG 2.2, criteria 1.4.3 and 1.4.11."""
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5
-"""Characters of a title and of a note in an inch."""
+"""Characters per inch in a title and in a note."""
 PNG: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-"""Two thirds of the time of the usual compression, and 2 % more bytes."""
+"""Saves a third of the time of the usual compression, for 2 % more bytes."""
 
 
 Marker = str | tuple[int, int, int]
@@ -57,7 +57,7 @@ Marker = str | tuple[int, int, int]
 class Look:
     """Colour, marker and line of one implementation.
 
-    Widths differ so that lines and markers that coincide lie in one another like rings: wide below, narrow on top.
+    Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
     """
 
     colour: str
@@ -72,7 +72,7 @@ class Look:
 
 
 def contrast(one: str, other: str) -> float:
-    """How far two colours differ in luminance, from 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
+    """The contrast of two colours, from 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
@@ -84,7 +84,7 @@ def _luminance(colour: str) -> float:
 
 
 def readable(colour: str, ground: str, least: float = TEXT_CONTRAST) -> str:
-    """The colour, mixed with black on a light ground or with white on a dark one until its contrast is at least so."""
+    """Mix a colour with black (on a light background) or white (on a dark one) to a contrast of at least `least`."""
     far = 0.0 if _luminance(ground) > 0.5 else 1.0  # noqa: PLR2004 - half way from black to white
     red, green, blue = to_rgb(colour)
     shares = [step / 20 for step in range(21)]
@@ -101,15 +101,15 @@ _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 
 @cache
 def built_in() -> dict[str, Look]:
-    """The looks of the implementations that come with the project, as their catalogue declares them."""
+    """The looks of the project's own implementations, from their catalogue."""
     text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
     return {name: Look(**look) for name, look in tomllib.loads(text)["looks"].items()}
 
 
 def look(arm: Arm | str) -> Look:
-    """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others.
+    """The look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
 
-    A variant, as fused+compile, is dotted and thinner, in the colour and with the marker of what it is a variant of; so
+    A variant such as fused+compile is dotted and thinner, with the colour and the marker of its base implementation; so
     is the base of two sides.
     """
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
@@ -129,19 +129,19 @@ def look(arm: Arm | str) -> Look:
 
 
 def label(arm: Arm | str) -> str:
-    """A name or an arm as legends and axes show it: one line, not too long."""
+    """A name or an arm for legends and axes: one short line."""
     return plain(str(arm), limit=24) or "(no name)"
 
 
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Ticks where `locator` puts them, each with its text, and none between them."""
+    """Put ticks at the places of `locator`, with their texts, and none between them."""
     axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def log_ticks(axis: Axis, unit: str) -> None:
-    """Ticks at 1, 2, 5 of each decade, or at decades where there are many, with units: "500 us"."""
+    """Ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
     low, high = axis.get_view_interval()
     few = math.log10(high / low) <= FEW_DECADES
     locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)
@@ -149,7 +149,7 @@ def log_ticks(axis: Axis, unit: str) -> None:
 
 
 def byte_ticks(axes: Axes) -> None:
-    """Powers of 4 bytes on a vertical axis."""
+    """Ticks at powers of 4 bytes on a vertical axis."""
     axes.set_yscale("log", base=2)
     ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, "bytes", digits=1))
 
@@ -165,12 +165,12 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     num_columns: int = 1,
     finish: Callable[[Axes, T], None] = lambda *_: None,
     legend: Mapping[str, Any] = MappingProxyType({}),
-    **options: Any,  # noqa: ANN401 - what subplots takes
+    **options: Any,  # noqa: ANN401 - the arguments of subplots
 ) -> Picture:
-    """A figure of panels in rows, each as `draw` draws it, with a title, a line below that, and a note at its foot.
+    """A figure with rows of panels drawn by `draw`, a title, a subtitle, and a note at its foot.
 
-    `size` is in inches without the note. `finish` comes when all panels are drawn, since they may share a scale. The
-    legend next to the panels has the handles of `legend`, if any, and each line that was drawn with a label.
+    `size` is in inches without the note. `finish` is called after all panels are drawn, since they may share a scale.
+    The legend next to the panels has the handles of `legend`, if any, and each line with a label.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))
@@ -194,7 +194,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 
 
 def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:
-    """A legend in as many of its columns as fit the right half of the figure, and how many inches it takes."""
+    """Add a legend with the most columns that fit the right half of the figure; return its width in inches."""
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     for ncols in range(options.get("ncols", 1), 0, -1):
         legend = figure.legend(**{"loc": "outside right upper", **options, "ncols": ncols})
@@ -208,31 +208,31 @@ def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:
 
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
-    """The figure as SVG, the same bytes at every call, and as PNG."""
+    """The figure as SVG, with the same bytes at every call, and as PNG."""
     vector = _drawn(FigureCanvasSVG(figure).print_svg, metadata={"Date": None, "Creator": None})
-    figure.set_layout_engine("none")  # all has its place now: to find it again takes as long as to draw
+    figure.set_layout_engine("none")  # the layout is final: recomputing it takes as long as drawing
     figure.set_dpi(160)
     return Picture(
         title=title,
         caption=caption,
         svg=_fit_for_a_page(vector.decode()),
-        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, **PNG)),  # again it differs
+        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, **PNG)),  # cached: a second drawing differs
     )
 
 
 def _drawn(write: Callable[..., object], **options: object) -> bytes:
-    """Bytes of a canvas. `Figure.savefig` would draw everything twice, the first time to find the layout."""
+    """Bytes of a canvas. `Figure.savefig` would draw everything twice, the first time for the layout."""
     file = io.BytesIO()
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks is drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
         write(file, **options)
     return file.getvalue()
 
 
 def _fit_for_a_page(svg: str) -> str:
-    """The SVG without XML declaration, document type, comments and metadata, its names numbered as they come.
+    """The SVG without XML declaration, document type, comments and metadata, with names renumbered.
 
-    Matplotlib names a clip by a digest of all digits of its place, of which the last ones may differ from call to call.
+    Matplotlib names a clip by a digest of all digits of its place, the last of which may differ between calls.
     """
     bare = re.sub(r"^.*?(?=<svg )|<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
@@ -241,7 +241,7 @@ def _fit_for_a_page(svg: str) -> str:
 
 
 def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
-    """The report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
+    """A report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
     drawn = lru_cache(maxsize=1)(draw)
     return Report(
         summary=summary,

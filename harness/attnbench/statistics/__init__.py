@@ -1,1 +1,1 @@
-"""From samples to verdicts, in plain numbers: nothing here knows of torch, of files or of what was measured."""
+"""Statistics from samples to verdicts, on plain numbers: independent of torch, files and metrics."""

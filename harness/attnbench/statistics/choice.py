@@ -1,8 +1,8 @@
-"""The fastest of several that were sampled in the same blocks, and the verdict on each other one.
+"""The fastest of several arms sampled in the same blocks, and the verdict on each other one.
 
-The fastest is chosen by every second process, and the others are judged by the processes in between: the winner of many
-owes some of its lead to luck, and only to luck in the processes that chose it. Noise in those can at worst choose
-another one that is about as fast, so that a lead is rather too small than too large.
+Every second process chooses the fastest, and the processes in between judge the others: the winner of many owes some of
+its lead to luck, but only in the processes that chose it. Noise in those can at worst choose another arm that is about
+as fast, so a lead is underestimated rather than overestimated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,29 +15,29 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Verdict
 
 CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES
-"""Processes that a choice needs: half of them choose, and the others judge."""
+"""Processes that a choice needs: half choose, half judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The leader, and the verdict on each other one relative to it."""
+    """The leader, and the verdict on each other arm relative to it."""
 
     leader: str
-    others: dict[str, Judgement]  # the fastest first; without those that share no process with the leader
+    others: dict[str, Judgement]  # fastest first; without arms that share no process with the leader
 
     def verdict(self, name: str) -> Verdict:
-        """Another one relative to the leader; undecided where that is not known."""
+        """The verdict on another arm relative to the leader; undecided if unknown."""
         judged = self.others.get(name)
         return Verdict.undecided if judged is None else judged.verdict
 
     @property
     def open(self) -> list[str]:
-        """Those that more processes may decide."""
+        """Arms that more processes may decide."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
     @property
     def equals(self) -> list[str]:
-        """Those that are not shown to be slower."""
+        """Arms that are not shown to be slower."""
         return [name for name in self.others if self.verdict(name) is not Verdict.slower]
 
 
@@ -48,9 +48,9 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of the arms with samples; None where the baseline, with which all share blocks, has none.
+    """The standing of all arms with samples; None if the baseline, which shares blocks with all of them, has none.
 
-    With `candidates`, only they can lead, and others are not compared.
+    `candidates` restricts the comparison to these arms.
     """
     reference = Arm(implementation=plan.baseline)
     if not len(taken.get(reference, ())):
@@ -75,12 +75,12 @@ def standing(
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
-    """The mean log ratio of the processes that choose: of all while there are too few for two halves."""
+    """Mean log ratio of the choosing processes; of all processes while there are too few for two halves."""
     chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
     return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """The log ratios of the processes that do not choose; of all while there are too few for any verdict."""
+    """Log ratios of the judging processes; while these are too few for two halves, too few values for a verdict."""
     judging = [log for epoch, log in numbers.items() if epoch % 2]
     return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]

@@ -1,11 +1,11 @@
-"""Where two things change places: an adaptive bisection whose every step may be watched.
+"""Find where two implementations change places: an adaptive bisection that may be watched at every step.
 
-Something grows along a ladder of values, such as lengths. At each value that is looked at, processes are sampled until
-it is decided which of two takes less time, or no more may be spent there. The next value halves what lies between the
-last that is decided one way and the first that is decided the other way. What samples is elsewhere.
+A parameter such as the length grows along a ladder of values. At each visited value, processes are sampled until the
+faster implementation is decided, or the budget there is spent. The next value halves the gap between the last value
+decided one way and the first decided the other way. Sampling happens elsewhere.
 
-Where times cross once, the place is inside the interval unless some decision was false, which happens in `FALSE_SHARE`
-of all searches at most: all values and looks of all searches share that error.
+If the times cross once, the place lies inside the interval unless a decision was false, which happens in at most
+`FALSE_SHARE` of all searches: all values and looks of all searches share that error.
 
 Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898.
 """
@@ -21,16 +21,16 @@ from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
 MOST_VALUES = 16
-"""So many values of a ladder are looked at, at most."""
+"""Largest number of values of a ladder to visit."""
 NEAR = 0.005
-"""On the log scale: how near to 1 a ratio counts as near in a fit."""
+"""Ratios this close to 1, on the log scale, count as near in a fit."""
 STEP = 2 ** (1 / 8)
-"""From each value of a ladder to the next, about."""
+"""Approximate ratio of neighbouring values of a ladder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What is known at one value: the sign of the logarithm of the ratio, 0 where it is open, and its estimate."""
+    """The comparison at one value: the sign of the log ratio, 0 while undecided, and its estimate."""
 
     sign: int
     log: float
@@ -39,9 +39,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where two change places: between `low` and `high`, next to one another as far as is decided; `at` within them.
+    """A crossover between `low` and `high`, the closest values with different decisions; `at` is its estimate.
 
-    `sign` is that of the ratio from there on: 1 where the first takes longer than the second.
+    `sign` is the sign of the log ratio from there on: 1 if the first implementation is slower than the second.
     """
 
     low: int
@@ -51,7 +51,7 @@ class Place:
 
 
 def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
-    """Whole numbers from `low` to `high`, each about `STEP` times the one before; both ends, and multiples between.
+    """Whole numbers from `low` to `high`, each about `STEP` times the one before, with multiples of `multiple` between.
 
     Raises:
         ValueError: `low` is not below `high`, or not a multiple.
@@ -64,7 +64,7 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
 
 
 def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
-    """What the log ratios at one value show, one for each process, in one of that many searches."""
+    """Decide one value from its log ratios, one for each process, in one of `num_searches` searches."""
     seen = effect(numbers)
     half = seen.half_width(FALSE_SHARE / (num_searches * MOST_VALUES * len(LOOKS)))
     is_decided = half is not None and abs(seen.log) > half
@@ -73,10 +73,10 @@ def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
 
 
 def following(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
-    """The value of the ladder to look at next; None where nothing more can be learned.
+    """The next value of the ladder to visit; None if nothing more can be learned.
 
-    `points` are those that were looked at, whatever was found. The ends come first, then the middle; between two that
-    are decided differently the gap is halved, and around one that stays open the wider of the gaps on either side.
+    `points` holds the visited values, decided or not. The ends come first, then the middle. A gap between two different
+    decisions is halved; around an undecided value, the wider gap on either side is halved.
     """
     places = {value: place for place, value in enumerate(values)}
     seen = sorted(places[value] for value in points if value in places)
@@ -95,20 +95,20 @@ def following(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
 
 
 def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, int]]:
-    """Next to one another among those that are decided, and decided differently."""
+    """Neighbouring pairs of decided places with different decisions."""
     decided = [(place, sign) for place, sign in zip(places, signs, strict=True) if sign]
     return [(low, high) for (low, one), (high, other) in pairwise(decided) if one != other]
 
 
 def _gaps(low: int, high: int, seen: Iterable[int]) -> list[tuple[int, int]]:
-    """Where nothing was looked at between two places: before the first and after the last that stayed open."""
+    """Unvisited gaps between two places: before the first and after the last undecided value."""
     inside = [place for place in seen if low < place < high]
     around = [(low, inside[0]), (inside[-1], high)] if inside else [(low, high)]
     return [(one, other) for one, other in around if other - one > 1]
 
 
 def located(points: Mapping[int, Point]) -> list[Place]:
-    """Every place where two change places, in order of the values."""
+    """All crossovers, in order of the values."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):
@@ -118,11 +118,11 @@ def located(points: Mapping[int, Point]) -> list[Place]:
 
 
 def _at(values: Sequence[int], points: Mapping[int, Point]) -> float:
-    """Where the logarithm of the ratio is 0, by a straight line through all points of a bracket, within its ends."""
+    """The zero of the log ratio, by a straight line through all points of a bracket, clipped to its ends."""
     logs = np.array([points[value].log for value in values])
     weights = np.sqrt([points[value].num_processes for value in values]) / (
         np.abs(logs) + NEAR
-    )  # near 0 it is straight
+    )  # near 0 the curve is straight
     slope, start = np.polyfit(np.log(values), logs, 1, w=weights)
     crossing = -start / slope if slope else math.nan
     if not math.isfinite(crossing):

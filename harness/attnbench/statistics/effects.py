@@ -1,4 +1,4 @@
-"""The effects of a session: each arm of a workload against its reference, and the verdicts on all of them together."""
+"""The effects of a session: each arm of a workload against its reference, with verdicts on all of them together."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -8,11 +8,11 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample
 
 WHOLE: Key = ("*", Arm())
-"""In place of a cell: all cells of a session with two sides together."""
+"""Key for all cells of a session with two sides together."""
 Taken = Mapping[Arm, Sequence[Sample]]
-"""The samples of one workload, by arm, controls among them."""
+"""The samples of one workload by arm, controls included."""
 Numbers = dict[Key, dict[Visit, float]]
-"""The log ratios of comparisons, one for each visit."""
+"""The log ratios of each comparison, one for each visit."""
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
@@ -24,12 +24,12 @@ def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block]
 
 
 def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """The log ratio of an arm's A/A control to itself for each visit: what noise alone shows."""
+    """The log ratio of an arm's A/A control to the arm for each visit: pure noise."""
     return visit_numbers([taken.get(reference.as_control(), ())], [taken.get(reference, ())], discarded)
 
 
 def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[Block], arms: Iterable[Arm]) -> Numbers:
-    """The numbers of each of the arms of a workload that has a block in common with its reference."""
+    """The numbers of each arm of a workload that shares a block with its reference."""
     found = {
         (workload, arm): numbers(taken, arm, plan.reference(arm), discarded)
         for arm in arms
@@ -39,7 +39,7 @@ def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[
 
 
 def effects(plan: Plan, found: Numbers) -> dict[Key, Effect]:
-    """The effect of each comparison of a run, and of all together where it has two sides."""
+    """The effect of each comparison of a run and, if it has two sides, of all cells together."""
     known = {key: effect_of(own) for key, own in found.items()}
     if plan.sides is not None and (whole := over_cells([*map(by_process, found.values())])):
         known[WHOLE] = effect([*whole.values()])
@@ -47,7 +47,7 @@ def effects(plan: Plan, found: Numbers) -> dict[Key, Effect]:
 
 
 def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """The mean of the cells' log ratios for each process that has visited all of them: cells share its bias."""
+    """The mean log ratio of the cells for each process that visited all of them: cells of a process share its bias."""
     shared = set.intersection(*(set(own) for own in cells)) if cells else set()
     return {epoch: sum(own[epoch] for own in cells) / len(cells) for epoch in sorted(shared)}
 

@@ -1,8 +1,8 @@
-"""Which blocks to discard because other work disturbed them, as an interference probe in each block shows.
+"""Discard blocks that other work disturbed, by the interference probe of each block.
 
-The probe is small fixed work of the harness, so that the rule is blind to what is compared. An outlier of one arm is
-never cut, for it may be the arm's own: a whole block is discarded, or none of it. The rule looks only at probes up to
-that block, so that a verdict that is watched while samples come in never changes its past.
+The probe is small fixed work of the harness, so the rule is blind to the compared arms. An outlier of one arm is never
+cut, since it may be the arm's own: a block is discarded as a whole or not at all. The rule uses only probes up to that
+block, so watching the verdict while samples arrive never changes its past.
 """
 
 import math
@@ -16,19 +16,18 @@ from attnbench.storage.records import Sample
 
 WINDOW = 50
 FEWEST = 8
-"""Before this many probes nothing is known of the machine's usual state."""
+"""Fewest probes before the usual state of the machine is known."""
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
-"""A probe is late when it is this many median absolute deviations above the median, and a quarter in any case."""
+"""A probe is late at this many median absolute deviations, and at least a quarter, above the median."""
 MANY = 0.25
-"""A session that discards a larger share of its blocks was not measured on a quiet machine."""
+"""A session that discards a larger share of its blocks ran on a busy machine."""
 
 
 class InterferenceGauge:
-    """Judges probes in the order in which they were taken, each among those of its kind."""
+    """Judges probes in the order of time, each among those of its kind."""
 
     def __init__(self) -> None:
-        """Begin with no probes."""
         self._kinds: defaultdict[str, _Probes] = defaultdict(_Probes)
         self.discarded: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
@@ -36,20 +35,20 @@ class InterferenceGauge:
 
     @property
     def num_discarded(self) -> int:
-        """How many blocks are discarded."""
+        """Number of discarded blocks."""
         return sum(map(len, self.discarded.values()))
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the visits that are new since the last call; returns the discarded blocks of each workload."""
+        """Add all visits since the last call; return the discarded blocks of each workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)
         return self.discarded
 
     def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
-        """Add the probes of one visit, and discard each block whose probe took far longer than those before.
+        """Add the probes of one visit, and discard each block with a probe much slower than those before.
 
-        `kind` names the probe: another device or number of threads takes another time.
+        `kind` separates probes that take different times: on other devices or with other numbers of threads.
         """
         known = self._kinds[kind]
         for sample in probes:
@@ -61,18 +60,18 @@ class InterferenceGauge:
 class _Probes:
     """The latest probes of one kind.
 
-    Those of the same process count, and as long as these are few, those of earlier ones, too: a process of a comparison
-    of few cells makes four blocks.
+    Probes of the current process count and, while these are few, those of earlier processes too: in a comparison of few
+    cells, a process takes only four blocks.
     """
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()  # of this process
-        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
-        self._ordered: list[float] = []  # those of this process by size
+        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier processes
+        self._ordered: list[float] = []  # those of this process, sorted
         self._epoch = -1
 
     def is_late(self, sample: Sample) -> bool:
-        """Whether the next probe is late, which then is one of the known ones."""
+        """Add the next probe; return whether it is late."""
         recent, ordered = self._recent, self._ordered
         if sample.epoch != self._epoch:
             self._before.extend(recent)
@@ -81,7 +80,7 @@ class _Probes:
             self._epoch = sample.epoch
         log, number = math.log(sample.value), len(ordered)
         known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
-        # Most are below the bound that no spread can change, and are spared the rest.
+        # Most probes are below the bound that holds for any spread; skip the rest for them.
         is_beyond = len(known) >= FEWEST and log - known[(len(known) - 1) // 2] > LARGEST_CALM
         is_late = is_beyond and _is_late(log, known)
         recent.append(log)
@@ -92,7 +91,7 @@ class _Probes:
 
 
 def _is_late(log: float, known: list[float]) -> bool:
-    """Whether a probe took far longer than those that are known, in the order of size."""
+    """Whether a probe was much slower than the sorted known ones."""
     beyond = log - _middle(known)
     if beyond <= LARGEST_CALM:
         return False
@@ -101,5 +100,5 @@ def _is_late(log: float, known: list[float]) -> bool:
 
 
 def _middle(ordered: list[float]) -> float:
-    """The median of what is in the order of size."""
+    """The median of a sorted sequence."""
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

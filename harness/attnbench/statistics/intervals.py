@@ -1,7 +1,7 @@
-"""Times and their intervals, and the one number that each process gives to a comparison.
+"""Times and their intervals, and the one number that each process adds to a comparison.
 
 A visit takes a few blocks, and each block samples every arm once. The unit inside a block is a log ratio. A process
-gives each comparison one number: the median of a visit's log ratios, averaged over its visits in that process.
+adds one number to each comparison: the median log ratio of each visit, averaged over the visits of the process.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from attnbench.storage.samples import Samples
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
-"""How much wider the error of a median is than that of a mean, at most, where the noise is normal."""
+"""Largest ratio of the error of a median to that of a mean under normal noise."""
 
 Array = NDArray[np.float64]
 Visit = tuple[int, int]
@@ -34,35 +34,35 @@ class Estimate:
     """A time or size, with an interval from one number for each process."""
 
     point: float
-    standard_error: float | None  # of the log; None: fewer than FEWEST_PROCESSES processes
+    standard_error: float | None  # of the log; None with fewer than FEWEST_PROCESSES processes
     num_processes: int
     num_visits: int
     num_samples: int
 
     @property
     def half_width(self) -> float | None:
-        """Half width of the 95 % interval on the log scale."""
+        """Half-width of the 95 % interval on the log scale; None with too few processes."""
         if self.standard_error is None:
             return None
         return float(half_widths(self.standard_error, self.num_processes - 1.0, 1 - CONFIDENCE))
 
     @property
     def low(self) -> float | None:
-        """Lower end of the 95 % interval, or None."""
+        """Lower end of the 95 % interval; None with too few processes."""
         return None if self.half_width is None else self.point * math.exp(-self.half_width)
 
     @property
     def high(self) -> float | None:
-        """Upper end of the 95 % interval, or None."""
+        """Upper end of the 95 % interval; None with too few processes."""
         return None if self.half_width is None else self.point * math.exp(self.half_width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Log ratios of an arm to another inside their common blocks, in time order."""
+    """Log ratios of an arm to another in their common blocks, in time order."""
 
     logs: Array  # (n,)
-    visits: tuple[Visit, ...]  # epoch and visit of each
+    visits: tuple[Visit, ...]  # epoch and visit of each log ratio
 
     @cached_property
     def medians(self) -> dict[Visit, float]:
@@ -71,7 +71,7 @@ class Pairs:
 
 
 def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
-    """One number for each group, such as the median of its values, in the order in which groups first appear."""
+    """Reduce the values of each group to one number, such as the median; groups in the order of their first value."""
     groups: dict[Group, list[float]] = {}
     for group, value in values:
         groups.setdefault(group, []).append(value)
@@ -79,7 +79,7 @@ def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
-    """The median of the values (n,) that share a code (n,): where each group begins, in that order, and its median."""
+    """The median of the values (n,) of each code (n,): the first index of each code, and its median."""
     _, first, inverse, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     ordered = values[np.lexsort((values, inverse))]
     ends = np.cumsum(sizes)
@@ -89,7 +89,7 @@ def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], A
 
 
 def _medians_of(visits: Sequence[Visit], values: Array) -> dict[Visit, float]:
-    """The median of the values of each visit, in the order in which visits first appear."""
+    """The median of the values of each visit; visits in the order of their first value."""
     if not len(visits):
         return {}
     places = np.array(visits, dtype=np.int64)
@@ -103,25 +103,26 @@ def place_of(sample: Sample) -> Block:
 
 
 def are_among(places: NDArray[np.int64], blocks: Collection[Block]) -> NDArray[np.bool_]:
-    """Which of the places (n,), as `Samples.places` has them, are those of the blocks."""
+    """A mask of the places (n,), as in `Samples.places`, that belong to the blocks."""
     packed = [(((epoch << VISIT_BITS) | visit) << BLOCK_BITS) | block for epoch, visit, block in blocks]
     return np.isin(places, packed) if packed else np.zeros(len(places), dtype=np.bool_)
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of at least one value."""
+    """The median; needs at least one value."""
     return float(np.median(values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=np.float64)))
 
 
 def median_estimate(samples: Sequence[Sample]) -> Estimate:
     """The median of all samples, with an interval over processes.
 
-    On the log scale the half width is t(0.975) * (error of the mean of the processes' medians) * sqrt(pi/2). The last
-    factor is the price of a median over a mean; without it the interval covers the truth 90 to 93 times of 100.
+    On the log scale the half-width is t(0.975) * (standard error of the mean of the processes' medians) * sqrt(pi/2).
+    The last factor is the price of a median over a mean; without it the interval covers the truth in only 90 to 93 of
+    100 cases.
 
-    Source: the levels that vary are the ones to repeat and to count, Kalibera and Jones, Rigorous Benchmarking in
-    Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The
-    Advanced Theory of Statistics, vol. 1.
+    Source: repeat and count the levels that vary, Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013,
+    https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The Advanced Theory of
+    Statistics, vol. 1.
     """
     own = Samples.of(samples)
     first, logs = medians_by(own.visits, np.log(own.value))
@@ -154,10 +155,11 @@ def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collecti
 def visit_numbers(
     arms: Iterable[Sequence[Sample]], baselines: Iterable[Sequence[Sample]], discarded: Collection[Block] = ()
 ) -> dict[Visit, float]:
-    """One log ratio for each visit, of code that is sampled once or twice in a block to other code likewise.
+    """One log ratio for each visit; each side is code that is sampled once or twice in a block.
 
-    The mean over all combinations of the median in the visit's blocks. The mean of two samples in place of two medians
-    would be biased: where noise is skewed, it is not distributed like a single sample.
+    Takes the median over the visit's blocks for each combination of samples, then the mean of these medians. Averaging
+    two samples before taking the median would be biased: the mean of skewed noise is not distributed like a single
+    sample.
     """
     baselines = list(baselines)
     both = [pairs(arm, baseline, discarded).medians for arm, baseline in itertools.product(arms, baselines)]
@@ -166,14 +168,14 @@ def visit_numbers(
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
-    """One log ratio for each process: the mean of its visits' numbers."""
+    """One log ratio for each process: the mean over its visits."""
     return grouped(((epoch, log) for (epoch, _), log in visits.items()), np.mean)
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:
-    """What the visits' numbers show, one for each process.
+    """The effect shown by the numbers of the visits, one number for each process.
 
-    Of a single process visits are counted, and nothing below the spread between processes can be decided.
+    For a single process its visits count instead, and differences below the spread between processes stay undecided.
 
     Raises:
         ValueError: there is no visit.
@@ -183,17 +185,17 @@ def effect_of(visits: Mapping[Visit, float]) -> Effect:
 
 
 def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
-    """The places of samples in order, and the mean logarithm of their values in each."""
+    """The sorted places of the samples, and the mean log value of each."""
     own = Samples.of(samples)
     places, logs = own.places, np.log(own.value)
-    if (places[1:] > places[:-1]).all():  # as they were taken, one in each
+    if (places[1:] > places[:-1]).all():  # in time order, one sample in each place
         return places, logs
     places, inverse, sizes = np.unique(places, return_inverse=True, return_counts=True)
     return places, np.bincount(inverse, logs, len(places)) / sizes
 
 
 def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float | None:
-    """The slope of log(value) over log(length) by least squares: 1 is linear, 2 quadratic; None below two lengths."""
+    """The least-squares slope of log(value) over log(length): 1 is linear, 2 quadratic; None below two lengths."""
     points = [(math.log(x), math.log(y)) for x, y in zip(lengths, values, strict=True) if x > 0 and y > 0]
     if len({x for x, _ in points}) <= 1:
         return None

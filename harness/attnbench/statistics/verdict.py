@@ -1,17 +1,17 @@
 """Verdicts on comparisons: faster, slower, equal or undecided, from one number for each process.
 
-A process lays out its memory once, and that moves a ratio of times by a percent for as long as the process lives. So a
-process is the unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
+A process lays out its memory once, which shifts a ratio of times by a percent for its whole life. So the process is the
+unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
 
-A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with
-the numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons
-share the error level by a procedure that ends at one level; at that level every interval of a session is made, so that
-an interval excludes a ratio of 1 exactly where the procedure rejects "the same time". Which procedure depends on the
-question. A gate expects no difference: Holm's bounds the probability of any false alarm. A
-table of many implementations has many true differences: Benjamini and Yekutieli's bounds the share of false ones among
-the differences that it names, whatever depends on what, and finds far more of them.
+A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with the
+numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons share
+the error level by a procedure that ends at one level. Every interval of a session is made at that level, so that an
+interval excludes a ratio of 1 exactly if the procedure rejects "the same time". The procedure depends on the question.
+A gate expects no difference: Holm's bounds the probability of any false alarm. A table of many implementations has many
+true differences: Benjamini and Yekutieli's bounds the share of false ones among the reported differences under any
+dependence, and finds far more of them.
 
-One margin, the one that the user asked for, decides what matters. Slower: the interval lies beyond 1, and the ratio
+One margin, chosen by the user, decides which differences matter. Slower: the interval lies beyond 1, and the ratio
 beyond the margin. Equal: the interval lies inside the margin. Noise can only make a verdict undecided.
 
 Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; Y. Benjamini and D. Yekutieli, 2001,
@@ -36,22 +36,22 @@ Array = NDArray[np.float64]
 Name = TypeVar("Name")
 
 LOOKS = (4, 8, 16, 32, 64)
-"""A comparison is judged when it has this many processes."""
+"""Numbers of processes at which a comparison is judged."""
 FEWEST_PROCESSES = LOOKS[0]
 POWER = 0.80
 """A difference is detectable if this share of repetitions would find it."""
 LAYOUT_SPREAD = 0.03
-"""Relative. Two processes that run the same code differ by at most about this much: twice the largest standard
-deviation that was measured. One process alone decides nothing below it."""
+"""Largest relative difference between two processes that run the same code, about: twice the largest measured standard
+deviation. A single process cannot decide anything smaller."""
 LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
 KNOWN = 1e6
-"""Degrees of freedom of an error that is known rather than estimated: practically infinite."""
+"""Degrees of freedom of an exactly known error: practically infinite."""
 LARGEST_LOG = 100.0
-"""Half widths are cut off here: a number larger than any real one, and still finite."""
+"""Upper limit of half-widths: larger than any real one, and finite."""
 
 
 class Reason(enum.StrEnum):
-    """Why a comparison is undecided."""
+    """The reason why a comparison is undecided."""
 
     few_processes = "too few processes"
     one_process = "one process decides nothing below 3 %, by which processes differ"
@@ -63,45 +63,46 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The log of a ratio of times, and how well it is known."""
+    """The log of a ratio of times, with its standard error."""
 
     log: float
     error: float | None
-    """The standard error of the log; None: too few processes for one."""
+    """The standard error of the log; None with too few processes."""
     degrees: float
-    """Of freedom of the standard error."""
+    """Degrees of freedom of the standard error."""
     num_processes: int
     """Processes that count: those up to the last look."""
     num_measured: int = 0
-    """All processes so far."""
+    """All processes, counting or not."""
     bias: float = 0.0
-    """A half width on the log scale that more measurements do not reduce: all of them share one process."""
+    """A half-width on the log scale that more measurements do not reduce, since all of them share one process."""
     num_looks: int = len(LOOKS)
-    """Looks that share the error level."""
+    """Number of looks that share the error level."""
 
     @property
     def ratio(self) -> float:
-        """Time of the one divided by time of the other."""
+        """Time of the first divided by time of the second."""
         return math.exp(self.log)
 
     @property
     def p_value(self) -> float:
-        """Probability that identical code seems as far apart; 1 without a standard error."""
+        """Probability of a difference this large between identical code; 1 without a standard error."""
         if self.error is None:
             return 1.0
         return float(p_values(max(0.0, abs(self.log) - self.bias), self.error, self.degrees))
 
     def half_width(self, level: float) -> float | None:
-        """Half width of the interval on the log scale, with `level` as its two-sided error."""
+        """Half-width of the interval on the log scale, with two-sided error `level`."""
         if self.error is None:
             return None
         return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
 
 
 def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0, is_watched: bool = True) -> Effect:
-    """The effect that one number from each process shows, in time order: those up to the last look count.
+    """The effect of one number from each process, in time order, up to the last look.
 
-    All of them count where how many there are follows from no earlier look, as with the hosts of a cluster.
+    Without `is_watched` all numbers count: their number must not depend on an earlier look, as with the hosts of a
+    cluster.
 
     Raises:
         ValueError: there is no number.
@@ -129,9 +130,9 @@ def last_look(number: int) -> int:
 
 
 def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
-    """The effect of the candidate's ratio to its reference over the base's, from two runs that share no process.
+    """The effect of the candidate's ratio to its reference over the base's, from two runs without a common process.
 
-    Each ratio to a reference differs from run to run by `drift`, a standard deviation on the log scale.
+    Each ratio to a reference varies between runs by `drift`, a standard deviation on the log scale.
 
     Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28.
     """
@@ -151,9 +152,9 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
 
 
 def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Effect:
-    """The mean effect of two runs over workloads, of which each has the effects of its cells, without their drift.
+    """The mean effect of two runs over workloads; each entry holds the effects of its cells without drift.
 
-    The cells of a workload share a reference: their errors are taken as one and the same.
+    The cells of a workload share a reference, so their errors are treated as fully dependent.
 
     Raises:
         ValueError: there is no workload, or one without a standard error.
@@ -176,7 +177,7 @@ def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Ef
 
 
 def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The standard error of a sum of independent parts, each a variance with its degrees of freedom, and its own.
+    """The standard error and degrees of freedom of a sum of independent parts, given by variance and degrees each.
 
     Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
     """
@@ -186,8 +187,8 @@ def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
-    """Two-sided p-values of "the same time" (...), from log ratios, their standard errors and degrees of freedom."""
-    from scipy.special import stdtr  # here, because it takes longer to import than --help may take
+    """Two-sided p-values of "the same time" (...), from log ratios, standard errors and degrees of freedom."""
+    from scipy.special import stdtr  # here, because it imports too slowly for --help
 
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = np.where(np.abs(logs) > 0, np.abs(logs) / np.asarray(errors, dtype=np.float64), 0.0)
@@ -196,7 +197,7 @@ def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
 
 
 def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Array:
-    """Half widths of intervals (...) whose two-sided error is the level."""
+    """Half-widths of intervals (...) with the two-sided errors `levels`."""
     from scipy.special import stdtrit  # as in p_values
 
     values: Array = np.asarray(errors) * -stdtrit(degrees, np.asarray(levels) / 2)
@@ -204,9 +205,9 @@ def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Arr
 
 
 def holm_level(values: ArrayLike, allowed: float) -> Array:
-    """The level at which Holm's procedure ends (...), for p-values (..., m) that share the `allowed` error.
+    """The final level of Holm's procedure (...), for p-values (..., m) that share the `allowed` error.
 
-    A p-value is rejected exactly where it is at most this level.
+    A p-value is rejected exactly if it is at most this level.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     number = ordered.shape[-1]
@@ -217,9 +218,9 @@ def holm_level(values: ArrayLike, allowed: float) -> Array:
 
 
 def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
-    """The level at which Benjamini and Yekutieli's procedure ends (...), for p-values (..., m), as `holm_level`.
+    """The final level of Benjamini and Yekutieli's procedure (...), for p-values (..., m), as in `holm_level`.
 
-    Among the rejected at most the `allowed` share is false in expectation, whatever depends on what.
+    The expected share of false rejections is at most `allowed`, under any dependence.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     ranks = np.arange(1, ordered.shape[-1] + 1)
@@ -231,39 +232,39 @@ def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """An effect with its verdict, and the interval that decided."""
+    """An effect with its verdict, and the interval behind it."""
 
     effect: Effect
     margin: float
-    """Relative. A smaller difference does not matter."""
+    """Relative difference that matters; smaller ones do not."""
     level: float
-    """The two-sided error of the interval; with all looks and comparisons of the session it comes to 5 %."""
+    """Two-sided error of the interval. Over all looks and comparisons of the session the errors add up to 5 %."""
     is_doubtful: bool = False
-    """Whether other work may have changed the times, so that no verdict is given."""
+    """Whether other work may have changed the times, so that there is no verdict."""
 
     @property
     def ratio(self) -> float:
-        """Time of the one divided by time of the other."""
+        """Time of the first divided by time of the second."""
         return self.effect.ratio
 
     @property
     def half_width(self) -> float | None:
-        """Half width of the interval on the log scale; None with too few processes."""
+        """Half-width of the interval on the log scale; None with too few processes."""
         return self.effect.half_width(self.level)
 
     @property
     def low(self) -> float | None:
-        """Lower end of the interval."""
+        """Lower end of the interval; None with too few processes."""
         return None if self.half_width is None else math.exp(self.effect.log - self.half_width)
 
     @property
     def high(self) -> float | None:
-        """Upper end of the interval."""
+        """Upper end of the interval; None with too few processes."""
         return None if self.half_width is None else math.exp(self.effect.log + self.half_width)
 
     @property
     def verdict(self) -> Verdict:
-        """What the interval and the margin say."""
+        """The verdict that follows from the interval and the margin."""
         half, log, beyond = self.half_width, self.effect.log, math.log1p(self.margin)
         if half is None or self.is_doubtful:
             return Verdict.undecided
@@ -273,7 +274,7 @@ class Judgement:
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is undecided; None where it is decided."""
+        """The reason why it is undecided; None if it is decided."""
         if self.verdict is not Verdict.undecided:
             return None
         if self.is_doubtful:
@@ -289,7 +290,7 @@ class Judgement:
 
     @property
     def detectable(self) -> float | None:
-        """Relative. The slowdown that 80 % of repetitions would find; None with too few processes.
+        """The relative slowdown that 80 % of repetitions would find; None with too few processes.
 
         Source: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504.
         """
@@ -301,7 +302,7 @@ class Judgement:
 
     @property
     def processes_needed(self) -> int | None:
-        """Processes in all after which it would be decided if nothing else changes; None: not even after all looks."""
+        """Total number of processes that should decide it if nothing else changes; None if no look is enough."""
         if self.verdict is not Verdict.undecided:
             return self.effect.num_processes
         if self.is_doubtful:
@@ -318,7 +319,7 @@ class Judgement:
 
 
 def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
-    """The same without verdicts: other work may have changed the times."""
+    """Remove the verdicts: other work may have changed the times."""
     return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
@@ -331,13 +332,13 @@ def judge(
 ) -> dict[Name, Judgement]:
     """Judge the comparisons of a session together.
 
-    With probability 1 - `error` every interval of a session without any true difference contains 1, at every look.
-    Where the session `expects_differences`, as a table of implementations does, at most that share of those that it
-    names are false. A margin may differ from comparison to comparison where rules say so; it has no part in the error.
+    With probability 1 - `error`, every interval of a session without any true difference contains 1, at every look. If
+    the session `expects_differences`, as a table of implementations does, `error` bounds the expected share of false
+    ones among the reported differences. Margins may differ between comparisons; they do not affect the error.
     """
     if not effects:
         return {}
-    # Comparisons with other numbers of looks never meet in one session, but a share of the error is safe in any case.
+    # One session never mixes numbers of looks; a share of the error would be safe even then.
     shared = error / max(each.num_looks for each in effects.values())
     level_of = yekutieli_level if expects_differences else holm_level
     level = float(level_of([each.p_value for each in effects.values()], shared))

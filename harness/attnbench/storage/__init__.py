@@ -1,1 +1,1 @@
-"""Stored data: records, the events of a run, its journal and where runs lie. Nothing here judges, or knows torch."""
+"""Stored data: records, the events of a run, its journal, and run folders. Judges nothing, and needs no torch."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that can be written."""
+"""Atomic writes of files, and output folders."""
 
 import os
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HALF = ".part"
-"""Ends the name of a file that is being written."""
+"""Suffix of the name of an unfinished file."""
 
 
 def put(path: Path, content: str | bytes) -> Path:
-    """Write a file in place of what is there, once all of it is on the disk; return its path.
+    """Replace a file after its new content has reached the disk; return its path.
 
     Raises:
-        OSError: it cannot be written; it names the file, and the earlier file is unchanged.
+        OSError: it cannot be written; the error names the file, and the old file is unchanged.
     """
     half = path.with_name(f"{path.name}{HALF}")
     try:
@@ -33,10 +33,10 @@ def put(path: Path, content: str | bytes) -> Path:
 
 @contextmanager
 def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
-    """Make a folder for the files that are written inside the block.
+    """Create a folder for files that are written inside the block.
 
     Raises:
-        ValueError: it cannot be written; the message names the option that chooses another.
+        ValueError: a file cannot be written; the message names the option that chooses another folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

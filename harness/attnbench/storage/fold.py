@@ -1,4 +1,4 @@
-"""How far a run is: what follows from its events so far, the same while it runs and when it goes on after a kill."""
+"""The state of a run, folded from its events: the same while it runs and when it continues after a kill."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class ProbeVisit(NamedTuple):
 
 @dataclass
 class State:
-    """How far a run is."""
+    """The progress of a run."""
 
     status: dict[Key, Status] = field(default_factory=dict)
     profiled: set[Key] = field(default_factory=set)
@@ -27,14 +27,14 @@ class State:
     ceilings: set[Place] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
-    began: events.WorkerStarted | None = None  # the first of them
-    spent_s: float = 0.0  # of the run: until its last visit, and inside checks and ceilings after it
+    began: events.WorkerStarted | None = None  # the first worker
+    spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     probes: list[ProbeVisit] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up: there may be 100,000 of them
+    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up to date: there may be 100,000
 
     def conclude(self, cell: Key, status: Status) -> None:
-        """Give a cell a status, in place of an earlier one."""
+        """Set the status of a cell, replacing an earlier one."""
         if cell in self.status:
             self.counts[self.status[cell]] -= 1
         self.status[cell] = status
@@ -59,7 +59,7 @@ class State:
                 self.spent_s += event.spent_s
             case events.VisitFinished():
                 self.num_visits[event.workload] = event.visit + 1
-                self.num_workers = max(self.num_workers, event.epoch + 1)  # where its start was lost
+                self.num_workers = max(self.num_workers, event.epoch + 1)  # its start was lost
                 self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
@@ -70,5 +70,5 @@ class State:
                 self.began = self.began or event
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """Those of the arms that have passed on that workload so far."""
+        """Arms that have passed their check on that workload."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]

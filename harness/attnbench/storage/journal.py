@@ -1,11 +1,12 @@
-"""The journal: one JSON line for each event, appended and synced as work finishes, and read again.
+"""The journal: one JSON line for each event, appended and synced as work finishes, and read back.
 
-A journal is data, never executed. Each line ends with its number and a digest, so that no digit can change, and no
-line go, come or move, without being noticed; at the end lines may be missing, as after a kill. What the lines say must
-make sense, too (storage/soundness.py). A line that a kill cut short is dropped; any other damage is an error that names
-it, and storage/salvage.py skips what is damaged.
-Nothing here judges what was measured: see analysis/results.py. Idea of joining run and report by files alone:
-https://asv.readthedocs.io. At the end: where runs lie, found by name, folder or age below the folder of results.
+A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
+removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
+sense, too (storage/soundness.py). A line that a kill cut short is dropped; any other damage is an error that names it,
+and storage/salvage.py skips damaged lines.
+
+This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
+of results. Idea of joining run and report by files alone: https://asv.readthedocs.io.
 """
 
 import fcntl
@@ -32,17 +33,17 @@ from attnbench.storage.files import put, writing_to
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
-"""A compressed journal, which can be read and not continued."""
+"""A compressed journal, which can be read but not continued."""
 HOSTS = "hosts"
-"""In the folder of a run on several hosts: HOST/journal.jsonl has what a host has measured of it."""
+"""Subfolder of a run on several hosts: HOST/journal.jsonl holds the measurements of a host."""
 SYNC_EVERY_S = 0.1
-"""Seconds of work that a power cut may cost; a kill costs nothing."""
+"""Seconds of work that a power cut may lose; a kill loses nothing."""
 DIGEST_BYTES = 8
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
-"""The end of a line: its number and its digest. In schema 5 there is a digest of another form, and no number."""
+"""The end of a line: its number and its digest. Schema 5 has a different digest, and no number."""
 LONGEST_SIGNATURE = 80
 FIRST_WITH_DIGESTS = 5
-"""From this schema on every line has one."""
+"""First schema with a digest on every line."""
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -53,11 +54,11 @@ class Journal:
     def __init__(self, folder: Path, *, keeps_copy: bool = False) -> None:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
-        With `keeps_copy`, for runs of code that nobody trusts, all lines stay in memory: what another process does to
-        the file is undone, and noted.
+        With `keeps_copy`, for runs of untrusted code, all lines stay in memory: changes of the file by other processes
+        are undone and noted.
 
         Raises:
-            ValueError: the folder cannot be made or written, or another process is writing there.
+            ValueError: the folder cannot be created or written, or another process is writing there.
         """
         self.path = folder / JOURNAL
         self._file = self._opened()
@@ -69,7 +70,7 @@ class Journal:
         self._copy = bytearray(text[:whole]) if keeps_copy else None
 
     def _opened(self) -> IO[bytes]:
-        """The file to append to, for this process alone, until it ends, however it ends.
+        """Open the file and lock it for this process, until it ends for any reason.
 
         Raises:
             ValueError: it cannot be opened, or another process is writing there.
@@ -87,17 +88,17 @@ class Journal:
             message = f"{self.path.parent} is being written by another process: wait for its end, or stop it"
             raise ValueError(message) from None
         except OSError:
-            pass  # the file system knows no locks
+            pass  # the file system has no locks
         return file
 
     def append(self, event: Event) -> None:
-        """Hand one event to the system, where no kill can reach it, and wait for the disk ten times a second.
+        """Write one event to the system, safe from kills, and sync to the disk ten times a second.
 
-        A hundred thousand cells that are predicted take seconds; waiting each time would make that minutes.
+        A hundred thousand predicted cells take seconds this way; a sync for each would take minutes.
 
         Raises:
             OSError: the disk is full, or fails.
-            DamagedError: somebody has removed the file.
+            DamagedError: another process has removed the file.
         """
         found = os.fstat(self._file.fileno())
         if self._copy is not None and (not found.st_nlink or found.st_size != len(self._copy)):
@@ -117,7 +118,7 @@ class Journal:
             self._sync()
 
     def _restore(self) -> None:
-        """Write the journal again, and note that it was changed.
+        """Rewrite the journal from memory, and note that it was changed.
 
         Raises:
             DamagedError: the folder is gone.
@@ -138,7 +139,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with suppress(OSError) if kind is not None else nullcontext():  # what it was left by says why
+        with suppress(OSError) if kind is not None else nullcontext():  # the first exception explains the failure
             try:
                 if self._copy is not None and self._found() != self._copy:
                     self._restore()
@@ -154,7 +155,7 @@ class Journal:
 
 
 def signed(line: bytes, number: int) -> bytes:
-    """A line with its number and its digest."""
+    """Append the number and the digest to a line."""
     numbered = line[:-1] + b',"seq":%d' % number
     return numbered + b',"digest":"%b"}' % _digest(numbered)
 
@@ -164,7 +165,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def signature_of(line: bytes) -> tuple[int | None, bool] | None:
-    """The number at a line's end, None in schema 5, and whether the line is as it was written; None without digests."""
+    """The number at a line's end, None in schema 5, and whether the line is unchanged; None without digests."""
     found = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
     if found is None:
         return None
@@ -175,20 +176,20 @@ def signature_of(line: bytes) -> tuple[int | None, bool] | None:
 
 
 class Line(NamedTuple):
-    """One line of a journal as it is found."""
+    """One line of a journal."""
 
     number: int
-    event: Event | None  # None: it is none, and `wrong` says why
+    event: Event | None  # None: not an event, and `wrong` says why
     wrong: str = ""
-    is_intact: bool = True  # as it was written; where only `wrong` is said, the one before it was changed, or is gone
+    is_intact: bool = True  # unchanged; True with `wrong` set: the line before it was changed or removed
 
 
 def lines(path: Path) -> Iterator[Line]:
     """Every line of a journal file with its fault, in order, except one that a kill cut short.
 
     Raises:
-        ValueError: no such file.
-        DamagedError: a compressed file is not whole, or the schema is newer than this version's.
+        ValueError: there is no such file.
+        DamagedError: a compressed file is incomplete, or the schema is newer than this version's.
     """
     decode: Callable[[bytes], Event] = _DECODER.decode
     due, has_digests = 1, False
@@ -218,14 +219,14 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Each line of a journal file, without its end; the last one only if it is whole.
+    """Each line of a journal file without its end; an incomplete last line is dropped.
 
     Raises:
-        ValueError: no such file.
-        DamagedError: a compressed file is not whole.
+        ValueError: there is no such file.
+        DamagedError: a compressed file is incomplete.
     """
     try:
-        content = path.read_bytes()  # at once, so that no file stays open where a reader stops early
+        content = path.read_bytes()  # at once, so that no file stays open if a reader stops early
         for line in io.BytesIO(gzip.decompress(content) if path.suffix == ".gz" else content):
             if line.endswith(b"\n"):
                 yield line[:-1]
@@ -237,12 +238,12 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def events(path: Path) -> Iterator[Event]:
-    """The events of a journal file, in order; those of older schemas as events of today's.
+    """The events of a journal file, in order; events of older schemas are upgraded.
 
     Raises:
-        ValueError: no such file.
-        DamagedError: a damaged line, or one that makes no sense after those before it, or not a journal at all; or the
-            schema is newer than this version's.
+        ValueError: there is no such file.
+        DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
+            than this version's.
     """
     sense = soundness.Sense()
     for line in lines(path):
@@ -257,7 +258,7 @@ def events(path: Path) -> Iterator[Event]:
 
 
 def write(path: Path, history: Iterable[Event]) -> None:
-    """Write a journal file again, whole or not at all.
+    """Rewrite a journal file atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -267,7 +268,7 @@ def write(path: Path, history: Iterable[Event]) -> None:
 
 
 def journal_of(path: Path) -> Path:
-    """The journal of a run that is given by its folder or by its journal."""
+    """The journal of a run, given by its folder or its journal."""
     if not path.is_dir() and path.suffix:
         return path
     packed = path / PACKED
@@ -275,20 +276,20 @@ def journal_of(path: Path) -> Path:
 
 
 def has_journal(folder: Path) -> bool:
-    """Whether the folder is that of a run."""
+    """Whether the folder holds a run."""
     return journal_of(folder).is_file()
 
 
 def find_runs(results: Path) -> list[Path]:
-    """The run folders below `results`, oldest first: by name, which begins with the time."""
+    """Run folders below `results`, oldest first: their names begin with the time."""
     return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
 
 
 def find_run(name: str, results: Path) -> Path:
-    """The folder of a run given by its name below `results`, its folder, or its journal.
+    """Find the folder of a run by its name below `results`, its folder, or its journal.
 
     Raises:
-        ValueError: there is none; the message names the newest runs that there are.
+        ValueError: there is none; the message names the newest runs.
     """
     for candidate in (results / "runs" / name, Path(name)):
         if candidate.is_dir() and has_journal(candidate):

@@ -1,15 +1,15 @@
-"""Allocations and releases of one call, event by event. Knows nothing of torch."""
+"""Allocations and releases of one call, event by event. Needs no torch."""
 
 import msgspec
 
 SLACK_BYTES = 2**23
-"""Memory of a call that is not counted: buffers inside libraries, and leftovers of the heap."""
+"""Memory of a call that is ignored: buffers inside libraries, and leftovers of the heap."""
 SHARE_OF_FREE = 0.75
-"""Share of the free memory for a call without a limit."""
+"""Share of the free memory that a call may use without a limit."""
 
 
 class MemoryEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One allocation, or, with a negative number, one release, and the operator that was running."""
+    """One allocation or, if negative, one release, with the operator that was running."""
 
     num_bytes: int
-    operator: str = ""  # "": none; Python itself released a tensor, or made a number into one
+    operator: str = ""  # "": none; Python itself released a tensor, or converted a number into one

@@ -1,7 +1,7 @@
-"""Journals of older schemas, read as if they were of today's: docs/adr/0003-journal.md has the history.
+"""Read journals of older schemas as if they were current: docs/adr/0003-journal.md has the history.
 
-Schema 5 has two digests in one at the end of a line: of the line, and of the line after the one before it. The second
-is not looked at any more.
+Lines of schema 5 end with two digests in one: of the line, and of the line after the one before it. The second is now
+ignored.
 
 Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe, and
 `sdpa (base)` for an implementation on the base of two sides.
@@ -24,21 +24,21 @@ _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 
 
 def is_old(first_line: bytes) -> bool:
-    """Whether a journal that begins with this line is of an older schema."""
+    """Whether a journal with this first line has an older schema."""
     schema = _SCHEMA.match(first_line)
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
 
 
 def is_digest_right(line: bytes, digest: bytes) -> bool:
-    """Whether the digest of a line of schema 5, taken off it, is that of the line."""
+    """Whether the digest of a line of schema 5, removed from it, matches the line."""
     return digest[: 2 * HALF_BYTES] == hashlib.blake2b(line, digest_size=HALF_BYTES).hexdigest().encode()
 
 
 class Upgrade:
-    """Decodes the lines of one older journal, to which lines of today's schema may have been appended."""
+    """Decoder of one older journal; lines of the current schema may follow the old ones."""
 
     def __init__(self, first_line: bytes) -> None:
-        """Take from the plan what names meant.
+        """Read the meaning of arm names from the plan.
 
         Raises:
             msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
@@ -49,10 +49,10 @@ class Upgrade:
         self.baseline = plan["baseline"]
 
     def decode(self, line: bytes) -> Event:
-        """The event of a line.
+        """Decode a line.
 
         Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: it is none.
+            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line is no event.
         """
         raw = msgspec.json.decode(line)
         if raw["type"] == "run_started" and self.has_sides:
@@ -70,7 +70,7 @@ class Upgrade:
         return event
 
     def _arm(self, name: str) -> dict[str, Any]:
-        """The arm that a name stood for."""
+        """The arm of an old name."""
         if name == _PROBE:
             return {"role": Role.probe}
         bare = name.removesuffix(_CONTROL)

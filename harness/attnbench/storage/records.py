@@ -1,4 +1,4 @@
-"""Observations and their places: how a check ended, samples, the machine and its ceilings, one cell. Without torch.
+"""Observations: results of checks, samples, the machine and its ceilings, and the cell they belong to. Without torch.
 
 Every type is frozen. A run is kept as events (storage/events.py), which are folded into records on read. Raw samples
 are stored; everything else is computed on read.
@@ -17,18 +17,18 @@ from attnbench.workloads.workload import Workload
 
 
 class Role(enum.StrEnum):
-    """Why an arm takes part in a block."""
+    """The role of an arm in a block."""
 
     measured = "measured"
-    control = "control"  # the reference once more, an A/A control: how far apart identical code seems to be
-    probe = "probe"  # fixed work of the harness itself, which shows interference
+    control = "control"  # the reference once more, an A/A control: the apparent difference of identical code
+    probe = "probe"  # fixed work of the harness, which reveals interference
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One contender of a block: an implementation, on one side where two states of the code are compared, in a role."""
+    """A member of a block: an implementation in a role, on one side if two states of the code are compared."""
 
     implementation: str = ""
-    side: str = ""  # BASE or CANDIDATE; empty where one state of the code is measured
+    side: str = ""  # BASE or CANDIDATE; empty for a single state of the code
     role: Role = Role.measured
 
     def as_control(self) -> "Arm":
@@ -40,7 +40,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, role=Role.measured)
 
     def __str__(self) -> str:
-        """For messages: `fused`, `fused (base)`, `fused (base, control)`, `(probe)`."""
+        """Format for messages: `fused`, `fused (base)`, `fused (base, control)`, `(probe)`."""
         notes = [note for note in (self.side if self.side == BASE else "", self.role) if note and note != Role.measured]
         return f"{self.implementation} ({', '.join(notes)})".strip() if notes else self.implementation
 
@@ -54,18 +54,18 @@ Key = tuple[str, Arm]
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """How all processors together have spent their time since the machine started, and the memory that is free."""
+    """Times spent by all processors together since the start of the machine, and the free memory."""
 
-    began_s: float  # when the process began whose own time this is
+    began_s: float  # start time of the process with `own_s`
     total_s: float
     idle_s: float
-    stolen_s: float  # by the host, where the machine is a virtual one
-    own_s: float  # of the process and of all that it started
+    stolen_s: float  # by the hypervisor of a virtual machine
+    own_s: float  # of the process and its descendants
     free_bytes: int
 
 
 class Grade(enum.StrEnum):
-    """How right an answer is; imprecise: off by honest roundings that add up, as where a kernel sums in half."""
+    """The correctness of an answer; imprecise: honest rounding errors add up, as in half-precision sums."""
 
     right = "right"
     imprecise = "imprecise"
@@ -73,11 +73,11 @@ class Grade(enum.StrEnum):
 
 
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one tensor (output or a gradient) is from the oracle, and how far it may be: see checking/tolerance.py.
+    """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py.
 
-    `error` is the absolute difference at `worst`, the place furthest beyond its limit `allowed`; None says that it is
-    not finite. `rms` is the root mean square error of `rows` (the first, and one past the last), the segment furthest
-    beyond its limit `allowed_rms`. Journals written before 2026-11 have no RMS errors.
+    `error` is the absolute difference at `worst`, the place furthest beyond its limit `allowed`; None if it is not
+    finite. `rms` is the root mean square error of `rows` (first, and one past the last), the segment furthest beyond
+    its limit `allowed_rms`. Journals written before 2026-11 have no RMS errors.
     """
 
     tensor: str
@@ -91,42 +91,42 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     rms: float | None = 0.0
     allowed_rms: float = 0.0
     rows: tuple[int, int] = (0, 0)
-    largest: float = 0.0  # of the right answer's numbers, in size; 0 in journals written before 2026-12
-    is_rounding: bool = False  # beyond its limits, but no more than honest roundings that add up
+    largest: float = 0.0  # magnitude of the right answer; 0 in journals written before 2026-12
+    is_rounding: bool = False  # beyond the limits, but explained by accumulated rounding errors
 
     @property
     def agrees(self) -> bool:
-        """Whether the errors are finite and allowed."""
+        """Whether the errors are finite and within their limits."""
         return self.grade is Grade.right
 
     @property
     def grade(self) -> Grade:
-        """How right it is."""
+        """The grade that follows from the errors."""
         if self.ratio is not None and self.ratio <= 1:
             return Grade.right
         return Grade.imprecise if self.is_rounding else Grade.wrong
 
     @property
     def ratio(self) -> float | None:
-        """Error / tolerance, of the largest or the RMS error, whichever is larger; None where one is not finite."""
+        """The larger of largest and RMS error, each divided by its tolerance; None if one is not finite."""
         peak = _share(self.error, self.allowed)
         return None if peak is None or self.rms_ratio is None else max(peak, self.rms_ratio)
 
     @property
     def decisive(self) -> tuple[float | None, float]:
-        """The largest error and its limit; where only the RMS error is beyond its own, that and its limit."""
+        """The largest error and its limit; if only the RMS error exceeds its limit, the RMS error and its limit."""
         peak, rms = _share(self.error, self.allowed), self.rms_ratio
         is_rms = peak is not None and rms is not None and peak <= 1 < rms
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
     @property
     def rms_ratio(self) -> float | None:
-        """RMS error / tolerance; None where it is not finite."""
+        """RMS error / tolerance; None if it is not finite."""
         return _share(self.rms, self.allowed_rms)
 
 
 def _share(error: float | None, allowed: float) -> float | None:
-    """An error as a share of what is allowed: 1e9 for an error where none is allowed."""
+    """An error divided by its limit; 1e9 for an error with limit 0."""
     if error is None:
         return None
     return error / allowed if allowed else float(error > 0) * 1e9
@@ -140,16 +140,16 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a rule about special rows, memory or layouts holds; one that is only noted does not decide."""
+    """The result of a rule on special rows, memory or layouts; a rule that is only noted does not affect the grade."""
 
     rule: str
     holds: bool
-    found: str = ""  # what was seen, in words, where it does not hold
+    found: str = ""  # the observation, in words, if the rule is broken
     is_noted: bool = False
 
 
 REPEATABLE = "repeatable"
-"""The rule that the same input twice gives the same answer."""
+"""The rule that equal inputs give equal answers."""
 
 
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
@@ -165,38 +165,38 @@ CONVENTIONS = {
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
     RANGE: "in float16 its sums overflow where values are of several hundred",
 }
-"""Choices that code makes in different ways and that are no mistake, by their names in an Agreement."""
+"""Legitimate differences in convention, by their names in an Agreement."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
+    """The result of a check: oracle, probes, rules, the error of each tensor, and a diagnosis if it fails."""
 
     oracle: str
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
-    mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
-    step: str = ""  # the first step that differs, where it is known
+    mistakes: tuple[str, ...] = ()  # known mistakes that fit; several if they are indistinguishable
+    step: str = ""  # the first step that differs, if known
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
-        """Every compared tensor with the name of its probe."""
+        """All compared tensors, with the name of the probe."""
         for probe in self.probes:
             for tensor in probe.tensors:
                 yield probe.probe, tensor
 
     @property
     def agrees(self) -> bool:
-        """Whether it is right."""
+        """Whether the answer is right."""
         return self.grade is Grade.right
 
     @property
     def grade(self) -> Grade:
-        """The worst of all tensors; wrong also where nothing was compared, a rule is broken or a fault diagnosed."""
+        """The worst grade of all tensors; wrong if nothing was compared, a rule is broken or a fault was diagnosed."""
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
             return Grade.wrong
-        if FLOAT32 in self.conventions:  # right by the tolerance of float32, which is not that of the tensors here
+        if FLOAT32 in self.conventions:  # right by the tolerance of float32, not by that of the tensors here
             return Grade.right
         if Grade.wrong in grades:
             return Grade.wrong
@@ -210,57 +210,57 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
-        """The rules that do not hold and decide."""
+        """Broken rules that affect the grade."""
         return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)
 
     @property
     def notes(self) -> tuple[RuleResult, ...]:
-        """The rules that do not hold and are only noted."""
+        """Broken rules that are only noted."""
         return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
 
     @property
     def error_share(self) -> float | None:
-        """The largest error of the output on normal inputs, as a share of the largest value; None: not finite."""
+        """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
         normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
         return _share(normal[0].error, normal[0].largest) if normal else None
 
     @property
     def error_ratio(self) -> float | None:
-        """The largest error / tolerance of all tensors; None where nothing was compared or an error is not finite."""
+        """The largest error / tolerance of all tensors; None if nothing was compared or an error is not finite."""
         ratios = [tensor.ratio for _, tensor in self.tensors()]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of operator that ran in one call, as the profiler names it, such as aten::bmm."""
+    """One kind of operator in one call, named as by the profiler, such as aten::bmm."""
 
     name: str
     kind: str  # one of kinds.KINDS
     num_calls: int
-    self_s: float  # its own alone, or of its kernels; profiled, so for shares and not for speed
-    allocated_bytes: int = 0  # what it asked for itself, freed or not
-    largest_bytes: int = 0  # the largest single block among these
-    kernels: tuple[str, ...] = ()  # what it launched on a device other than the host, by name
+    self_s: float  # self time, or that of its kernels; profiled, so use it for shares, not for speed
+    allocated_bytes: int = 0  # allocated by the operator itself, freed or not
+    largest_bytes: int = 0  # the largest of these blocks
+    kernels: tuple[str, ...] = ()  # names of its kernels on other devices than the host
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators of one call, from a pass of its own, and whether the requested backend ran."""
+    """The operators of one call, from a separate pass, and whether the requested backend ran."""
 
     calls: tuple[Operator, ...]
-    requested: str = ""  # the backend that the implementation is named after; empty: none
-    predicted: str = ""  # the backend that PyTorch said it would take; empty: it does not say
+    requested: str = ""  # the backend in the implementation's name; empty: none
+    predicted: str = ""  # the backend that PyTorch announced; empty: unknown
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
-    reason: str = ""  # why it is not what was requested, in PyTorch's words
-    num_faults: float = 0.0  # minor page faults of one call, without a profiler
-    fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
-    copies: str = ""  # what the implementation says that it copies inside the timed call; empty: nothing
-    kernel_s: float = 0.0  # so long at least one kernel ran on a device other than the host; 0: none was seen
-    elsewhere: tuple[str, ...] = ()  # the kernels on another stream than most of the work, by name
+    reason: str = ""  # PyTorch's reason for another backend
+    num_faults: float = 0.0  # minor page faults of one call, without the profiler
+    fault_s: float = 0.0  # estimated cost of one fault on this machine; 0: unknown
+    copies: str = ""  # declared copies inside the timed call; empty: none
+    kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
+    elsewhere: tuple[str, ...] = ()  # kernels on another stream than most of the work, by name
 
     @property
     def fallback(self) -> str:
-        """In words, that another backend ran than the requested one, and why; or ""."""
+        """A note that another backend ran than the requested one, and why; or ""."""
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
@@ -269,11 +269,11 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(enum.StrEnum):
-    """How a cell ended. Only an `ok` cell has a speed."""
+    """The result of a cell. Only an `ok` cell has a speed."""
 
     ok = "ok"
     disagrees = "disagrees"
-    approximate = "approximate"  # it means to be close to attention: compared, and neither judged nor timed
+    approximate = "approximate"  # meant to be close to attention: compared, but neither judged nor timed
     unsupported = "unsupported"
     fallback = "fallback"
     out_of_memory = "out_of_memory"
@@ -285,9 +285,9 @@ class Status(enum.StrEnum):
 
 
 FALSE_SHARE = 0.05
-"""Share of sessions in which any interval may miss the true ratio, at most, unless less is asked for."""
+"""Default share of sessions in which any interval may miss the true ratio."""
 LARGEST_EQUIVALENCE = 0.10
-"""Largest margin: times that may differ by more are not called equal."""
+"""Largest margin: larger differences of times are never called equal."""
 
 
 class Verdict(enum.StrEnum):
@@ -302,18 +302,18 @@ class Verdict(enum.StrEnum):
 class Flag(enum.IntFlag):
     """Reasons to suspect a sample: the first four on a device with queues, the others on the processor."""
 
-    host_bound = 1  # its device time is less than a few times what the host needs to issue it
-    not_hidden = 2  # the device had to wait for the host while it was timed
+    host_bound = 1  # its device time is below a small multiple of the host's time to issue it
+    not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
-    other_stream = 8  # when the current stream was done, the device was busy elsewhere
-    waits_read = 16  # the system says how long threads wait for a processor
-    waited = 32  # and they waited for a good part of the sample
+    other_stream = 8  # the device was busy after the current stream had finished
+    waits_read = 16  # the system reports how long threads wait for a processor
+    waited = 32  # threads waited for a good part of the sample
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The state of a device by its driver at one moment; 0: not known.
+    """The state of a device at one moment, as its driver reports it; 0: unknown.
 
-    `slowed_by` has the bits of NVML's reasons for a clock below the highest (devices/nvml.py).
+    `slowed_by` has the bits of NVML's reasons for a reduced clock (devices/nvml.py).
     """
 
     clock_mhz: float = 0.0  # of the multiprocessors
@@ -331,10 +331,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
-    machine's one-minute load average when it began. `flags` are of `Flag`. On a device with queues, `host_s` is what
-    the host needed to issue a call; elsewhere it is 0. Before the `num_calls` timed calls came `num_untimed`
-    others, which took `untimed_s` together; both are 0 in journals that do not record it. The calls that warm up a
-    process, of all arms in turn, count before its first sample.
+    machine's one-minute load average at its start. `flags` are of `Flag`. `host_s` is the host's time to issue a call
+    on a device with queues; elsewhere it is 0. `num_untimed` calls, which took `untimed_s` together, preceded the
+    `num_calls` timed ones; both are 0 in journals that do not record it. Calls that warm up a process, of all arms in
+    turn, count before its first sample.
     """
 
     value: float
@@ -358,9 +358,9 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"
-"""The metric that blocks sample: of the arm itself, and of the same code once more as an A/A control."""
+"""The metric of blocks: for the arm itself, and for its A/A control."""
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
-"""Metrics of memory that is still there when results are gone: with each call, and once, by the first calls."""
+"""Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,11 +373,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
-"""Entries of an environment's `clocks` that are set and stay: with another value it counts as another GPU."""
+"""Fixed entries of an environment's `clocks`: a different value counts as a different GPU."""
 
 
 BOOT = "boot"
-"""Entry of an environment's `moment`: a digest that differs for each machine and each start of it."""
+"""Entry of an environment's `moment`: a digest of the machine and its last start."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,39 +393,39 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]  # as loaded: torch, numpy, mkl, onednn, cuda, cudnn, attnbench
     accelerator: str = ""
     num_threads: int = 0
-    settings: dict[str, str] = msgspec.field(default_factory=dict)  # thread and malloc variables that are set
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # thread and malloc variables, if set
     flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
     clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
-    load: float | None = None  # one-minute load average when the worker started
-    native_dtypes: tuple[str, ...] | None = None  # of half precision, those it has instructions for; None: unknown
-    moment: dict[str, str] = msgspec.field(default_factory=dict)  # what else varies: timer step, time taken by the host
+    load: float | None = None  # one-minute load average at the start of the worker
+    native_dtypes: tuple[str, ...] | None = None  # half-precision dtypes with instructions; None: unknown
+    moment: dict[str, str] = msgspec.field(default_factory=dict)  # other varying facts: timer step, stolen time
 
     @property
     def fingerprint(self) -> str:
         """Eight hex digits over the fields that must match before times may be compared.
 
-        Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version. The
-        native dtypes follow from the processor and the version of torch.
+        Memory counts in whole GiB: the part reserved by kernel and hypervisor differs between versions. The native
+        dtypes follow from the processor and the version of torch.
         """
         return hashlib.sha256(msgspec.json.encode(self.must_match(), order="deterministic")).hexdigest()[:8]
 
     @property
     def machine_fingerprint(self) -> str:
-        """The fingerprint of the machine: without threads, settings and flags, which each process sets."""
+        """The fingerprint of the machine, without threads, settings and flags, which each process sets."""
         return hashlib.sha256(msgspec.json.encode(self.machine(), order="deterministic")).hexdigest()[:8]
 
     def machine(self) -> dict[str, Any]:
-        """Its fields by name: processor, memory, system, accelerator and versions."""
+        """Fields of the machine by name: processor, memory, system, accelerator and versions."""
         own = ("num_threads", "settings", "flags")
         return {name: value for name, value in self.must_match().items() if name not in own}
 
     def must_match(self) -> dict[str, Any]:
-        """These fields by name."""
+        """Fields that must match, by name."""
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "moment", "native_dtypes"):
             del fields[varies]
         limits = {name: self.clocks[name] for name in LIMITS if name in self.clocks}
-        return fields | ({"limits": limits} if limits else {})  # without a GPU as before it had any
+        return fields | ({"limits": limits} if limits else {})  # unchanged for a machine without a GPU
 
 
 MATMUL, COPY = "matmul", "copy"
@@ -436,27 +436,27 @@ Place = tuple[str, str, int]
 class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
     """Some calls of one load: a matrix product of `size` x `size` matrices, or a copy of `size` bytes.
 
-    `amount` is what one call does: FLOPs of a product, bytes read and written by a copy. `value` is seconds per call.
+    `amount` is the work of one call: FLOPs of a product, bytes read and written by a copy. `value` is seconds per call.
     """
 
     kind: str
-    dtype: str  # in which it is computed: half precision may be fastest in float32
+    dtype: str  # of the computation: half precision may be fastest in float32
     size: int
     amount: int
     value: float
     num_calls: int
-    round: int  # every load has its turn once in a round
+    round: int  # every load runs once in a round
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The best rate that was seen, per second; `spread` is the best round's best over the median round's best."""
+    """The best observed rate, per second; `spread` is its ratio to the best rate of the median round."""
 
     rate: float
     spread: float
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples for one device, dtype and number of threads; without any, `message` says why.
+    """The samples for one device, dtype and number of threads; without samples, `message` says why.
 
     Ceilings are read from raw samples of the run itself. Source of the idea: S. Williams, A. Waterman, D. Patterson,
     Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
@@ -466,7 +466,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     num_threads: int
     samples: tuple[CeilingSample, ...] = ()
-    crowding: float = 0.0  # the load average over the number of cores when they were taken
+    crowding: float = 0.0  # load average per core during the measurement
     message: str = ""
     host: str = ""  # as in WorkerStarted
 
@@ -477,19 +477,20 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matmul(self) -> Ceiling | None:
-        """FLOP/s of the fastest matrix product that keeps what the dtype holds, whatever its size."""
+        """FLOP/s of the fastest matrix product of any size in a dtype that holds all values."""
         return self._best(MATMUL)
 
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
-        """Bytes/s of the fastest copy that touches at least `num_bytes`, so that no smaller cache helped it.
+        """Bytes/s of the fastest copy of at least `num_bytes`, so that no smaller cache speeds it up.
 
-        With `is_cold` or beyond the largest copy: of the largest, which no cache holds. With 0 bytes: of any.
+        With `is_cold`, or beyond the largest copy: of the largest copy, which fits in no cache. With 0 bytes: of any
+        copy.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))
 
     def _best(self, kind: str, least: float = 0.0) -> Ceiling | None:
-        """The best of all rounds, of amounts from `least` on; None without any sample."""
+        """The best rate of all rounds for amounts from `least` on; None without samples."""
         rounds: dict[int, float] = {}
         for sample in self.samples:
             if sample.kind == kind and sample.amount >= least:
@@ -501,7 +502,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything known of one cell. A record that is not `ok` carries no speed."""
+    """All facts about one cell. A record that is not `ok` has no speed."""
 
     run: str
     time: str
@@ -510,14 +511,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     side: str = ""  # as in Arm
     environment: Environment | None
-    host: str = ""  # of a run on several machines, the one that measured it: all samples of a cell are of one
+    host: str = ""  # in a run on several machines, the one that measured all its samples
     status: Status
     message: str = ""
-    is_predicted: bool = False  # the status was foreseen and the cell not tried
-    is_outpaced: bool = False  # left out of the shortlist, since others are predicted to be much faster
+    is_predicted: bool = False  # the status is a prediction; the cell was not tried
+    is_outpaced: bool = False  # left out of the shortlist: others are predicted to be much faster
     agreement: Agreement | None = None
     operators: Operators | None = None
-    executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
+    executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported
     measurements: tuple[Measurement, ...] = ()
 
     @property
@@ -535,55 +536,54 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return next((found for found in self.measurements if found.metric == metric), None)
 
     def samples(self, metric: str) -> Sequence[Sample]:
-        """The samples of that metric; none where it was not measured."""
+        """The samples of a metric; empty if it was not measured."""
         found = self.measurement(metric)
         return () if found is None else found.samples
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell went wrong: neither ok, unsupported or approximate, nor predicted to be out of reach."""
+        """Whether the cell went wrong: not ok, unsupported or approximate, and not predicted to be out of reach."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
 
     @property
     def is_imprecise(self) -> bool:
-        """Whether the answer is honest, but less precise than the yardsticks allow."""
+        """Whether the answer is honest, but less precise than the yardsticks."""
         return self.agreement is not None and self.agreement.grade is Grade.imprecise
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """Choices that others make differently, in words."""
+        """Differences in convention, in words."""
         return () if self.agreement is None else tuple(CONVENTIONS[name] for name in self.agreement.conventions)
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the answer is wrong; after any other finding, such as an error, there is none to judge."""
+        """Whether the answer is wrong; other failures, such as an error, have no answer."""
         return self.status is Status.disagrees
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
 
-    The interval is the one that decided: with those of all comparisons of the run, and at every look, it holds in 95 %
-    of runs.
+    The interval is the one behind the verdict: in 95 % of runs all intervals of all comparisons hold at every look.
     """
 
     workload: Workload
     implementation: str
     side: str = ""  # as in Arm
-    baseline: str  # the implementation that it is compared with; of two sides, itself on the base
+    baseline: str  # the compared implementation; for two sides, the same one on the base
     ratio: float
-    low: float | None  # None: too few processes for an interval
+    low: float | None  # None with too few processes
     high: float | None
     verdict: Verdict
-    margin: float  # a smaller relative difference does not matter
-    num_processes: int  # each gives one number; those that count
+    margin: float  # smaller relative differences do not matter
+    num_processes: int  # processes that count; each gives one number
     reason: str = ""  # why it is undecided
-    minimum_detectable_effect: float | None = None  # a relative slowdown
-    more_s: float | None = None  # about how many more seconds would decide it; None: decided, or none that can be told
+    minimum_detectable_effect: float | None = None  # relative slowdown
+    more_s: float | None = None  # estimated seconds until a decision; None: decided, or unknown
     is_same_kernel: bool = False  # the same operators ran as for the baseline
 
     @property
     def key(self) -> Key:
-        """The cell that is compared."""
+        """The compared cell."""
         return self.workload.id, Arm(implementation=self.implementation, side=self.side)

@@ -1,7 +1,7 @@
-"""Salvage a damaged journal: every intact line that makes sense becomes a run of its own, which can be continued.
+"""Salvage a damaged journal: its intact, consistent lines become a new run, which can be continued.
 
-A line is intact where its own digest holds, whatever happened to the line before it. Without digests, as in older
-journals, a line is kept where it can be read.
+A line is intact if its own digest is right, regardless of the line before it. In older journals without digests, a line
+is kept if it can be read.
 """
 
 from pathlib import Path
@@ -17,24 +17,24 @@ SALVAGED = "-salvaged"
 
 
 class Salvaged(NamedTuple):
-    """A run that was written again."""
+    """A run that was rewritten."""
 
     folder: Path
     plan: Plan
     num_kept: int
-    dropped: dict[int, str]  # by the number of the line: why it was left out
-    gaps: list[int]  # the lines before which something was changed, or is gone
+    dropped: dict[int, str]  # reason by line number
+    gaps: list[int]  # intact lines after a change or a loss
     is_damaged: bool
 
 
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
-    """Write the intact lines of the run in a folder, or of a journal, into a folder of its own.
+    """Write the intact lines of a run, given by folder or journal, into a new folder.
 
-    Nothing is written where all is intact. `to` is a folder that holds no run; by default it lies next to the run.
+    If all lines are intact, nothing is written. `to` is a folder without a run; by default it lies next to the run.
 
     Raises:
         ValueError: there is no such file, the folder holds a run, or cannot be written.
-        DamagedError: the line with the plan is damaged, so that nothing of the rest can be understood.
+        DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
     sense, kept, dropped, gaps = Sense(), list[Event](), dict[int, str](), list[int]()

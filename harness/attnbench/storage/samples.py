@@ -1,4 +1,4 @@
-"""Samples as columns: as many bytes as numbers, where a million objects take six times as much. Reads like a tuple."""
+"""Samples as columns: a million objects would need six times the memory. Reads like a tuple."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True, eq=False)
 class Samples(Sequence[Sample]):
-    """Many samples, each field of theirs as an array (n,)."""
+    """Many samples, with each of their fields as an array (n,)."""
 
     value: Floats
     num_calls: Integers
@@ -37,24 +37,24 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
-        """The same as columns."""
+        """Convert samples to columns."""
         if isinstance(samples, Samples):
             return samples
         rows = tuple(samples)
-        numbers = chain.from_iterable(map(astuple, rows))  # whole ones lie below 2^53: as floats they are exact
+        numbers = chain.from_iterable(map(astuple, rows))  # integers below 2^53 are exact as floats
         columns = np.fromiter(numbers, np.float64, len(rows) * len(_READ)).reshape(-1, len(_READ)).T
         return cls(*(column.astype(dtype) for column, (_, dtype) in zip(columns, _READ, strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence["Samples"]) -> "Samples":
-        """One after the other."""
+        """Concatenate columns."""
         if len(parts) == 1:
             return parts[0]
         return cls(*(np.concatenate([read(part) for part in parts] or [[]]).astype(dtype) for read, dtype in _READ))
 
     @property
     def places(self) -> Integers:
-        """Epoch, visit and block of each sample as one number, in whose order they were taken (n,)."""
+        """Epoch, visit and block of each sample as one number (n,), increasing in time."""
         return (self.visits << BLOCK_BITS) | self.block
 
     @property
@@ -63,11 +63,10 @@ class Samples(Sequence[Sample]):
         return (self.epoch.astype(np.int64) << VISIT_BITS) | self.visit
 
     def where(self, chosen: NDArray[np.bool_]) -> "Samples":
-        """Those that are chosen (n,)."""
+        """The samples chosen by a mask or by indices (n,)."""
         return Samples(*(read(self)[chosen] for read, _ in _READ))
 
     def __len__(self) -> int:
-        """How many samples there are."""
         return len(self.value)
 
     @overload
@@ -77,19 +76,17 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, place: slice) -> "Samples": ...
 
     def __getitem__(self, place: int | slice) -> "Sample | Samples":
-        """One sample, or a part of them."""
         if isinstance(place, slice):
             return Samples(*(read(self)[place] for read, _ in _READ))
         return Sample(*(read(self)[place].item() for read, _ in _READ))
 
     def __iter__(self) -> Iterator[Sample]:
-        """Each sample."""
         for start in range(0, len(self), CHUNK):
             for row in zip(*(read(self)[start : start + CHUNK].tolist() for read, _ in _READ), strict=True):
                 yield Sample(*row)
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are the same samples in the same order, however they are kept."""
+        """Whether both hold the same samples in the same order, in any representation."""
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Sample.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
@@ -101,15 +98,14 @@ _READ = [(attrgetter(field.name), _DTYPES.get(field.name, np.float64)) for field
 
 
 class Collector:
-    """Takes samples in parts, and keeps few of them as objects."""
+    """Collects samples in parts, and keeps few of them as objects."""
 
     def __init__(self) -> None:
-        """Nothing was taken yet."""
         self._parts: list[Samples] = []
         self._rest: list[Sample] = []
 
     def extend(self, samples: Iterable[Sample]) -> None:
-        """Take some more."""
+        """Add samples."""
         self._rest.extend(samples)
         if len(self._rest) >= CHUNK:
             self._flush()
@@ -120,7 +116,7 @@ class Collector:
 
     @property
     def samples(self) -> Samples:
-        """All of them, in the order in which they came."""
+        """All samples, in order."""
         if self._rest or not self._parts:
             self._flush()
         self._parts = [Samples.joined(self._parts)]

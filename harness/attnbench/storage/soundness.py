@@ -1,4 +1,4 @@
-"""Whether what a journal says makes sense: runs, cells and visits that exist, nothing twice, times above 0."""
+"""Check that a journal makes sense: runs, cells and visits exist, nothing happens twice, times are above 0."""
 
 from collections.abc import Iterable
 
@@ -8,20 +8,20 @@ from attnbench.storage.records import PROBE, Arm, Key, Place
 
 
 class Sense:
-    """The facts of a journal so far, which the next event must fit."""
+    """Facts of a journal up to now, which the next event must fit."""
 
     def __init__(self) -> None:
-        self.workloads: frozenset[str] | None = None  # None: no run has begun
+        self.workloads: frozenset[str] | None = None  # None: no run has started
         self.arms: frozenset[Arm] = frozenset()
         self.known: set[Arm] = set()  # with their controls, and the probe
         self.has_ended = False
         self.epoch = 0
-        self.visits: dict[str, int] = {}  # the last of each workload
-        self.once: set[tuple[str, Key | Place, str]] = set()  # what happens once for each cell or place
+        self.visits: dict[str, int] = {}  # last visit of each workload
+        self.once: set[tuple[str, Key | Place, str]] = set()  # events that happen once for each cell or place
 
     def problem(self, event: Event) -> str:
-        """Why an event cannot be the next one, in words, or ""."""
-        if isinstance(event, events.VisitFinished) and self.workloads is not None:  # which most are
+        """Why an event cannot follow, in words, or ""."""
+        if isinstance(event, events.VisitFinished) and self.workloads is not None:  # the most frequent event
             return self._visit_problem(event)
         if isinstance(event, events.RunStarted):
             return "" if self.workloads is None else f"a second run, {event.run}, begins"
@@ -45,7 +45,7 @@ class Sense:
         return ""
 
     def add(self, event: Event) -> None:
-        """Take an event without a problem as said."""
+        """Add an event that has no problem."""
         match event:
             case events.VisitFinished():
                 self.visits[event.workload], self.epoch = event.visit, event.epoch
@@ -81,13 +81,13 @@ class Sense:
             return "a visit that took less than 0 seconds"
         for taken in visit.arms:
             for sample in taken.samples:
-                if sample.value <= 0:  # that there was a call, the type demands
+                if sample.value <= 0:  # the type requires a call
                     return f"a sample of {taken.arm} says {sample.value} s for a call"
         return ""
 
 
 def _once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[str, Key | Place, str]:
-    """The key of an event that happens once in a run; of others it is never stored."""
+    """The key of an event that happens once in a run; the keys of other events are never stored."""
     match event:
         case events.CellMeasured():
             return f"measurement of {event.measurement.metric}", event.key, event.measurement.metric

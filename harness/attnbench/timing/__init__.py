@@ -1,1 +1,1 @@
-"""What is timed, when and in which order: blocks, visits, the race, predictions. A simulated clock can drive it."""
+"""Timing: what runs when and in which order, in blocks, visits and passes. A simulated clock can drive it."""

@@ -1,8 +1,8 @@
 """Randomised complete blocks of samples (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
 
 A block samples every arm of a workload once, in a new random order; the evidence is the ratio inside a block, which a
-drift of the machine leaves alone. All arms of a visit are treated alike: the same number of calls in a sample, the same
-untimed calls before it. Else one slow reading of one arm would make identical code look different from then on.
+drift of the machine does not affect. All arms of a visit are treated alike: as many calls in a sample, and as many
+untimed calls before it. Otherwise one slow reading of one arm would make identical code look different from then on.
 """
 
 import gc
@@ -22,44 +22,46 @@ from attnbench.devices.waiting import own_waits_s
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
-Known = tuple[Arm, float]  # the typical seconds of a call of an arm
+Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
-SUSTAINED_SAMPLE_S = 20e-3  # between two samples lies about half a millisecond, in which a device cools
+SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""A sample of the interference probe, and about what it takes: long enough to be late, short next to the arms."""
+"""Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
 WARM_S = 20e-3
-"""Untimed calls before the first sample: calls after a pause are slower (see "After a pause" in docs/method.md)."""
-LONGEST_WARMED_S = 25 * WARM_S  # the pause changes longer calls by a hundredth or two at most
+"""Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
+docs/method.md)."""
+LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
 """Rounds of a calibration, since one reading may be late; one is enough for calls ten times as long as a sample."""
-MOST_TIMES = 100  # longest sample, in shortest samples: next to a far slower arm the others get fewer calls
-MOST_COLD_CALLS = 8  # in a sample with cold caches: before each call twice the largest cache is written
+MOST_TIMES = 100  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
+MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Heating lasts at most this many times what was asked; a clock within this share over its second half is steady."""
-ROUND_S = 0.05  # each arm is called for this long before the clock is read again
-MOST_READ = 64  # latest samples of an arm that say what its call typically takes
+"""Heating lasts at most this many times the requested time; a clock within this share over its second half is
+steady."""
+ROUND_S = 0.05  # each arm is called for this long between two readings of the clock
+MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1
-"""Share of a disturbed sample for which its threads waited: on an idle machine one of twenty comes to half of that."""
+"""Least share of waiting time in a disturbed sample: on an idle machine one sample in twenty reaches half of it."""
 
 
 @dataclass(kw_only=True)
 class TimedCall:
-    """A callable, and what is known of it in this process."""
+    """A callable with its state in this process."""
 
     arm: Arm
     call: Callable[[], object]
-    called_s: float = 0.0  # inside all calls so far, untimed ones included; 0: not called yet
-    flags: int = 0  # what is wrong with all of its samples (storage/records.py, `Flag`)
+    called_s: float = 0.0  # inside all calls up to now, untimed ones included; 0: not called yet
+    flags: int = 0  # problems of all its samples (storage/records.py, `Flag`)
 
     def spend(self, clock: Clock, num_calls: int = 1) -> float:
-        """Make untimed calls; returns the seconds that they took."""
+        """Make untimed calls; return their seconds."""
         elapsed_s = clock.elapsed(self.call, num_calls)
         self.called_s += elapsed_s
         return elapsed_s
 
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
-    """The typical time of a call of each arm, the median of its latest samples; the probe has none."""
+    """The typical time of a call of each arm, the median of its latest samples; the probe is left out."""
     return tuple(
         (arm, median(sample.value for sample in own[-MOST_READ:]))
         for arm, own in samples.items()
@@ -68,7 +70,7 @@ def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the arms of a visit are sampled, all of them alike; the probe always has its own number of calls."""
+    """Sampling settings, equal for all arms of a visit; the probe always has its own number of calls."""
 
     num_calls: int
     is_touched: bool  # an untimed call precedes each sample
@@ -78,9 +80,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders.
 
-    If all would last longer than `longest_s`, long calls take part in fewer, but in one at least; 0: in all. With
-    `sustained_s` the arms are called for that time before, without a pause, and samples are longer. Settings follow
-    from `known`, which may name arms of other processes, so that all choose alike; if it lacks an arm, they calibrate.
+    If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
+    limit. `sustained_s` is the time for which the arms are called without a pause beforehand, and makes samples longer.
+    Settings follow from `known`, which may name arms of other processes, so that all choose alike; if an arm is missing
+    there, they are calibrated.
     """
 
     epoch: int
@@ -94,12 +97,12 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Hooks and readings around every sample: of this process and machine, unless the clock belongs to another.
+    """Hooks and readings around every sample: of this process and machine, unless the clock is simulated.
 
-    `on_turn` is called with each arm before its calls, so that a crash is blamed on the right one; `on_block` before
-    the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of the
-    process, processes that want to run, seconds that the process's threads have waited for a processor (None: unknown),
-    frequency at which the device computes (0: unknown).
+    `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block`
+    before the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of
+    the process, runnable processes, seconds for which the process's threads have waited for a processor (None:
+    unknown), frequency at which the device computes (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
@@ -111,13 +114,13 @@ class Conditions:
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)  # of no machine
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)  # no machine
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
     """Choose the settings of a visit from the typical seconds of a call of each arm; samples last at least `least_s`.
 
-    They depend on no arm alone, and are the same for all: identical code has identical settings, whatever was read.
+    All arms get the same settings, so identical code has identical settings, whatever the readings.
     """
     own = [call_s for arm, call_s in seconds.items() if arm != PROBE]
     quickest_s, slowest_s = min(own, default=math.inf), max(own, default=math.inf)
@@ -136,7 +139,8 @@ def calibrate(
 ) -> dict[Arm, float]:
     """Find the typical seconds of a call of each arm: call all in rounds, which grow until they fill a sample.
 
-    In each round every arm has as many calls. The median over rounds counts: one late reading makes no long call.
+    All arms make the same number of calls in a round. The median over rounds counts, so that one late reading does not
+    make a call look slow.
     """
     readings: dict[Arm, list[float]] = {timed.arm: [] for timed in calls}
     for number in count(1):
@@ -152,9 +156,10 @@ def calibrate(
 
 
 def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
-    """Choose the number of blocks of each arm from its seconds for a sample: the longest has fewer, until they fit.
+    """Choose the number of blocks of each arm by the seconds of its samples: the slowest arms get fewer until all fit.
 
-    Arms that have an A/A control, the control and the interference probe are in every block, for the others to compare.
+    Arms with an A/A control, the control and the interference probe are in every block, since others are compared with
+    them.
     """
     shared = {arm for arm in costs_s if arm == PROBE or arm.as_control() in costs_s}
     blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)
@@ -178,7 +183,7 @@ def visit(
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
     was_enabled = gc.isenabled()
-    gc.collect(1)  # what is young: all of torch takes a tenth of a second, at each visit of some milliseconds
+    gc.collect(1)  # young objects only: collecting all of torch takes a tenth of a second
     gc.disable()
     try:
         for timed in calls:
@@ -196,7 +201,7 @@ def visit(
         nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
         if at.sustained_s:
             heat(measured, clock, at.sustained_s, conditions, seconds)
-        num_untimed, untimed_s = 0, 0.0  # before the next sample
+        num_untimed, untimed_s = 0, 0.0  # since the last sample
         if settings.is_warmed and at.num_blocks and not at.sustained_s:
             num_untimed, untimed_s = warm(measured, clock, settings.num_calls, conditions)
         in_turn = settings.num_calls + int(settings.is_touched)
@@ -220,7 +225,7 @@ def visit(
 
 
 def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> tuple[int, float]:
-    """Call the arms in turn, untimed, until WARM_S have passed; returns the number of calls and their seconds."""
+    """Call the arms in turn, untimed, until WARM_S have passed; return the number of calls and their seconds."""
     start_s, num_untimed, untimed_s = clock.now(), 0, 0.0
     for timed in cycle(measured):
         if clock.now() - start_s >= WARM_S:
@@ -233,9 +238,9 @@ def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions
 def heat(
     measured: Sequence[TimedCall], clock: Clock, least_s: float, conditions: Conditions, seconds: Mapping[Arm, float]
 ) -> None:
-    """Call the arms in turn without a pause for `least_s`, and on until the device's clock has settled, or to a limit.
+    """Call the arms in turn for `least_s` without a pause, then until the device's clock is steady, or to a limit.
 
-    So no arm is compared with one that ran on a cooler device. `seconds` are those of a call of each.
+    All arms are then compared on an equally hot device. `seconds` holds the seconds of a call of each arm.
     """
     start_s, read = clock.now(), list[tuple[float, float]]()
     while measured:
@@ -243,9 +248,9 @@ def heat(
             conditions.on_turn(timed.arm)
             before_s = clock.now()
             num_calls = max(1, int(ROUND_S / seconds[timed.arm]))
-            for _ in repeat(None, num_calls):  # behind a block of the clock's the device would rest
+            for _ in repeat(None, num_calls):  # the clock's block would let the device rest
                 timed.call()
-            clock.elapsed(timed.call, 1)  # which waits for all of them
+            clock.elapsed(timed.call, 1)  # waits for all of them
             timed.called_s += clock.now() - before_s
         spent_s = clock.now() - start_s
         read.append((spent_s, conditions.read_clock()))
@@ -255,7 +260,7 @@ def heat(
             return
 
 
-def _sample(  # noqa: PLR0913, PLR0917 - what a sample is made of
+def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
     timed: TimedCall, num_calls: int, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions
 ) -> Sample:
     load, waits_s = conditions.read_load(), conditions.read_waits()

@@ -1,6 +1,7 @@
-"""Compare a few functions in this process: timed as a run does, without files and workers.
+"""Compare a few functions in this process: timed as in a run, without files and workers.
 
-All visits share the memory layout of one process, which moves a ratio by up to 3 %: nothing below that is decided.
+All visits share the memory layout of one process, which shifts a ratio by up to 3 %: smaller differences stay
+undecided.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from attnbench.timing import blocks
 from attnbench.timing.schedule import DECIDED, SPENT, Live, Step, follow, load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
-HERE = "here"  # in place of a workload's name
+HERE = "here"  # name of the only workload
 
 
 class FunctionComparison:
@@ -31,7 +32,7 @@ class FunctionComparison:
         ValueError: the baseline is not among the calls.
     """
 
-    def __init__(  # noqa: PLR0913 - all but the first two have defaults that serve
+    def __init__(  # noqa: PLR0913 - all but the first two have useful defaults
         self,
         calls: Mapping[str, Callable[[], object]],
         baseline: str,
@@ -44,7 +45,6 @@ class FunctionComparison:
         gauge_work: Callable[[], object] | None = None,
         conditions: blocks.Conditions | None = None,
     ) -> None:
-        """Import what judging needs, and note the time."""
         if baseline not in calls:
             raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
         load_libraries()
@@ -77,27 +77,27 @@ class FunctionComparison:
 
     @property
     def samples(self) -> Taken:
-        """Those of each arm, in time order."""
+        """The samples of each arm, in time order."""
         return self.state.samples.get(HERE, {})
 
     @property
     def discarded(self) -> set[Block]:
-        """The blocks that were disturbed."""
+        """The disturbed blocks."""
         return self.gauge.follow(self.state.probes).get(HERE, set())
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
-        """Visit until no verdict can change, or `budget_s` is spent; without `stops`, all of it is spent."""
+        """Visit until no verdict can change, or `budget_s` is spent; without `stops`, spend all of it."""
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}
         follow(self, self.state, lambda: live, lambda: self.spent_s, lambda _: self.visit())
         self.judge()
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
-        """All arms once more."""
+        """A visit of all arms, until the verdicts are final or the budget is spent."""
         number = state.num_visits[HERE]
         if number >= LOOKS[0] and now_s >= self.until_s:
             self.reason = SPENT
-        elif number and number % LOOKS[0] == 0:  # some visits may have no undisturbed block
+        elif number and number % LOOKS[0] == 0:  # a visit may lack undisturbed blocks
             self.judge()
             if self.stops and not any(each.needs_more for each in self.judgements.values()):
                 self.reason = DECIDED
@@ -121,7 +121,7 @@ class FunctionComparison:
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
-        """Judge every rival by what was sampled so far."""
+        """Judge every rival by the samples up to now."""
         found = cell_numbers(self.plan, HERE, self.samples, self.discarded, self.plan.specs)
         known = judged(self.plan, effects(self.plan, found))
         self.judgements = {arm.implementation: each for (_, arm), each in known.items()}

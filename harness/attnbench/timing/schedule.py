@@ -1,8 +1,8 @@
-"""What a session visits next: one loop, and strategies that say from the folded state what comes next.
+"""The order of visits in a session: one loop, and strategies that derive the next visit from the state.
 
-Time goes in passes. A pass is a fresh process that visits each open workload once, with the arms that are still open.
-So processes stay balanced over comparisons, and each gives a comparison one number. What comes next follows from the
-journal alone, so that a run that was killed goes on where it was.
+Time is divided into passes. A pass is a fresh process that visits each open workload once, with its open arms. So
+processes stay balanced over comparisons, and each adds one number to a comparison. The next visit follows from the
+journal alone, so that a killed run continues where it stopped.
 """
 
 import math
@@ -22,7 +22,7 @@ from attnbench.storage.events import Plan
 from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Key
 
-Live = Mapping[str, Sequence[Arm]]  # by workload, the arms that have passed so far
+Live = Mapping[str, Sequence[Arm]]  # by workload: arms that have passed their check
 DECIDED = "every comparison is decided, or has had all its processes"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -30,12 +30,12 @@ ANSWERED = "the answer is clear"
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
-    """The seed of a visit's orders, which follows from run seed, workload and visit, the same on every machine."""
+    """The seed of a visit's orders: a function of run seed, workload and visit, equal on every machine."""
     return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)
 
 
 def load_libraries() -> None:
-    """Import what judging needs now, and not amid the samples: it takes time, and starts threads that spin."""
+    """Import the libraries for judging before sampling: the import takes time, and starts threads that spin."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
         settle(limit_s=0.3)
@@ -43,7 +43,7 @@ def load_libraries() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The next visit: the arms of a workload, and whether a fresh process takes it."""
+    """The next visit: the arms of a workload, and whether a fresh process runs it."""
 
     workload: str
     arms: tuple[Arm, ...]
@@ -51,9 +51,9 @@ class Step:
 
 
 class Strategy(Protocol):
-    """Says what is visited next, from the state alone."""
+    """Chooses the next visit, from the state alone."""
 
-    reason: str  # why it came to its end
+    reason: str  # why it ended
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
         """The next visit, among the live arms of each workload; None at the end."""
@@ -66,7 +66,7 @@ def follow(
     now_s: Callable[[], float],
     visit: Callable[[Step], object],
 ) -> str:
-    """Visit what a strategy says, which sees each visit in the state; returns why it came to its end."""
+    """Run the visits of a strategy, which sees each one in the state; return the reason why it ended."""
     load_libraries()
     while (step := strategy.next(state, live(), now_s())) is not None:
         visit(step)
@@ -75,24 +75,24 @@ def follow(
 
 @dataclass
 class Passes(ABC):
-    """A strategy whose every pass is a fresh process, which visits each open workload once."""
+    """A strategy in passes: each is a fresh process that visits each open workload once."""
 
-    share: ClassVar[float] = 1.0  # of the budget, that it may spend
+    share: ClassVar[float] = 1.0  # share of the budget that it may spend
     plan: Plan
     reason: str = ""
     gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
-    _pass: dict[str, list[Arm]] = field(default_factory=dict)  # what the process has still to visit
+    _pass: dict[str, list[Arm]] = field(default_factory=dict)  # visits left for the current process
 
     @abstractmethod
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """By workload, the arms that a pass visits now; where there are none, `reason` says why."""
+        """The arms to visit in this pass, by workload; if there are none, set `reason`."""
 
     def is_first(self, state: State, workload: str) -> bool:
-        """Whether a workload lacks visits that it gets in any case, whatever is decided or spent."""
+        """Whether a workload has not had its first visits, which are always made."""
         return state.num_visits[workload] < self.plan.num_rounds
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
-        """The least-visited open workload that this process has not visited; after the last a fresh process."""
+        """The least-visited open workload that this process has not visited; after the last, start a fresh process."""
         is_fresh = not any(live.get(workload) for workload in self._pass)
         if is_fresh:
             self._pass = self.open(state, live, now_s)
@@ -112,15 +112,15 @@ class Passes(ABC):
 
 @dataclass
 class Race(Passes):
-    """Passes over the open comparisons of a run, until every one is decided."""
+    """Passes over the open comparisons of a run, until all are decided."""
 
     judged: dict[Key, Judgement] = field(default_factory=dict)
-    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with what they are of
+    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with their cache key
     _began_s: float = 0.0
-    _shortest_s: float = 0.0  # of a pass; 0: not known
+    _shortest_s: float = 0.0  # shortest pass; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """By workload, the arms that need more visits, with their references.
+        """The arms that need more visits, by workload, with their references.
 
         Everything is open in the first passes, and while a session with two sides has no verdict on the whole. Nothing
         is open if the first passes compared nothing, or the rest of the budget brings no comparison to a look.
@@ -149,7 +149,7 @@ class Race(Passes):
         return found
 
     def _renewed(self, state: State, comparable: Mapping[str, Sequence[Arm]]) -> Numbers:
-        """The numbers of all comparisons; only those of workloads that were visited since are computed again."""
+        """The numbers of all comparisons; only recently visited workloads are recomputed."""
         discarded = self.gauge.follow(state.probes)
         for workload, arms in comparable.items():
             mark = state.num_visits[workload], tuple(arms)
@@ -160,7 +160,7 @@ class Race(Passes):
         return {key: own for workload in comparable for key, own in self._numbers[workload][1].items()}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
-        """Whether this many more passes bring an open comparison to its next look, or a workload its first passes."""
+        """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
         if any(self.is_first(state, workload) for workload in state.num_visits) or not self.judged:
             return True
         numbers = [each.effect.num_measured for each in self.judged.values() if each.needs_more]
@@ -169,12 +169,12 @@ class Race(Passes):
 
 @dataclass
 class Choice(Passes):
-    """Passes over whatever may be the fastest of each workload that was asked for, until that is clear."""
+    """Passes over all candidates for the fastest of each requested workload, until it is clear."""
 
-    share: ClassVar[float] = 0.75  # the rest is for where the choice changes
+    share: ClassVar[float] = 0.75  # the rest is for the search for crossovers
 
-    def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - as of Passes
-        """All at first, then the leader, what is open, and the baseline."""
+    def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
+        """At first all arms; then the leader, the open ones and the baseline."""
         found, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():
             taken = state.samples.get(workload, {})

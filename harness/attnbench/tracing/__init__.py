@@ -1,1 +1,1 @@
-"""Traces: torch.profiler on a case, tidied files, and their folders."""
+"""Traces: run torch.profiler on a case, tidy the files, and manage their folders."""

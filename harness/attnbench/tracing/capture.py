@@ -1,15 +1,13 @@
-"""A trace of one case: a few steps under torch.profiler, in a pass of their own, checked before and never timed.
+"""Trace one case: a few steps under torch.profiler, in a pass of their own after the check, never timed.
 
-Each phase of a step is a module, `Forward` or `Backward`, whatever the implementation is: so the viewer has modules to
-show even where `attend` is called by itself, and its DIFF tab finds the same phases in every run.
+Each phase of a step is a module, `Forward` or `Backward`, for any implementation, so that the viewer can show modules
+even for a bare `attend`, and its DIFF tab finds the same phases in every run.
 
-What is written is tidied. Out go the host's name, absolute paths, addresses and the frames of the harness around the
-steps. In come a call stack for each operator and the category under which the TensorBoard plug-in knows the calls of
-the CUDA runtime.
+Files are tidied: the host's name, absolute paths, addresses and the frames of the harness around the steps are removed,
+and a call stack for each operator and the plug-in's category for calls of the CUDA runtime are added.
 
-Source: Trace Event Format,
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; the plug-in's reader,
-https://github.com/pytorch/kineto/blob/main/tb_plugin/torch_tb_profiler/profiler/trace.py.
+Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; the
+plug-in's reader, https://github.com/pytorch/kineto/blob/main/tb_plugin/torch_tb_profiler/profiler/trace.py.
 """
 
 import re
@@ -30,7 +28,7 @@ from attnbench.checking.case import Case
 from attnbench.tracing import folders
 
 NUM_WARM_STEPS = 2
-"""Untraced steps under the profiler, which slow it down at first; a call without it has gone before."""
+"""Untraced steps under the profiler, which is slow at first; one call without it precedes them."""
 NUM_STEPS = 3
 KEPT = (
     "schemaVersion",
@@ -44,19 +42,19 @@ KEPT = (
     "displayTimeUnit",
     "baseTimeNanoseconds",
 )
-"""Metadata that a trace keeps; everything else, `host_name` above all, is left out."""
+"""Metadata that a trace keeps; everything else is removed, `host_name` above all."""
 RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}
-"""Categories that the plug-in does not know, as it knows them: without, no operator has any time on the device."""
+"""Categories renamed for the plug-in: otherwise it shows no time on the device."""
 STEP = "ProfilerStep#"
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FRAME = re.compile(r".+\.py\(\d+\): ")
 FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
-"""The absolute path of a frame, which may hold blanks, in a call stack: frames joined by semicolons."""
+"""The absolute path of a frame, which may contain spaces, in a call stack of frames joined by semicolons."""
 ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+)")
 
 
 class Forward(nn.Module):
-    """One forward call of a case, as a module without submodules: the case's own is none of ours."""
+    """One forward call of a case, as a module without submodules."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -72,7 +70,7 @@ class Backward(Forward):
 
 
 def stepper(case: Case) -> Callable[[], object]:
-    """The phases of a step, by the workload's direction."""
+    """A function that runs the phases of one step, by the workload's direction."""
     leaves, keeps_graph = list(case.leaves.values()), case.workload.direction == "backward"
 
     def gradients(output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -89,11 +87,11 @@ def stepper(case: Case) -> Callable[[], object]:
 
 
 def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
-    """Write a trace of the case to `file`, and return its bytes; `on_step` is called before each step.
+    """Write a trace of the case to `file` and return its size in bytes; `on_step` is called before each step.
 
     Raises:
         OSError: the file cannot be written.
-        Exception: whatever the implementation raises.
+        Exception: any exception of the implementation.
     """
     with case.grad_mode():
         step = stepper(case)
@@ -103,7 +101,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
             schedule=schedule(wait=0, warmup=NUM_WARM_STEPS, active=NUM_STEPS, repeat=1),
             record_shapes=True,  # Operator view, by shape
             profile_memory=True,  # Memory view
-            with_stack=True,  # call stacks, and with the next the Module view
+            with_stack=True,  # call stacks; also needed for the Module view
             with_modules=True,
             acc_events=True,
         ) as seen:
@@ -120,10 +118,10 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
 
 
 def tidied(trace: dict[str, Any]) -> dict[str, Any]:
-    """The trace as it is kept; paths become relative to the folders of sys.path.
+    """Tidy a trace; paths become relative to the folders of sys.path.
 
-    Left out are Python frames that are not inside the steps, and the steps as the device repeats them: the plug-in
-    would count each twice.
+    Removes Python frames outside of the steps, and the device's copies of the steps, which the plug-in would count
+    twice.
     """
     events = [
         event
@@ -148,7 +146,7 @@ def tidied(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_call_stacks(events: Iterable[dict[str, Any]]) -> None:
-    """Give each operator the Python frames that it was called in, innermost first, as the plug-in reads them."""
+    """Give each operator its Python frames, innermost first, in the plug-in's format."""
     threads: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in {"cpu_op", "python_function"}:
@@ -175,7 +173,7 @@ def _without_paths(value: Any, places: list[str]) -> Any:  # noqa: ANN401 - JSON
 
 
 def shortened(text: str, places: list[str]) -> str:
-    """The text with absolute paths relative to the first of `places` that holds them, or else their last part."""
+    """Make absolute paths relative to the first of `places` that holds them, or else keep only their last part."""
     text = ADDRESS.sub("", text)
     for place in places:
         text = text.replace(f"{place}/", "")

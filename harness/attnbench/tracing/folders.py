@@ -1,7 +1,7 @@
-"""Traces are in results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
+"""Folders of traces: results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, one for each cell.
 
-A folder is a run to TensorBoard, and what stands before `.pt.trace.json` is its worker: the implementation's name, not
-the host's, which the profiler's own handler would take.
+TensorBoard treats a folder as a run, and the text before `.pt.trace.json` as its worker: here the implementation's
+name, not the host's, which the profiler's own handler would use.
 """
 
 import gzip
@@ -22,7 +22,7 @@ def trace_file(run: Path, workload_id: str, name: str) -> Path:
 
 
 def write(file: Path, trace: dict[str, Any]) -> int:
-    """Write a trace, whole or not at all, and return its bytes.
+    """Write a trace atomically; return its size in bytes.
 
     Raises:
         OSError: it cannot be written.
@@ -34,7 +34,7 @@ def write(file: Path, trace: dict[str, Any]) -> int:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A trace, as JSON.
+    """Read a trace as JSON.
 
     Raises:
         ValueError: it is damaged, or no trace.
@@ -52,12 +52,12 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """Every trace below a folder, in order; also those that other programs packed otherwise."""
+    """All traces below a folder, sorted; includes traces that other programs compressed differently."""
     return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))
 
 
 def find(name: str | None, results: Path) -> Path:
-    """The folder of traces given by its name below `results`, or as a folder; the newest where none is given.
+    """Find a folder of traces by its name below `results` or by its path; by default the newest.
 
     Raises:
         ValueError: there is none, or it holds no trace; the message says what to do.

@@ -1,4 +1,4 @@
-"""The corpus as a list of cases: tables of small sources, each tried in a file of its own.
+"""The corpus as a list of cases: tables of small sources, each tried in its own file.
 
 The ideas of many cases come from reports about public benchmarks: ScalingIntelligence/KernelBench 82 and 166,
 gpu-mode/reference-kernels 104, 159 and 162, gpu-mode/pygpubench 7, tensara/tensara 238. No source is theirs.
@@ -20,9 +20,9 @@ SKIPPED, REPLACED, SABOTAGED, CHANGED, SHARED = (
     "shared tensors",
 )
 CONTROL = "control"
-"""The honest candidate, judged like the others: what is called affected here is noise."""
+"""The honest candidate, judged like the others: if it is called affected, that is noise."""
 MOMENTS = ("import", "build", "forward", "backward", "timed")
-"""When a change is made; `timed` is a call that is timed, as far as a candidate knows."""
+"""Moments of a change; `timed` is a timed call, as far as a candidate can recognise one."""
 WRAPPERS = {
     "import": """
 make_change()
@@ -100,21 +100,21 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     does: str
     source: str
-    words: tuple[str, ...]  # a good reason against it says one of them
+    words: tuple[str, ...]  # a good reason against it contains one of these
     is_timeable: bool = False  # it works honestly: its true time may be shown
-    is_right: bool = True  # it answers rightly where fresh inputs and comparisons leave it no choice
-    slows_itself: bool = False  # what it does stays with it, and costs it time: its true time is longer
-    settings: dict[str, Any] = {}  # of its workload, in place of the usual ones
+    is_right: bool = True  # it answers correctly if fresh inputs and comparisons force it to
+    slows_itself: bool = False  # its trick slows only itself: its true time is longer
+    settings: dict[str, Any] = {}  # axes of its workload that replace the usual ones
     is_cheat: bool = True
     is_contamination: bool = False
 
     def names_effect(self, reason: str) -> bool:
-        """Whether a reason says what the trick does."""
+        """Whether a reason describes the effect of the trick."""
         return any(word.lower() in reason.lower() for word in self.words)
 
 
 def cases() -> list[Case]:
-    """Every cheat and every contamination, in the order of the tables."""
+    """List every cheat and every contamination, in the order of the tables."""
     return [
         *_whole("skipped_work", SKIPPED, spoils={"backward-changes-its-gradient"}),
         *_whole("replaced_harness", REPLACED),
@@ -125,17 +125,17 @@ def cases() -> list[Case]:
 
 
 def prelude() -> str:
-    """What every source begins with."""
+    """Return the common beginning of all sources."""
     return (HERE / "prelude.py").read_text(encoding="utf-8")
 
 
 def clean() -> str:
-    """The honest candidate."""
+    """Return the honest candidate."""
     return f"{prelude()}\n\nattend = honest\n"
 
 
 def control(name: str) -> Case:
-    """The honest candidate as a case."""
+    """Return the honest candidate as a case."""
     return Case(
         id=name,
         group=CONTROL,
@@ -159,7 +159,7 @@ def _whole(
     is_cheat: bool = True,
     is_contamination: bool = False,
 ) -> Iterator[Case]:
-    """Cases whose source stands in the table; those that spoil something for others are contaminations, too."""
+    """Load cases with complete sources from a table; those in `spoils` are contaminations, too."""
     for row in _table(stem)["case"]:
         yield Case(
             id=row["id"],
@@ -176,7 +176,7 @@ def _whole(
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """One case for each change and moment; the first moment of each counts as a cheat, too."""
+    """Build one case for each change and moment; the first moment of each counts as a cheat, too."""
     for row in _table(stem)["change"]:
         for number, when in enumerate(row["when"]):
             change = f"CHANGE = {row['source']!r}\n{ONCE}{WRAPPERS[when]}"

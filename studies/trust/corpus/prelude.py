@@ -1,4 +1,4 @@
-"""What every source of the corpus begins with: the honest function whose work is skipped, or done."""
+"""Common beginning of all sources of the corpus: the honest function, whose work a case skips or does."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Journals whose events are changed by hand: what a gate has to cope with, one change at a time."""
+"""Journals with edited events: the cases that a gate must handle, one change at a time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,17 +28,17 @@ FIRST = POINTS[0].id
 DIGESTS = {"sdpa": "11111111", "fused": "22222222", "bmm": "33333333", "tiled": "22222222"}
 
 Change = Callable[[Event], Event | None]
-"""What becomes of an event; None takes it out."""
+"""A change of an event; None removes it."""
 
 
 def run(folder: Path, *changes: Change, names: tuple[str, ...] = NAMES, **asked) -> Results:
-    """A run in `folder`, its events changed one change after the other."""
+    """Write a run into `folder`, its events changed by each change in turn."""
     journals.write(folder, asked.pop("points", POINTS), names, **asked)
     return rewrite(folder, unprofiled, sources, *changes)
 
 
 def rewrite(folder: Path, *changes: Change) -> Results:
-    """The same run with its journal changed."""
+    """Rewrite the journal of a run with a change."""
     found = list(events(folder / JOURNAL))
     for change in changes:
         found = [kept for event in found if (kept := change(event)) is not None]
@@ -47,12 +47,12 @@ def rewrite(folder: Path, *changes: Change) -> Results:
 
 
 def unprofiled(event: Event) -> Event | None:
-    """As if nobody had looked at what ran: tests about that say so themselves."""
+    """Remove the profile: tests about operators add their own."""
     return None if isinstance(event, CellProfiled) else event
 
 
 def sources(event: Event) -> Event:
-    """Every implementation has a source, and so a digest."""
+    """Give every implementation a source, and so a digest."""
     if isinstance(event, RunStarted):
         digests = {name: DIGESTS[name] for name in event.plan.implementations if name in DIGESTS}
         return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, digests=digests))
@@ -66,7 +66,7 @@ def is_cell(event: Event, name: str, workload: str = FIRST) -> bool:
 
 
 def ends(status: Status, message: str = "for a reason", **more) -> Change:
-    """`fused` on the first workload ends so."""
+    """End `fused` on the first workload with this status."""
 
     def change(event: Event) -> Event | None:
         if is_cell(event, "fused") and isinstance(event, CellChecked):
@@ -77,7 +77,7 @@ def ends(status: Status, message: str = "for a reason", **more) -> Change:
 
 
 def fails(message: str) -> Change:
-    """`fused` on the first workload passes its check, and raises when its memory is read."""
+    """Let `fused` on the first workload pass its check, and raise in the memory pass."""
 
     def change(event: Event) -> Event:
         if is_cell(event, "fused") and isinstance(event, CellMeasured):
@@ -89,7 +89,7 @@ def fails(message: str) -> Change:
 
 
 def all_end(status: Status, **more) -> Change:
-    """Every cell ends so."""
+    """End every cell with this status."""
 
     def change(event: Event) -> Event | None:
         if isinstance(event, CellChecked):
@@ -100,12 +100,12 @@ def all_end(status: Status, **more) -> Change:
 
 
 def untimed(event: Event) -> Event | None:
-    """No time was taken."""
+    """Remove all times."""
     return None if isinstance(event, VisitFinished) else event
 
 
 def shaken(event: Event) -> Event:
-    """What is not the reference takes up to twice as long or as short, from visit to visit."""
+    """Multiply times other than the reference's by up to two either way, differently in each visit."""
     if not isinstance(event, VisitFinished):
         return event
     ratio = (1.0, 1.8, 1 / 1.8)[event.visit % 3]
@@ -113,7 +113,7 @@ def shaken(event: Event) -> Event:
 
 
 def vanishes(name: str = "fused") -> Change:
-    """The first workload never saw that implementation."""
+    """Remove the implementation from the first workload."""
     return lambda event: None if is_cell(event, name) else _without(event, name)
 
 
@@ -125,7 +125,7 @@ def _without(event: Event, name: str) -> Event:
 
 
 def renames(old: str, new: str) -> Change:
-    """The implementation goes by another name."""
+    """Rename the implementation."""
 
     def change(event: Event) -> Event:
         if isinstance(event, RunStarted):
@@ -149,7 +149,7 @@ def renames(old: str, new: str) -> Change:
 
 
 def scales(name: str, ratio: float, workload: str | None = None, role: Role = Role.measured) -> Change:
-    """The implementation, or its A/A control, takes so many times longer."""
+    """Multiply the time of the implementation, or of its A/A control."""
 
     def change(event: Event) -> Event:
         if isinstance(event, VisitFinished) and workload in {None, event.workload}:
@@ -166,7 +166,7 @@ def _scaled(event: VisitFinished, arm: Arm, ratio: float) -> VisitFinished:
 
 
 def holds(num_bytes: float) -> Change:
-    """`fused` on the first workload holds so much at its peak."""
+    """Set the peak memory of `fused` on the first workload."""
 
     def change(event: Event) -> Event:
         if is_cell(event, "fused") and isinstance(event, CellMeasured):
@@ -178,7 +178,7 @@ def holds(num_bytes: float) -> Change:
 
 
 def executes(num_flops: int | None) -> Change:
-    """`fused` on the first workload says that one call executes so many FLOPs; None: it does not say."""
+    """Set the FLOPs of a call of `fused` on the first workload; None: not stated."""
 
     def change(event: Event) -> Event:
         if is_cell(event, "fused") and isinstance(event, CellChecked):
@@ -189,7 +189,7 @@ def executes(num_flops: int | None) -> Change:
 
 
 def checks(change_agreement: Callable) -> Change:
-    """The check of `fused` on the first workload came out otherwise."""
+    """Change the check of `fused` on the first workload."""
 
     def change(event: Event) -> Event:
         if is_cell(event, "fused") and isinstance(event, CellChecked):
@@ -200,19 +200,19 @@ def checks(change_agreement: Callable) -> Change:
 
 
 def elsewhere(event: Event) -> Event:
-    """Another machine."""
+    """Move the run to another machine."""
     if isinstance(event, WorkerStarted):
         return msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
     return event
 
 
 def disturbed(event: Event) -> Event:
-    """In the second half of each process somebody else was at work."""
+    """Let another program run in the second half of each process."""
     if isinstance(event, VisitFinished) and event.visit % 4 >= 2:
         return _scaled(event, PROBE, 3.0)
     return event
 
 
 def killed(event: Event) -> Event | None:
-    """The run did not come to its end."""
+    """Cut the run before its end."""
     return None if isinstance(event, RunFinished) else event

@@ -1,4 +1,4 @@
-"""What there is to compare: cells that are ok on both sides, and failures, which are known where they are the same."""
+"""Compared cells: those ok on both sides, and failures, which are known if both sides have them."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_what_fails_as_before_says_the_same_whatever_its_numbers(name: str, is_c
 
 
 def disagrees(diagnosis: str) -> scripts.Change:
-    """`fused` on the first workload is wrong in a way that has no name."""
+    """Make `fused` on the first workload wrong in an unknown way."""
 
     def change(event):
         if scripts.is_cell(event, "fused") and isinstance(event, CellChecked):

@@ -1,4 +1,4 @@
-"""The FLOPs that an implementation says it executes: exact, and so gated without statistics."""
+"""Stated FLOPs of a call: exact, and so gated without statistics."""
 
 from pathlib import Path
 

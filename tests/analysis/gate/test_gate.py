@@ -1,4 +1,4 @@
-"""The gate on scripted journals: what is seen, and the exit code that a CI job gets."""
+"""The gate on scripted journals: its findings, and the exit code for a CI job."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def attnbench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
-    """The exit code of a command line."""
+    """Return a runner of command lines, which returns exit codes."""
     monkeypatch.setattr("sys.argv", ["attnbench", *map(str, arguments)])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -153,7 +153,7 @@ def test_what_was_wrong_before_is_known_and_what_is_mended_is_reported(base: Res
 
 
 def ran(results: Results, **changes) -> Results:
-    """The same with operators of `fused` on the first workload."""
+    """Add operators of `fused` on the first workload."""
     seen = Operators(
         calls=(
             Operator(name="aten::bmm", kind="matmul", num_calls=changes.pop("num_calls", 2), self_s=1e-3),
@@ -205,7 +205,7 @@ def test_on_another_machine_only_ratios_are_compared(base: Results, tmp_path: Pa
 
 
 def errs_by(share):
-    """An agreement whose every error is that share of its tolerance."""
+    """Make an agreement whose every error is that share of its tolerance."""
 
     def change(agreement):
         probes = tuple(
@@ -361,7 +361,7 @@ def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, cap
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--json") == 1
     reported = json.loads(capsys.readouterr().out)
     assert reported["outcome"] == "finding"
-    assert len(reported["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not say how many FLOPs it executes
+    assert len(reported["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not state its FLOPs
     assert {ruling["kind"] for ruling in reported["rulings"]} == {"same", "slower"}
 
 

@@ -1,4 +1,4 @@
-"""Two runs of one machine in two states: what the state explains is no finding, and no pass."""
+"""Two runs of one machine in different states: a difference that the state explains is no finding, and no pass."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.analysis.gate.test_gate import attnbench
 
 
 def ceilings(kind: str, factor: float) -> Change:
-    """Each call of loads of that kind takes so many times longer."""
+    """Multiply the time of each load of that kind."""
 
     def change(event: Event) -> Event:
         if not isinstance(event, CeilingsMeasured):

@@ -1,4 +1,4 @@
-"""The files of a gate: forms that other programs read, and names from outside that have no effect in them."""
+"""Output files of a gate: formats for other programs, and hostile names without effect."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rules of the file: what they allow, to whom, and the note on one that is about nothing."""
+"""Rules of the threshold file: their limits, their scope, and the note on a rule that matches nothing."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_any_growth_passes_where_a_rule_allows_it(base: Results, tmp_path: Path)
 
 @pytest.mark.parametrize("allowed", [0.01, 1.0, math.inf])
 def test_what_is_plainly_faster_is_so_whatever_a_rule_allows(base: Results, tmp_path: Path, allowed: float) -> None:
-    """On the first workload it was not checked."""
+    """It was not checked on the first workload."""
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
     decision = judge(base, run(tmp_path / "run", scales("fused", 0.4), scripts.checks(lambda _: None)), asked)
     found = [ruling for ruling in decision.rulings if (ruling.implementation, ruling.metric) == ("fused", "latency")]
@@ -99,7 +99,7 @@ def test_a_rule_for_a_metric_that_nobody_knows_is_reported(tmp_path: Path, metri
 
 @pytest.fixture(scope="module")
 def a_little_slower(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Both cells of `x` take 5 % longer than in the base."""
+    """Slow both cells of `x` by 5 %."""
 
     def cost_s(workload, name):
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.05)
@@ -115,7 +115,7 @@ def a_little_slower(tmp_path_factory: pytest.TempPathFactory) -> Results:
         (0.10, 0.10, Outcome.passed),
         (0.10, 0.20, Outcome.passed),
         (0.10, None, Outcome.finding),  # one has no rule
-        (0.03, 0.20, Outcome.finding),  # the least of what the rules allow
+        (0.03, 0.20, Outcome.finding),  # the strictest of the rules
     ],
 )
 def test_what_rules_allow_to_every_cell_is_allowed_to_the_whole(

@@ -1,4 +1,4 @@
-"""`attnbench gate` on a session of two sides, and commands that take such a session for what it is not: exit codes."""
+"""`attnbench gate` on a session of two sides, and commands that are passed such a session by mistake: exit codes."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ NAME = "session"
 
 
 def measure(folder: Path, asked: Plan, slowdown: float = 0.0) -> Path:
-    """A session in `folder`; the candidate takes longer by `slowdown`."""
+    """Run a session in `folder`; the candidate is slower by `slowdown`."""
 
     def cost_s(workload, name):
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
@@ -38,7 +38,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(unchanged: Path, tmp_path: Path) -> Path:
-    """A copy of the session in which nothing has changed, the newest run below tmp_path."""
+    """Copy the session without a change, as the newest run below tmp_path."""
     copy_journal(unchanged, tmp_path / "runs" / NAME)
     return tmp_path / "runs" / NAME
 

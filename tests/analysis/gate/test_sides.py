@@ -1,4 +1,4 @@
-"""One session in which both sides were measured: its verdicts, and what is certain, as a decision."""
+"""The gate on one session with both sides: decisions from its verdicts."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ MARGIN = 0.02
 
 
 def effect(ratio: float, high: float | None = None) -> Effect:
-    """A ratio whose 95 % interval ends there, of nine processes; there is no interval where there is no end."""
+    """Build a ratio over nine processes whose 95 % interval ends at `high`; without it there is no interval."""
     error = None if high is None else math.log(high / ratio) / float(half_widths(1.0, NUM_PROCESSES - 1, 0.05))
     return Effect(
         log=math.log(ratio),
@@ -38,14 +38,14 @@ def effect(ratio: float, high: float | None = None) -> Effect:
 
 
 def judged(seen: Effect, allowed: float | None = None) -> Ruling:
-    """The ruling on one time of a session with two sides, where a rule allows that growth, or none does."""
+    """Judge one time of a session with two sides, with or without a rule that allows growth."""
     timed = Timed(effect=seen, allowed=MARGIN if allowed is None else allowed, is_asked=allowed is not None)
     (found,) = judge_times({EVERYTHING: timed}, Thresholds(), None)
     return found
 
 
 def session(folder: Path, ratio: float, asked: Thresholds | None = None, **changes) -> Decision:
-    """`fused` is the candidate's state of what the base calls `sdpa`; both went into the same blocks."""
+    """Write a session: `fused` is the candidate's version of the base's `sdpa`; both are in the same blocks."""
     same = 1.3e-3 / 2.6e-3
     found = scripts.run(folder / "run", scripts.scales("fused", same * ratio), names=NAMES, points=POINTS)
     base = [
@@ -176,7 +176,7 @@ def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_
     [
         (1.001, 1.01, Kind.same, None),
         (1.001, 1.03, Kind.undecided, Reason.imprecise),
-        (1.05, 1.11, Kind.undecided, Reason.imprecise),  # noise is no pass, however small a slowdown would show
+        (1.05, 1.11, Kind.undecided, Reason.imprecise),  # noise never passes, even if a small slowdown would show
         (1.05, 1.06, Kind.slower, None),
         (0.9, 0.92, Kind.faster, None),
         (1.2, None, Kind.undecided, Reason.few_processes),
@@ -211,7 +211,7 @@ def test_what_is_undecided_passes_where_all_that_it_may_be_is_allowed(
 def test_a_threshold_below_what_the_interval_resolves_is_refused(
     *, allowed: float, high: float, is_refused: bool
 ) -> None:
-    """The cell was left alone as soon as it was within 2 %: a rule that asks for 1 % has no answer from it."""
+    """Measuring stops at 2 %: a rule that asks for 1 % cannot be answered."""
     found = judged(effect(1.004, high), allowed)
     expected = (Kind.undecided, Reason.threshold) if is_refused else (Kind.same, None)
     assert (found.kind, found.reason) == expected
@@ -244,7 +244,7 @@ def test_what_processes_differ_by_is_in_the_interval_of_a_session_apart(tmp_path
 
 
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
-    """Killed after the base's check and before the candidate's, it seems to have lost the candidate."""
+    """If killed between the two checks, it seems to have lost the candidate."""
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
     client = virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3, seed=1)
     results = virtual.execute(asked, tmp_path / "run", client)

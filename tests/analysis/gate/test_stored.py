@@ -1,4 +1,4 @@
-"""Stored baselines: who may become one, what the file says of itself, and which one a run is held against."""
+"""Stored baselines: which runs may become one, the contents of the file, and the choice of the one to compare with."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Thresholds: what a file may say, which rule counts, and the message for what nobody reads."""
+"""Threshold files: their syntax, the rule that applies, and the message for unknown entries."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Time between two separate simulated runs, where the truth is known; the arithmetic is in tests/statistics."""
+"""Times of two separate simulated runs with a known truth; tests/statistics covers the arithmetic."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,12 +18,12 @@ NAMES = ("reference", "one", "other")
 RATIO = {"reference": 1.0, "one": 1.3, "other": 0.8}
 NUM_SESSIONS = 40
 STRICT = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.0),))
-"""Nothing is allowed, and simulated runs differ by nothing but noise: what is judged here is the error."""
+"""Nothing is allowed, and simulated runs differ by noise alone: this tests the error of the judgement."""
 KEEN = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.02),))
 
 
 def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Thresholds, *, budget_s=8.0) -> Decision:
-    """Two whole runs, each on a machine of its own; in the second, `one` takes longer."""
+    """Run twice, each on its own machine; in the second run, `one` is slower."""
 
     def run(name: str, number: int, ratio: float):
         def seconds(workload, implementation):

@@ -1,4 +1,4 @@
-"""Implementations that promise a backend, or misbehave only while they are looked at. Not imported by any test."""
+"""Implementations that promise a backend, or misbehave only under observation. Not imported by any test."""
 
 import os
 
@@ -15,14 +15,14 @@ def everything(query, key):
 
 
 class Careless(Attention):
-    """Does not see that it runs math."""
+    """Does not notice that it runs math."""
 
     def attend(self, query, key, value, mask):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=everything(query, key))
 
 
 class Held(Attention):
-    """Holds PyTorch to a backend that it cannot have."""
+    """Restricts PyTorch to a backend that is unavailable."""
 
     def attend(self, query, key, value, mask):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -30,7 +30,7 @@ class Held(Attention):
 
 
 class Shy(Attention):
-    """Dies when a profiler looks."""
+    """Dies under a profiler."""
 
     def attend(self, query, key, value, mask):
         if torch.autograd._profiler_enabled():
@@ -39,7 +39,7 @@ class Shy(Attention):
 
 
 class Sulking(Attention):
-    """Raises when a profiler looks."""
+    """Raises under a profiler."""
 
     def attend(self, query, key, value, mask):
         if torch.autograd._profiler_enabled():

@@ -1,4 +1,4 @@
-"""The staircase: what will not fit is foreseen from shorter lengths; what fits is not refused."""
+"""The staircase: failures are predicted from shorter lengths, and cells that fit are not refused."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PLENTY = 2**60
 
 
 def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None, is_rough=False):
-    """Foresee with a made-up law of cost; returns the lengths that were tried."""
+    """Predict with a made-up cost law; return the tried lengths."""
     tried = []
 
     def attempt(step, with_memory):
@@ -74,12 +74,12 @@ def test_one_slow_call_does_not_cost_a_cell_its_place():
 
     def cost(n):
         calls[n] = calls.get(n, 0) + 1
-        return 1e-8 * n * n * (4.0 if n == 4096 and calls[n] < 3 else 1.0)  # twice late, as on pages never seen before
+        return 1e-8 * n * n * (4.0 if n == 4096 and calls[n] < 3 else 1.0)  # twice slow, as on pages never seen before
 
     tried, error = climb(LONG, cost, call_s=0.9)
     assert error is None
     assert tried[-3:] == [4096, 4096, 4096]
-    _, error = climb(LONG, lambda n: 2e-8 * n * n, call_s=0.9)  # late every time
+    _, error = climb(LONG, lambda n: 2e-8 * n * n, call_s=0.9)  # slow every time
     assert error is not None
 
 
@@ -108,7 +108,7 @@ def test_what_takes_too_long_is_also_predicted_in_memory():
     assert " and 256 GiB for one call" in str(error)  # 16 * (2^17)^2 bytes
     _, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n)
     assert error is not None
-    assert "iB for one call" not in str(error)  # where memory is not counted, none is claimed
+    assert "iB for one call" not in str(error)  # without a memory count, none is reported
 
 
 def test_memory_is_foreseen_too_and_only_asked_for_where_it_could_matter():

@@ -1,4 +1,4 @@
-"""Which backend ran is seen, not believed: each silent fallback of PyTorch's SDPA on the CPU shows as math."""
+"""The backend that ran is observed: each silent fallback of PyTorch's SDPA on the CPU shows as math."""
 
 import shutil
 import warnings
@@ -29,7 +29,7 @@ def draw(*sizes: int) -> Tensor:
 
 
 def seen(call: Callable[[], object]) -> tuple[str, operators.Asking]:
-    """What ran, and what PyTorch said of the same call beforehand, flash being wanted."""
+    """Return the backend that ran, and PyTorch's answer beforehand for the same call with flash."""
     asked = operators.Asking("flash")
     with asked:
         call()
@@ -76,7 +76,7 @@ def test_ordinary_calls_run_flash_and_were_predicted_to(options: dict[str, objec
 
 
 def test_priority_is_ignored_on_the_cpu() -> None:
-    assert seen(flagged(attend()))[0] == "flash"  # math stands first in the list
+    assert seen(flagged(attend()))[0] == "flash"  # math is first in the list
 
 
 def test_two_backends_in_one_call_are_both_reported() -> None:
@@ -98,7 +98,7 @@ def test_asking_changes_no_answer_and_warns_of_nothing() -> None:
 
 
 class Careless(Attention):
-    """Believes that it runs flash."""
+    """Claims to run flash."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
@@ -106,7 +106,7 @@ class Careless(Attention):
 
 
 class Held(Attention):
-    """Holds PyTorch to flash."""
+    """Restricts PyTorch to flash."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
@@ -117,7 +117,7 @@ class Held(Attention):
 def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     steps: list[int] = []
     found = operators.observe(Bench(workload).case(made), made, on_step=lambda: steps.append(0))
-    assert len(steps) >= 4  # a sign of life before each call
+    assert len(steps) >= 4  # a heartbeat before each call
     return found
 
 

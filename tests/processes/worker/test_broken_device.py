@@ -1,4 +1,4 @@
-"""A device that fails from one call on in a process: the cell that broke it is blamed, and nobody else harmed."""
+"""A device that fails from one call on in a process: the cell that broke it is blamed, and no other is affected."""
 
 import os
 import shutil
@@ -141,7 +141,7 @@ def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
 def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile, is_clocked):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    worker.answer(ready := asked(Prepare, file, "right"))  # as before any visit; it sets what a first workload sets
+    worker.answer(ready := asked(Prepare, file, "right"))  # as before any visit; it sets the process up
     point = ready.workload
     arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
     visit = SampleBlocks(
@@ -159,7 +159,7 @@ def test_a_device_that_is_whole_says_nothing(fragile):
     worker = Worker(Heartbeat())
     assert not isinstance(worker.answer(asked(Prepare, file, "right")), Failed)
     assert not worker.is_broken
-    assert not device("cuda").is_broken()  # and is asked where there is none
+    assert not device("cuda").is_broken()  # and it is tested if there is none
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -174,7 +174,7 @@ def test_layouts_keep_the_alignment_that_a_device_needs(layout, width, dtype):
     if layout == "spread out in memory":
         assert all(stride * tensor.itemsize % 16 == 0 for stride in changed.stride()[:-1])
         assert changed.stride(1) > width
-    odd = LAYOUTS[layout](tensor, device("cpu").alignment_bytes)  # here every place is tried
+    odd = LAYOUTS[layout](tensor, device("cpu").alignment_bytes)  # every place is tried here
     assert odd.storage_offset() == 1 or odd.stride(1) == width + 3
 
 

@@ -1,4 +1,4 @@
-"""What is timed: calls as graphs of their launches, and on inputs in turn; what cannot be so is no time of a cell."""
+"""Timed calls: as graphs of their launches, and on rotating inputs; calls that allow neither have no time."""
 
 import itertools
 import math
@@ -139,7 +139,7 @@ def test_inputs_rotate_through_copies_that_exceed_the_cache_whichever_arm_calls(
     calls = [rotation.through([lambda n=n: seen.append(n) for n in range(number)]) for _ in range(2)]
     for n in range(2 * number):
         calls[n % 2]()
-    assert seen == [*range(number)] * 2  # the copy that was used last comes last, of both arms together
+    assert seen == [*range(number)] * 2  # the copy used last comes last, for both arms together
     outputs = [each.output() for each in cases]
     assert all(torch.equal(each, outputs[0]) for each in outputs)
     assert [each.tensors["query"].data_ptr() for each in cases[1:]] == places[1:]
@@ -161,11 +161,11 @@ def test_copies_keep_the_layout_and_have_gradients_of_their_own(layout, directio
 @pytest.mark.usefixtures("has_graphs")
 @pytest.mark.parametrize("launch", ["eager", "graph"])
 def test_each_copy_and_the_call_on_it_has_a_heartbeat_of_its_arm(launch, monkeypatch):
-    """At first there was one for all of them, and hundreds of graphs were recorded without a sign of life."""
+    """There was once one for all of them, and hundreds of graphs were recorded without a heartbeat."""
     monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 20_000)
     worker, beats = Worker(Heartbeat()), []
     monkeypatch.setattr(worker.heartbeat, "beat", lambda arm=0: beats.append(arm))
-    taken, real = list[int](), blocks.visit  # how many beats there had been when the blocks began
+    taken, real = list[int](), blocks.visit  # number of beats at the start of the blocks
     monkeypatch.setattr(blocks, "visit", lambda *given: (taken.append(len(beats)), real(*given))[1])
     assert isinstance(worker.answer(visit(SMALL, "fused", "sdpa", cache="rotating", launch=launch)), VisitFinished)
     (bench,) = worker.benches.values()
@@ -200,7 +200,7 @@ def test_inputs_rotate_through_graphs_too(monkeypatch):
 
 
 def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
-    """And it heats up until that has settled."""
+    """It also heats up until that has settled."""
     clocks = itertools.chain([2000.0], itertools.repeat(1500.0))
     monkeypatch.setattr(cpu.Cpu, "state", lambda _: DeviceState(clock_mhz=next(clocks)))
     found = Worker(Heartbeat()).answer(visit(SMALL, "sdpa", sustained_s=0.05))
@@ -222,7 +222,7 @@ def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeyp
 
 
 def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypatch):
-    """Otherwise its calls would look slower than those that they are compared with."""
+    """Otherwise its calls would look slower than the ones they are compared with."""
     worker, arm, calls, ready = Worker(Heartbeat()), Arm(implementation="sdpa"), [], []
     cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
     worker.answer(visit(SMALL, "sdpa"))
@@ -236,7 +236,7 @@ def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypa
 
 
 class Here(WorkerClient):
-    """The worker of a run in this process; one that is of no more use is gone."""
+    """The worker of a run in this process, replaced when it becomes unusable."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -291,4 +291,4 @@ def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_pat
         "waits": Status.unsupported,
     }
     assert all(bool(record.samples("latency")) is (record.status is Status.ok) for record in found.values())
-    assert client.num_started >= 3  # a process in which a recording has failed is replaced
+    assert client.num_started >= 3  # a process with a failed recording is replaced

@@ -1,4 +1,4 @@
-"""The operators pass in a real run: it costs a cell its own status only, ends before timing, and is not repeated."""
+"""The operators pass in a real run: failures cost only the cell's status, it ends before timing, and runs once."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
 
 
 class Watching(virtual.SimulatedClient):
-    """Remembers what it was asked."""
+    """Records its requests."""
 
     def __init__(self) -> None:
         super().__init__(worlds.WORLDS[next(iter(worlds.WORLDS))], lambda workload, name: 1e-3)

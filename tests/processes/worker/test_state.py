@@ -1,4 +1,4 @@
-"""What an implementation changes of the process is named, and is put back or ends the process."""
+"""An implementation's changes to the process are named, and are undone or end the process."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 MODES = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
-BACK = {  # each can be put back
+BACK = {  # these can be undone
     "torch.backends.cuda.enable_flash_sdp(False)": "flash",
     "torch.backends.cuda.enable_mem_efficient_sdp(False)": "memory-efficient",
     "torch.backends.cuda.enable_math_sdp(False)": "math kernel",
@@ -74,7 +74,7 @@ POINT = Workload(seq_len=4, num_heads=2, head_dim=4)
 
 
 def apart(task: Callable[[], object]) -> object:
-    """What a task returns in a process of its own."""
+    """Run a task in a process of its own, and return its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -124,7 +124,7 @@ def test_a_guard_knows_functions_that_were_imported_after_the_one_before_it():
 
 
 def asked(path, spec: str):
-    """The reply, and whether the process ends: for a preparation, and for a visit."""
+    """Return the reply, and whether the process ends: for a preparation, and for a visit."""
     worker = Worker(Heartbeat())
     arm = Arm(implementation="f")
     prepare = Prepare(workload=POINT, arm=arm, spec=spec, call_limit_s=60.0, memory_limit_bytes=2**31)

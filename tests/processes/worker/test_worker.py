@@ -1,4 +1,4 @@
-"""The worker sets what a workload asks of the process, for check and timing alike, and puts it back."""
+"""The worker applies a workload's process settings, for check and timing alike, and restores them."""
 
 import itertools
 import threading
@@ -115,7 +115,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
         assert not isinstance(worker.answer(request), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()
     num_profiles = len(profiles)
-    assert num_profiles >= 2  # what ran and what memory it took come from one
+    assert num_profiles >= 2  # operators and memory come from one call
     taken = worker.answer(visit)
     assert isinstance(taken, VisitFinished)
     assert len(profiles) == num_profiles
@@ -212,7 +212,7 @@ def test_a_judge_remembers_what_is_wrong_with_a_candidate(name, tmp_path, monkey
     others = [diagnosed(name, seq_len) for seq_len in (22, 23)]
     assert all(number <= first / 10 for number, _ in others), (first, others)
     assert [found.mistakes for _, found in others] == [one.mistakes] * 2
-    another, found = diagnosed("unscaled", 21)  # what one candidate does says nothing of another
+    another, found = diagnosed("unscaled", 21)  # one candidate's actions do not count against another
     assert another > first / 2
     assert "no_scale" in found.mistakes
 

@@ -1,4 +1,4 @@
-"""The simulation of verdicts, small: it judges as the package does, and a planted fault shows."""
+"""The simulation of verdicts, small: it agrees with the package, and a planted fault shows."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_the_upper_limit_of_a_share_by_value() -> None:
 
 
 def test_many_sessions_at_once_are_judged_as_one_is() -> None:
-    """Each comparison stops at the look at which it is decided, among all of its session."""
+    """Each comparison stops at the look that decides it, within its whole session."""
     world = World(bias=0.01, num_cells=3, log_ratio=0.03)
     draws = np.random.default_rng(1)
     made = numbers(world, 20, method.noise_pool(world, draws), draws)

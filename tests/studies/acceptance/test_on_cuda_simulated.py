@@ -1,4 +1,4 @@
-"""G1 to G5 on a simulated GPU: an honest one passes, and each planted fault makes the right one fail."""
+"""G1 to G5 on a simulated GPU: an honest one passes, and each planted fault fails the matching test."""
 
 import random
 
@@ -20,7 +20,7 @@ def test_an_honest_device_passes(test):
 
 @pytest.mark.parametrize("event_s", [0.0, 2 * COLD_S])
 def test_a_flush_that_does_nothing_fails_g2_however_much_an_event_costs(event_s):
-    """At first hot calls were timed in batches and cold ones alone, with their events: these were always slower."""
+    """Hot calls were once timed in batches, and cold ones singly with their events, which made them always slower."""
     assert on_cuda.cold_caches(SimulatedGpu(event_s=event_s)).passes
     found = on_cuda.cold_caches(SimulatedGpu(event_s=event_s, flushes=False))
     assert not found.passes

@@ -1,4 +1,4 @@
-"""Acceptance sessions: what their rows show, that they go on where they were stopped, and that a fault is a miss."""
+"""Acceptance sessions: their rows, resumption, and faults counted as misses."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The study of a GPU, rehearsed on the CPU: it ends in an archive whatever its steps do, and goes on where it was."""
+"""The study of a GPU, rehearsed on the CPU: it writes an archive for any outcome of its steps, and can be resumed."""
 
 import json
 import subprocess
@@ -37,20 +37,20 @@ def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_
     assert [line["event"] for line in book.lines()] == ["start", "end"] * 3
     before = book.path.read_bytes()
     assert run_all(steps, book)
-    assert book.path.read_bytes() == before  # nothing is done twice
+    assert book.path.read_bytes() == before  # no step ran twice
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monkeypatch):
-    """At first what it had started went on for an hour, where its process was a fork of another one's."""
+    """Its child processes once ran on for an hour, if its process was a fork of another one's."""
     if is_forked:
         subprocess.run([forks.python(), "-c", ""], check=True)  # its server takes seconds to start
         monkeypatch.setattr(sys, "executable", forks.python())
     assert run_all([step("planted-hang", "hang", limit_s=8.0)], Ledger(tmp_path))
     started = int((tmp_path / "logs" / "planted-hang.log").read_text())
     left = psutil.Process(started) if psutil.pid_exists(started) else None
-    if left is not None:  # it is killed, and whoever inherits it may take a moment to notice
+    if left is not None:  # it is killed, and its new parent may need a moment to notice
         psutil.wait_procs([left], timeout=10.0)
     assert left is None or not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
 
@@ -59,11 +59,11 @@ def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_ti
     book, asked = Ledger(tmp_path), [step("versions", "versions")]
     book.add(event="start", step="versions")
     with book.path.open("a", encoding="utf-8") as file:
-        file.write('{"event": "en')  # it was being written
+        file.write('{"event": "en')  # a truncated line
     again = Ledger(tmp_path)
     assert again.num_starts("versions") == 1
     assert run_all(asked, again)
-    assert again.num_starts("versions") == 2  # the line that was cut off takes no other one with it
+    assert again.num_starts("versions") == 2  # the truncated line does not damage the next one
     assert again.ended()["versions"]["outcome"] == OK
     other = Ledger(tmp_path / "other")
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_a_context_that_is_lost_is_named_and_costs_one_step(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_path, monkeypatch):
-    """What was queued may fail after the step has its answer."""
+    """Queued work may fail after the step has its answer."""
 
     def growth(where):
         monkeypatch.setattr("attnbench.devices.cpu.Cpu.is_broken", lambda _: True)
@@ -170,7 +170,7 @@ def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_
 
 
 def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkeypatch):
-    """One that waits inside a driver does not end when it is killed."""
+    """A process that waits inside a driver does not end when it is killed."""
     wait = ledger.subprocess.Popen.wait
 
     def held(process, timeout=None):

@@ -1,4 +1,4 @@
-"""What surrounds a sample on a simulated machine: cold caches, page faults, load; and the journal, byte for byte."""
+"""Conditions of a sample on a simulated machine: cold caches, page faults, load; and the journal, byte for byte."""
 
 import re
 from itertools import pairwise
@@ -43,7 +43,7 @@ def run_in(world, folder, asked=ASKED, **settings):
 
 
 def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
-    """Emptying them is not in the time, and short calls are not batched beyond what is bearable."""
+    """The time excludes emptying them, and short calls have a bounded number per sample."""
     warm = samples(run_in("slots", tmp_path / "warm"))
     cold = samples(run_in("slots", tmp_path / "cold", msgspec.structs.replace(ASKED, cache="cold")))
     ratio = median(each.value for each in cold) / median(each.value for each in warm)
@@ -52,7 +52,7 @@ def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
 
 
 class Asked(SimulatedClient):
-    """Keeps what it was asked to sample."""
+    """Records its sample requests."""
 
     def ask(self, request):
         if isinstance(request, SampleBlocks):
@@ -96,12 +96,12 @@ def test_what_the_driver_said_is_read_from_the_journal_and_stands_with_each_cell
 def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttled_it(slowed_by, why, tmp_path):
     results = run_in("calm", tmp_path)
     first = results.plan.workloads[0].id
-    assert not set(DEVICE_COLUMNS) & set(table(results).columns)  # as of any run on the processor
+    assert not set(DEVICE_COLUMNS) & set(table(results).columns)  # as in any run on the processor
     assert not any("throttled" in line for line in troubles(results))
     states = (
         DeviceState(clock_mhz=1980.0, temperature_c=50.0, power_w=640.0),
         DeviceState(clock_mhz=1900.0, temperature_c=61.0, power_w=700.0, slowed_by=slowed_by),
-        DeviceState(clock_mhz=0.0, temperature_c=0.0, power_w=660.0, slowed_by=0x1),  # it was idle, and said no more
+        DeviceState(clock_mhz=0.0, temperature_c=0.0, power_w=660.0, slowed_by=0x1),  # idle, and no more known
     )
 
     def stated(event):
@@ -121,7 +121,7 @@ def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttl
     lines, compared = troubles(found), len(found.plan.workloads)
     (said,) = [line for line in lines if "throttled" in line]
     assert f"during 1 of {compared} comparisons ({why})" in said
-    assert (said in doubts(found)) is (why != "power cap")  # a GPU that works hard is at its power cap
+    assert (said in doubts(found)) is (why != "power cap")  # a GPU under full load is at its power cap
     summary = story.summary(found)
     assert summary.index("throttled") < summary.index("## Findings")
 

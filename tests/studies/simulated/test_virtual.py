@@ -1,4 +1,4 @@
-"""The simulated machine: worlds that are what they claim, and whole runs that find what was planted in them."""
+"""The simulated machine: worlds have their stated noise, and whole runs find planted differences."""
 
 import math
 import random
@@ -166,7 +166,7 @@ def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
 
 
 def test_what_is_decided_gets_no_more_visits(tmp_path):
-    """The two that are plain are left alone while the one near the margin goes on."""
+    """The two clear ones get no more visits, while the one near the margin continues."""
     hard = {"baseline": 1.0, "plain": 2.0, "same": 1.0, "near": 1.019}
     client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * hard[name], seed=2)
     asked = plan(2, tuple(hard), budget_s=20.0)
@@ -183,7 +183,7 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
 def test_a_run_that_stays_open_takes_no_more_than_its_budget(tmp_path, budget_s):
     client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
     results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", client)
-    assert 0.2 * budget_s <= results.elapsed_s <= 1.05 * budget_s  # it ends where no further look can be reached
+    assert 0.2 * budget_s <= results.elapsed_s <= 1.05 * budget_s  # it ends when no further look can be reached
     assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
 
 
@@ -245,12 +245,12 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
 
 @pytest.mark.parametrize("killed_s", [4.0, 8.0, 12.0])
 def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, killed_s):
-    """What it took between its calls counts, too; only what came after the last visit is lost with the kill."""
+    """Time between its calls counts, too; only the time after the last visit is lost with the kill."""
     client = SimulatedClient(WORLDS["drift"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name], layout=0.01)
     asked, folder = plan(30, ("baseline", "near"), budget_s=20.0), tmp_path / "run"
 
     def clock():
-        client.clock.spend(2e-3)  # what the harness itself takes, whenever it looks at the clock
+        client.clock.spend(2e-3)  # time that the harness itself takes, at each reading of the clock
         return client.clock.now()
 
     def kill(_):
@@ -261,7 +261,7 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
         execution.execute(asked, folder, kill, client=client, clock=clock, read_counters=lambda: None)
     start_s = client.clock.now()
     execution.execute(asked, folder, lambda _: None, client=client, clock=clock, read_counters=lambda: None)
-    assert killed_s < read(folder).elapsed_s <= 21.0  # it ends where no pass that still fits can decide anything
+    assert killed_s < read(folder).elapsed_s <= 21.0  # it ends when no pass that still fits can decide a comparison
     assert client.clock.now() - start_s <= 20.5 - killed_s
 
 
@@ -280,7 +280,7 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
 
 
 def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_processes():
-    """2 % are beyond the margin and known to a tenth of that; another process may see none of them."""
+    """A difference of 2 % is beyond the margin and known to a tenth of that; another process may not have it."""
     clock = VirtualClock()
     calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
     found = FunctionComparison(
@@ -296,4 +296,4 @@ def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_proc
     assert (judged.verdict, judged.reason) == (Verdict.undecided, Reason.one_process)
     assert judged.ratio == pytest.approx(1.02, rel=1e-3)
     assert judged.low < 1 < judged.high
-    assert len(found.visits) == LOOKS[-1]  # more would show no more
+    assert len(found.visits) == LOOKS[-1]  # more would not show more

@@ -1,4 +1,4 @@
-"""The corpus, how a session is judged, and that it ends with all that it started. Timings decide nothing here."""
+"""The corpus, the judgement of a session, and the end of all its processes. Timings decide nothing here."""
 
 import json
 import sys

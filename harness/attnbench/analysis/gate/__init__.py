@@ -1,5 +1,5 @@
-"""The gate: two states of the code compared cell by cell, with a pass or fail.
+"""The gate: compare two states of the code cell by cell, and pass or fail.
 
-`rulings` is the data and what may grow by how much, `certain` what has no noise, and `decision` what has, and the
-whole; `outputs` shows it, `stored` keeps baselines.
+`rulings` holds the data and the limits, `certain` judges noise-free metrics, `decision` judges times and the whole,
+`outputs` formats the result, and `stored` keeps baselines.
 """

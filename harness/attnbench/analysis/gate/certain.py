@@ -1,4 +1,4 @@
-"""Which cell of one run is which of the other, and what is certain of it: status, check, backend, FLOPs and memory."""
+"""Match the cells of two runs, and judge noise-free facts: status, check, backend, FLOPs and memory."""
 
 import math
 import re
@@ -33,37 +33,37 @@ from attnbench.units import SCALES, show, significant
 
 CHECK = "check"
 OTHER_INPUTS = 5.0
-"""On other inputs the largest error / tolerance may be so many times as large by chance (docs/method.md)."""
+"""Factor by which the largest error / tolerance may change by chance on other inputs (docs/method.md)."""
 _UNITS = "|".join(re.escape(symbol) for scales in SCALES.values() for _, symbol in scales)
 _FOLDERS = r"(?<![\w/])(?:[.~]?/[^\s'\"()]*/|[\w.-]+(?:/[\w.-]+)*/(?=[\w-]+\.\w))"
 _VARIES = re.compile(
     rf"{_FOLDERS}|\b0x[0-9a-f]+|(?<!\w)\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?",
     re.IGNORECASE,
 )
-"""The parts of a message that differ where the reason does not: folders, addresses, and numbers with their units."""
+"""Parts of a message that vary for the same reason: folders, addresses, and numbers with their units."""
 _BEGINNING = 160
-"""Two messages have the same reason if so many letters of what is left agree; long messages are cut among numbers."""
+"""Messages have the same reason if this many letters of the rest agree; long messages are cut among numbers."""
 _MOST_MISSING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A cell as both runs have it; one of them may not."""
+    """A cell in both runs; it may be missing in one."""
 
     base: Record | None
     candidate: Record | None
-    has_same_inputs: bool = True  # both were checked with them, since all seeds are the same
+    has_same_inputs: bool = True  # all seeds are equal, so both were checked with the same inputs
 
     @property
     def key(self) -> Key:
-        """Workload id and implementation: the candidate's names, where it has the cell."""
+        """Workload id and implementation, named as in the candidate if it has the cell."""
         record = self.candidate or self.base
         assert record is not None
         return key_of(record)
 
     @property
     def renamed_from(self) -> str:
-        """The older names of the cell; empty where the names are the same."""
+        """Older names of the cell; empty if they are unchanged."""
         if self.base is None or self.candidate is None:
             return ""
         before = self.base.implementation, self.base.workload.id
@@ -72,20 +72,20 @@ class Match:
 
 
 def key_of(record: Record) -> Key:
-    """The workload id and the implementation of a record, whatever its side."""
+    """The workload id and the implementation of a record; the side is ignored."""
     return record.workload.id, record.implementation
 
 
 def match_runs(base: Results, candidate: Results) -> list[Match]:
-    """Every cell of either run, the base's first, in the order of their plans."""
+    """Match the cells of both runs, the base's first, in the order of their plans."""
 
     def digests(results: Results) -> dict[str, str]:
-        """The source of each implementation; empty where it has none."""
+        """Source digest of each implementation; empty if it has none."""
         return {name_of(spec): results.plan.digests.get(spec, "") for spec in results.plan.implementations}
 
     def work(results: Results) -> dict[str, str]:
-        """What each workload computes, by how many threads; the seed of its random numbers is left out."""
-        default = next((each.num_threads for each in results.environments.values()), 0)  # what num_threads=0 stood for
+        """Content of each workload: its axes and number of threads, without the seed."""
+        default = next((each.num_threads for each in results.environments.values()), 0)  # meaning of num_threads=0
         return {
             each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
             for each in results.plan.workloads
@@ -98,14 +98,14 @@ def match_runs(base: Results, candidate: Results) -> list[Match]:
 
 
 def _has_same_seed(match: Match) -> bool:
-    """Whether the workload's own seed is the same on both sides, where both have the cell."""
+    """Whether the workload's own seed is equal on both sides, or one side lacks the cell."""
     return match.base is None or match.candidate is None or match.base.workload.seed == match.candidate.workload.seed
 
 
 def match_records(
     base: Iterable[Record], candidate: Iterable[Record], renamed: Mapping[str, str] | None = None
 ) -> list[Match]:
-    """Every record of either side; `renamed` says what a workload or implementation of the base is called now."""
+    """Match the records of both sides; `renamed` maps old names of the base to new ones."""
     now, rest = renamed or {}, {key_of(record): record for record in candidate}
     matches = []
     for record in base:
@@ -115,7 +115,7 @@ def match_records(
 
 
 def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Old names to new: one that is gone and one that is new, where each is the only one with the same content."""
+    """Map old names to new: one name gone and one new, each the only one with the same content."""
     gone = {name: content for name, content in before.items() if content and name not in after}
     new = {name: content for name, content in after.items() if content and name not in before}
     num_gone, num_new = Counter(gone.values()), Counter(new.values())
@@ -124,7 +124,7 @@ def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
 
 
 def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Everything certain about one cell."""
+    """All noise-free rulings on one cell."""
     base, candidate = match.base, match.candidate
     if candidate is None:
         assert base is not None
@@ -140,10 +140,10 @@ def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
 
 
 def _status(base: Record | None, candidate: Record) -> Ruling:
-    """How the cell ended, then and now."""
+    """Compare how the cell ended in both runs."""
     before, after = None if base is None else base.status, candidate.status
     now = f"now {after}: {candidate.message}" if candidate.message else f"now {after}"
-    outcome = None  # the usual one of the kind
+    outcome = None  # use the default outcome of the kind
     if base is None and candidate.is_finding:
         kind, words = Kind.failed, f"new, and it failed; {now}"
     elif base is None:
@@ -162,9 +162,9 @@ def _status(base: Record | None, candidate: Record) -> Ruling:
         kind, words = Kind.new, f"was {before}, is ok"
     elif before is Status.ok and after is Status.unsupported:
         kind, words = Kind.lost, f"was ok; {now}"
-    elif candidate.is_predicted:  # a prediction shows nothing
+    elif candidate.is_predicted:  # a prediction is no evidence
         kind, words = Kind.undecided, f"was {before}, and was not tried; {now}"
-    elif before is Status.ok or base.is_finding:  # foreseen to be out of reach, or refused
+    elif before is Status.ok or base.is_finding:  # known as out of reach, or refused
         kind, words = Kind.lost, f"was {before} and is no longer tried; {now}"
     else:
         kind, words = Kind.same, f"was {before}, not tried either; {now}"
@@ -177,7 +177,7 @@ def _described(record: Record) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """The mistake that a check named, or else the message without what varies."""
+    """The mistake that a check named, or the message without its varying parts."""
     agreement = record.agreement
     if agreement is None or agreement.agrees or not (agreement.mistakes or agreement.step):
         return (_VARIES.sub("", record.message)[:_BEGINNING],)
@@ -185,7 +185,7 @@ def _reason(record: Record) -> tuple[str, ...]:
 
 
 def tried(agreement: Agreement | None) -> set[str]:
-    """What a check compared and which rules it tried, by name."""
+    """Names of the tensors that a check compared and of the rules that it tried."""
     if agreement is None:
         return set()
     compared = {f"{tensor.tensor} on {probe}" for probe, tensor in agreement.tensors()}
@@ -193,10 +193,10 @@ def tried(agreement: Agreement | None) -> set[str]:
 
 
 def _check(base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool) -> Iterator[Ruling]:
-    """Whether the check is as complete as it was, whether errors have grown, and which backend ran.
+    """Compare the checks: completeness, errors and backend.
 
-    Errors on other inputs differ by more than a threshold allows, so there only those that are several times as large
-    are judged.
+    Errors on other inputs differ by more than a threshold allows, so only errors that are several times as large count
+    there.
     """
     rule = partial(ruling, key_of(candidate))
     was, now = base.agreement, candidate.agreement
@@ -229,7 +229,7 @@ def _check(base: Record, candidate: Record, thresholds: Thresholds, *, has_same_
 
 
 def numbers(record: Record) -> dict[str, tuple[float, str]]:
-    """Each number without noise that a record has, and its unit; a new metric appears here by itself."""
+    """Noise-free numbers of a record with their units; new metrics are included automatically."""
     found: dict[str, tuple[float, str]] = {}
     if record.operators is not None:
         found[NUM_OPERATORS] = num_operators(record.operators), ""
@@ -242,11 +242,11 @@ def numbers(record: Record) -> dict[str, tuple[float, str]]:
 
 
 def _numbers(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Whether a number has grown that may not, or is no longer known."""
+    """Compare noise-free numbers: none may disappear or grow by more than its threshold."""
     key, now = key_of(candidate), numbers(candidate)
     for metric, (before, unit) in numbers(base).items():
         if metric not in now:
-            if metric != NUM_OPERATORS:  # the ruling on the backend says that these are lost
+            if metric != NUM_OPERATORS:  # the ruling on the backend reports lost operators
                 yield ruling(key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
             continue
         after, allowed = now[metric][0], thresholds.allowed(*key, metric)

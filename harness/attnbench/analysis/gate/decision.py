@@ -1,7 +1,7 @@
 """The decision of a gate on two runs, or on two sides of one session: validity, rulings, and one outcome.
 
-What is certain comes from certain.py next to it. Times have noise: effects are built here, between two separate runs or
-between the two sides, and `statistics.verdict.judge` makes their intervals. The words of a judgement are made here.
+Noise-free rulings come from certain.py. Times have noise: this module builds the effects, between two separate runs or
+between the two sides, `statistics.verdict.judge` adds intervals, and this module words the judgements.
 """
 
 import math
@@ -40,18 +40,18 @@ from attnbench.units import percent
 
 EVERYTHING = (EVERY, EVERY)
 FARTHEST = 9.0
-"""Larger differences are not shown as percents."""
+"""Larger relative differences are not shown as percents."""
 LARGEST_MARGIN = 1e6
-"""In place of infinity, where any growth is allowed."""
+"""Stands for infinity: any growth is allowed."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
-"""The probes of a whole check (checking/probes.py); a workload on which one says nothing tries fewer."""
+"""Probes of a whole check (checking/probes.py). A workload on which one of them shows nothing is checked with fewer."""
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:
     """Compare two stored runs.
 
     Raises:
-        ValueError: one of them compared two sides.
+        ValueError: one of the runs compared two sides.
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
@@ -60,7 +60,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
     rulings, suite = between_runs(base, candidate, matches, asked)
-    if list(base.environments) == list(candidate.environments):  # between machines, more is allowed anyway
+    if list(base.environments) == list(candidate.environments):  # across machines the thresholds are wider anyway
         change = machine.between(base, candidate)
         rulings, suite = [machine.explained(each, change) for each in rulings], machine.explained(suite, change)
     return conclude(
@@ -76,16 +76,16 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
 
 
 def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
-    """The decision on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`).
+    """Decide on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`).
 
-    Pairs inside blocks show more than two separate runs can.
+    Pairs inside blocks detect smaller differences than two separate runs.
     """
     sides = results.plan.sides
     assert sides is not None
     matches = match_records(*by_side(results))
     timed, judged = side_by_side(results, matches, thresholds)
     invalid = list(invalid_reasons(results, thresholds, "the session"))
-    if sides.is_apart:  # two environments are what was asked for
+    if sides.is_apart:  # the user chose two environments
         invalid = [reason for reason in invalid if "environments" not in reason]
     own = side(results)
     base, candidate = (
@@ -114,13 +114,13 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
     doubtful: Sequence[str] = (),
     is_cut_short: bool = False,
 ) -> Decision:
-    """One decision of what is certain about the cells and the rulings on time, that on the suite last.
+    """Combine noise-free rulings and rulings on time into one decision; the ruling on the suite is last.
 
-    What is certain stays certain in a session whose times are not valid or doubtful, so that a finding comes first;
-    only in a run that was cut short is a lost cell no finding.
+    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is no finding only
+    in a run that was cut short.
     """
     rulings, suite = timed
-    if invalid or doubtful:  # that a time is missing, or the reference's, stays
+    if invalid or doubtful:  # keep rulings on missing times and on the reference
         why = "the session is not valid" if invalid else "its times are doubtful"
         unjudged = {"kind": Kind.undecided, "outcome": OUTCOMES[Kind.undecided]}
         *rulings, suite = (
@@ -163,7 +163,7 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     timed = [
         ruling
         for ruling in rulings
-        if ruling.metric == LATENCY and (ruling.effect is not None or ruling.kind is not Kind.same)  # not the reference
+        if ruling.metric == LATENCY and (ruling.effect is not None or ruling.kind is not Kind.same)
     ]
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
@@ -183,7 +183,7 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
 
 
 def side(results: Results) -> Side:
-    """Which run this is."""
+    """Identify a run by name, commit, time and environment."""
     return Side(
         run=results.run,
         commit=results.started.commit,
@@ -193,7 +193,7 @@ def side(results: Results) -> Side:
 
 
 def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
-    """Why the times of a run are not valid."""
+    """Reasons why the times of a run are not valid."""
     if results.elapsed_s is None:
         yield f"{name} did not come to its end: go on with {results.plan.resume_command(results.run)}"
     if results.num_lost:
@@ -206,13 +206,13 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
 
 
 def measured(results: Results) -> str:
-    """How the times of a run were taken: processes and allocator, and the margin where no rule allows more."""
+    """Describe the measurement: processes, margin (unless a rule allows more) and allocator."""
     plan, number = results.plan, num_processes(results)
     return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"
 
 
 def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterator[str]:
-    """What a reader has to know in addition to the rulings."""
+    """Notes that readers need besides the rulings."""
     reference = candidate.plan.baseline
     yield measured(candidate)
     if base.run == candidate.run:
@@ -241,7 +241,7 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
 
 
 def moved_cells(base: Results, candidate: Results) -> list[tuple[str, str]]:
-    """The two hosts of each cell that was not measured on the same one in both runs."""
+    """Pairs of hosts of the cells that moved to another host between the runs."""
     before = {key_of(record): record.host for record in base.records}
     both = ((before.get(key_of(record), record.host), record.host) for record in candidate.records)
     return [(old, new) for old, new in both if old != new]
@@ -250,10 +250,9 @@ def moved_cells(base: Results, candidate: Results) -> list[tuple[str, str]]:
 def between_runs(
     base: Results, candidate: Results, matches: Sequence[Match], thresholds: Thresholds
 ) -> tuple[list[Ruling], Ruling]:
-    """The rulings on the times of two separate runs, and the one on all of them together.
+    """Rulings on the times of two separate runs, and one on all of them together.
 
-    On different machines or with different versions, ratios differ by more. Runs that were asked for other things have
-    no times to compare.
+    Other machines or versions get wider limits. Runs with different settings have no comparable times.
     """
     is_elsewhere = list(base.environments) != list(candidate.environments) or bool(moved_cells(base, candidate))
     differ = [
@@ -311,7 +310,7 @@ def _are_enough(effect: Effect, thresholds: Thresholds) -> bool:
 
 
 def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obstacle: str) -> Ruling:
-    """The ruling on a time of which there is no ratio in both runs."""
+    """Ruling on a time without a ratio in both runs."""
     kind = Kind.undecided
     if record.measurement(LATENCY) is None:
         kind, words = Kind.lost, "its time is no longer measured"
@@ -326,11 +325,11 @@ def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obs
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What the times of a cell, or of all together, show, and what is allowed to them."""
+    """The measured effect and the allowed growth of one cell, or of all cells together."""
 
     effect: Effect
     allowed: float  # relative growth
-    is_asked: bool = False  # a rule of the file allows it, and it is no default
+    is_asked: bool = False  # allowed by a rule of the file, not by a default
     least: float = 0.0  # relative difference that two machines explain
     match: Match | None = None  # the cell
     lead: str = ""
@@ -338,9 +337,9 @@ class Timed:
 
 
 def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresholds) -> tuple[list[Ruling], Ruling]:
-    """The rulings on the times of a session with two sides, and the one on all of them together.
+    """Rulings on the times of a session with two sides, and one on all of them together.
 
-    Where no rule says what is allowed, it is the session's margin. What rules allow to each cell is allowed to all.
+    The default limit is the session's margin. The limit of the whole is the smallest limit of the rules for its cells.
     """
     plan, cells = results.plan, compared(results)
     found = effects(plan, {key: cell.visits for key, cell in cells.items()})
@@ -372,7 +371,7 @@ def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresho
 def judge_times(
     cells: Mapping[Key, Timed], thresholds: Thresholds, see: float | None, error: float = FALSE_SHARE
 ) -> list[Ruling]:
-    """The rulings on cells that are judged together; with `see`, two runs, which cannot show equality."""
+    """Judge cells together. `see` is set for two runs, which cannot show equality."""
     margins = {key: min(each.allowed, LARGEST_MARGIN) for key, each in cells.items()}
     judged = verdict.judge({key: each.effect for key, each in cells.items()}, margins, error)
     found = []
@@ -401,14 +400,14 @@ def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, se
 def _decided(
     judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None
 ) -> tuple[Kind, Reason | None, str]:
-    """What happened to a time, why it is undecided, and both in words."""
+    """The kind of change of a time, the reason if it is undecided, and both in words."""
     change, low, high, allowed = _change(judged), judged.low, judged.high, cell.allowed
     is_enough = low is not None and high is not None and (see is None or _are_enough(judged.effect, thresholds))
     if low is None or high is None or not is_enough:
         if allowed == math.inf:
             return Kind.same, None, f"{change}; any growth is allowed"
         return Kind.undecided, Reason.few_processes, _too_few(judged.effect, thresholds, see)
-    usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # what rules allow to grow may still be seen to shrink
+    usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # rules that allow growth must not hide improvements
     if high < 1 and judged.ratio < 1 / (1 + usual):
         return Kind.faster, None, f"faster: {change}"
     if allowed == math.inf:
@@ -437,7 +436,7 @@ def _too_few(effect: Effect, thresholds: Thresholds, see: float | None) -> str:
 
 
 def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
-    """The same, or a finding where it is too good to be taken over: code that computes less is faster, too."""
+    """Turn an implausible speedup into a finding: code that computes less is faster too."""
     if made.kind is not Kind.faster or made.effect is None or made.effect >= 1 - thresholds.suspicious:
         return made
     assert match.candidate is not None
@@ -445,7 +444,7 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
     if agreement is not None and agreement.agrees:
         probes = {probe.probe for probe in agreement.probes}
         before = tried(match.base.agreement if match.base else None)
-        if set(WHOLE_CHECK) <= probes or (before and before <= tried(agreement) and len(probes) > 1):  # as the base was
+        if set(WHOLE_CHECK) <= probes or (before and before <= tried(agreement) and len(probes) > 1):  # like the base's
             words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
             return msgspec.structs.replace(made, words=words)
     words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"
@@ -453,14 +452,14 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
 
 
 def _medians(match: Match) -> dict[str, Any]:
-    """Seconds of a call on both sides."""
+    """Median seconds of a call on both sides."""
     sides = {"base": match.base, "candidate": match.candidate}
     samples = {name: () if record is None else record.samples(LATENCY) for name, record in sides.items()}
     return {"unit": "s"} | {name: median_estimate(taken).point for name, taken in samples.items() if taken}
 
 
 def reach(smallest: float) -> str:
-    """The smallest slowdown that would have been found, in words."""
+    """The smallest detectable slowdown, in words."""
     return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
 
 
@@ -473,5 +472,5 @@ def _change(judged: Judgement) -> str:
 
 
 def processes(number: int) -> str:
-    """How many processes, in words."""
+    """A number of processes, in words."""
     return "1 process" if number == 1 else f"{number} processes"

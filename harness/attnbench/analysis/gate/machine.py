@@ -1,8 +1,8 @@
-"""How the state of a machine differs between two runs, by the ceilings that both measured.
+"""Compare the state of a machine in two runs by the ceilings that both measured.
 
-Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. What
-moves all times alike moves no ratio to the reference, which is the control of both runs. But where products have become
-slower and copies have not, or the other way round, every ratio may move by as much.
+Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
+that affects all times alike cancels in the ratio to the reference, which both runs contain. But if matrix products have
+become slower and copies have not, or the other way round, every ratio may move by that factor.
 """
 
 import math
@@ -17,20 +17,20 @@ from attnbench.storage.records import Ceilings
 from attnbench.units import show
 
 LEAST_CHANGE = 1.2
-"""Ceilings of one machine in one state move against each other by less, as a factor: 1.17 was seen, by copies in main
-memory that is shared with others."""
+"""Ceilings of one machine in one state move against each other by a smaller factor. The largest observed is 1.17, for
+copies in main memory shared with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateChange:
-    """By which factor ceilings have moved against each other, and which; 1 and no words where the state is the same."""
+    """The factor by which ceilings moved against each other, with a description; 1 and "" if the state is unchanged."""
 
     factor: float = 1.0
     words: str = ""
 
 
 def between(base: Results, candidate: Results) -> StateChange:
-    """The largest such factor of any device, dtype and number of threads."""
+    """The largest state change of any device, dtype and number of threads."""
     changes = [
         _at(before, candidate.ceilings[place]) for place, before in base.ceilings.items() if place in candidate.ceilings
     ]
@@ -39,7 +39,7 @@ def between(base: Results, candidate: Results) -> StateChange:
 
 
 def explained(ruling: Ruling, change: StateChange) -> Ruling:
-    """The same, or undecided where a time differs by no more than the state of the machine explains."""
+    """Make a ruling undecided if the state change of the machine explains the difference in time."""
     if not change.words or ruling.kind not in {Kind.slower, Kind.faster} or ruling.effect is None:
         return ruling
     ends = (ruling.effect, ruling.low, ruling.high)
@@ -56,7 +56,7 @@ def explained(ruling: Ruling, change: StateChange) -> Ruling:
 
 
 def _at(before: Ceilings, after: Ceilings) -> StateChange:
-    """What the ceilings of one place show."""
+    """The state change at one place, from its ceilings."""
     known = _rates(before, after)
     if not known:
         return StateChange()
@@ -70,7 +70,7 @@ def _at(before: Ceilings, after: Ceilings) -> StateChange:
 
 
 def _rates(before: Ceilings, after: Ceilings) -> dict[str, tuple[str, float, float]]:
-    """What both measured, by name: the unit, and the rate of either."""
+    """Rates that both runs measured, by name: the unit, then the old and the new rate."""
     rates = {
         "matrix product": ("flops/s", before.matmul, after.matmul),
         "copy": ("bytes/s", before.copy(0), after.copy(0)),

@@ -30,7 +30,7 @@ SECTIONS = {
 }
 COLUMNS = ("implementation", "workload", "metric", "base", "candidate", "change", "would show", "ruling")
 MOST_ROWS = 20
-"""In each table of gate.md: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""
+"""Rows of each table of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
 
 
 def write(decision: Decision, folder: Path) -> None:
@@ -50,17 +50,17 @@ def write(decision: Decision, folder: Path) -> None:
 
 
 def as_json(value: object) -> str:
-    """Any data as JSON that a person can read too."""
+    """Data as readable JSON."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 def headline(decision: Decision) -> str:
-    """The outcome, in one line."""
+    """The outcome in one line."""
     return plain(f"{HEADINGS[decision.outcome]}: {decision.words}")
 
 
 def compared(decision: Decision) -> str:
-    """Which two runs, in one line."""
+    """The two runs in one line."""
     base, candidate = (
         f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
     )
@@ -68,7 +68,7 @@ def compared(decision: Decision) -> str:
 
 
 def terminal(decision: Decision) -> str:
-    """What did not pass, most urgent first, what else there is to know, and the outcome: a line each."""
+    """Everything that did not pass, most urgent first, then notes and the outcome; one line each."""
     rulings = sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
     lines = [
         f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}"
@@ -80,7 +80,7 @@ def terminal(decision: Decision) -> str:
 
 
 def row(ruling: Ruling) -> tuple[str, ...]:
-    """One ruling under COLUMNS, each text on one line and not yet escaped."""
+    """Format a ruling under COLUMNS, each text on one line and not yet escaped."""
     cells = (
         "all" if ruling.implementation == EVERY else ruling.implementation,
         "all" if ruling.workload == EVERY else ruling.workload,
@@ -94,7 +94,7 @@ def row(ruling: Ruling) -> tuple[str, ...]:
 
 
 def markdown(decision: Decision) -> str:
-    """A comment on a pull request: the outcome first, findings, and the rest folded away."""
+    """A comment for a pull request: outcome and findings first, the rest folded."""
     lines = [
         f"## attnbench gate: {escaped(headline(decision))}",
         "",
@@ -105,7 +105,7 @@ def markdown(decision: Decision) -> str:
     findings = [ruling for ruling in decision.rulings if ruling.outcome is Outcome.finding]
     if findings:
         lines += ["", *_table(findings)]
-    for outcome, heading in SECTIONS.items():  # what is certain and as before is no news
+    for outcome, heading in SECTIONS.items():  # unchanged noise-free rulings are not listed
         news = [
             ruling
             for ruling in decision.rulings
@@ -130,7 +130,7 @@ def _table(rulings: Sequence[Ruling]) -> Iterator[str]:
 def junit(decision: Decision) -> str:
     """JUnit XML with a test case for each cell and one for the suite.
 
-    A cell with a finding is a failure, one that could not be judged is skipped, an invalid session is an error.
+    A cell with a finding is a failure, an undecided cell is skipped, and an invalid session is an error.
     """
     cells: dict[tuple[str, str], list[Ruling]] = {}
     for ruling in decision.rulings:

@@ -1,6 +1,6 @@
-"""Data of a gate: what may grow by how much, a ruling for each metric of each cell, and the decision made of all.
+"""Data of the gate: limits on growth, a ruling for each metric of each cell, and the decision.
 
-What is allowed are numbers in the table [gate] of attnbench.toml, each with a default.
+Limits come from the table [gate] of attnbench.toml; each has a default.
 """
 
 import enum
@@ -25,32 +25,32 @@ BACKEND = "backend"
 NUM_OPERATORS = "num_operators"
 EXECUTED_FLOPS = "executed_flops"
 EVERY = "*"
-"""In place of a workload or an implementation: the ruling is about all of them."""
+"""Stands for all workloads or all implementations."""
 
 
 class Outcome(enum.StrEnum):
-    """What a ruling, or a whole gate, comes to."""
+    """The outcome of a ruling or of a whole gate."""
 
     passed = "pass"
     improved = "improvement"
     finding = "finding"
     inconclusive = "inconclusive"
-    invalid = "invalid"  # of a whole gate only: its times cannot be judged
+    invalid = "invalid"  # for a whole gate only: its times cannot be judged
 
 
 class Kind(enum.StrEnum):
-    """What happened to a metric of a cell."""
+    """The change of a metric of a cell."""
 
-    same = "same"  # times that are equivalent or no slower included
+    same = "same"  # includes times that are equivalent or no slower
     faster = "faster"
     slower = "slower"
     undecided = "undecided"
-    suspicious = "suspicious"  # so much faster that it may compute less
+    suspicious = "suspicious"  # an implausible speedup: it may compute less
     grown = "grown"
     shrunk = "shrunk"
-    failed = "failed"  # a pass where it failed in the same way before
+    failed = "failed"  # a pass if it failed in the same way before
     lost = "lost"  # a cell, a metric or a part of a check
-    changed = "changed"  # name, backend or failure; an improvement where a failure is gone
+    changed = "changed"  # name, backend or failure; an improvement if a failure is gone
     new = "new"
 
 
@@ -61,11 +61,11 @@ OUTCOMES = dict.fromkeys(Kind, Outcome.finding) | {
     Kind.shrunk: Outcome.improved,
     Kind.undecided: Outcome.inconclusive,
 }
-"""What each kind comes to where nothing else is said."""
+"""The default outcome of each kind."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one cell, judged. `effect` is candidate / base; its interval and `smallest` are of time alone."""
+    """A judged metric of a cell. `effect` is candidate / base; only times have an interval and `smallest`."""
 
     workload: str
     implementation: str
@@ -80,7 +80,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     effect: float | None = None
     low: float | None = None
     high: float | None = None
-    smallest: float | None = None  # the relative slowdown that would have been found four times in five
+    smallest: float | None = None  # the relative slowdown detected with 80 % power
 
     @property
     def cell(self) -> str:
@@ -88,8 +88,8 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.implementation} on {self.workload}"
 
 
-def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them
-    """A ruling on one metric of a cell, with the usual outcome of its kind if `fields` have no other."""
+def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
+    """Build a ruling on one metric of a cell; the outcome defaults to that of its kind."""
     given = {"outcome": OUTCOMES[kind], **fields}
     return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **given)
 
@@ -100,7 +100,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     commit: str
     time: str
-    fingerprint: str  # empty: the run has no worker; several, joined by +, where the environment changed
+    fingerprint: str  # empty if the run has no worker; several joined by + if the environment changed
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,19 +116,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
 
     def of(self, *outcomes: Outcome) -> list[Ruling]:
-        """The rulings, the suite's among them, that came to one of these."""
+        """Rulings, the suite's included, with one of these outcomes."""
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
 
 
 AS_TOML = "give a TOML file with a [gate] table, as in docs/ci.md"
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
-"""By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of the tolerance.
-Any other metric may not grow at all."""
+"""Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
+grow."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """By how much a group of cells may grow in a metric; the names may hold * and ?."""
+    """Allowed growth of a metric for a group of cells; names may contain * and ?."""
 
     allowed: float
     workload: str = EVERY
@@ -136,52 +136,50 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def __post_init__(self) -> None:
-        """Check that `allowed` is a share."""
         _require_share("allowed", self.allowed, highest=math.inf)
 
     def covers(self, workload: str, implementation: str, metric: str | None = None) -> bool:
-        """Whether the rule is about that cell, in the metric that is given or in whatever metric."""
+        """Whether the rule covers this metric of this cell; without a metric, whether it covers the cell."""
         names = [(workload, self.workload), (implementation, self.implementation), (metric, self.metric)]
         return all(fnmatchcase(name, pattern) for name, pattern in names if name is not None)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [gate]. Of several rules that cover a cell, the last counts."""
+    """The table [gate]. If several rules cover a cell, the last one counts."""
 
     rule: tuple[Rule, ...] = ()
-    see: float = 0.20  # a time counts as judged if a slowdown of this size would have been found
+    see: float = 0.20  # a time counts as judged if a slowdown of this size would have been detected
     judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
     fewest_epochs: int = 4  # processes, in each run
-    between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
-    elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
-    suspicious: float = 0.30  # so large a share of the time saved is not accepted without a whole check
+    between_runs: float = 0.02  # standard deviation of a ratio to the reference between runs of the same code
+    elsewhere: float = 0.25  # least allowed growth of a ratio to the reference on another machine
+    suspicious: float = 0.30  # a larger saving of time needs a whole check to be accepted
     discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
 
     def __post_init__(self) -> None:
-        """Check that shares lie from 0 to 1."""
         for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
         if self.fewest_epochs < 1:
             raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 4 is usual")
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
-        """By how much that metric of that cell may grow."""
+        """The allowed growth of a metric of a cell."""
         asked = self.asked(workload, implementation, metric)
         return ALLOWED.get(metric, 0.0) if asked is None else asked
 
     def asked(self, workload: str, implementation: str, metric: str) -> float | None:
-        """The same where a rule of the file says so, and None where it is a default."""
+        """The growth that a rule of the file allows; None if only a default applies."""
         found = [rule.allowed for rule in self.rule if rule.covers(workload, implementation, metric)]
         return found[-1] if found else None
 
     def asked_of_all(self, cells: Iterable[tuple[str, str]], metric: str) -> float | None:
-        """The least that the rules allow to any of the cells; None where one of them has no rule, or there is none."""
+        """The smallest growth that rules allow to any of the cells; None if a cell has no rule."""
         found = [self.asked(workload, implementation, metric) for workload, implementation in cells]
         known = [allowed for allowed in found if allowed is not None]
         return min(known) if known and len(known) == len(found) else None
 
     def notes(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that does nothing: it may cover no cell, or no metric."""
+        """A note on each rule that matches no cell or no metric."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(*cell) for cell in cells):
@@ -197,10 +195,10 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def load(path: Path | None) -> Thresholds:
-    """The thresholds of that file; without one, of attnbench.toml in the working folder, or the defaults.
+    """Read the thresholds of a file; without one, of attnbench.toml in the working folder, or the defaults.
 
     Raises:
-        ValueError: it cannot be read, or holds a key or value that is not allowed; the message lists what is.
+        ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
     """
     if path is None:
         path = Path(TOOL_FILE)
@@ -210,15 +208,15 @@ def load(path: Path | None) -> Thresholds:
         return parse(path.read_bytes())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}; {AS_TOML}") from None
-    except ValueError as error:  # msgspec's own errors, and those of the encoding, are ValueErrors too
+    except ValueError as error:  # msgspec raises ValueErrors, and bad encodings are ValueErrors too
         raise ValueError(f"{path}: {error}; {AS_TOML}") from None
 
 
 def parse(text: bytes) -> Thresholds:
-    """The thresholds of a TOML text.
+    """Parse thresholds from TOML.
 
     Raises:
-        ValueError: it is no TOML, or holds a key or value that is not allowed.
+        ValueError: the text is not TOML, or holds an unknown key or a bad value.
     """
     given = msgspec.toml.decode(text)
     gate = given.get("gate")

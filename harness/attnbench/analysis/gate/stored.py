@@ -1,7 +1,7 @@
 """Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench gate --accept`.
 
-A new baseline takes the place of the old: the folder is committed, and git keeps what was. The reasons of all stay in
-the file, one line each, behind the events of the run.
+A new baseline replaces the old one; the folder is committed, so git keeps the history. The reasons of all baselines
+stay in the file, one line each, after the events of the run.
 """
 
 from datetime import UTC, datetime
@@ -20,21 +20,21 @@ from attnbench.storage.journal import events, find_run, journal_of, write
 
 FOLDER = "baselines"
 FEWEST_WORDS = 2
-"""Of a reason; "ok" is none."""
+"""Shortest accepted reason, in words: "ok" is no reason."""
 
 
 def path_of(fingerprint: str, results: Path) -> Path:
-    """Where the baseline of that environment lies."""
+    """The path of the baseline of an environment."""
     return results / FOLDER / f"{fingerprint}.jsonl"
 
 
 def stored(results: Path) -> list[Path]:
-    """Every stored baseline, by name."""
+    """Paths of all stored baselines, sorted by name."""
     return sorted((results / FOLDER).glob("*.jsonl"))
 
 
 def locate(name: str, results: Path) -> Path:
-    """A run by its name below `results`, its folder or its journal; or any journal by its file, a baseline's too.
+    """Find a run by its name below `results`, its folder or its journal; or any journal, baselines included, by file.
 
     Raises:
         ValueError: there is none.
@@ -44,10 +44,10 @@ def locate(name: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """The baseline of the candidate's environment or, without one, the one accepted last on any other.
+    """The baseline of the candidate's environment, or else the last one accepted on any other.
 
     Raises:
-        ValueError: nothing is stored at all.
+        ValueError: no baseline is stored.
     """
     for fingerprint in list(candidate.environments)[:1]:
         if (own := _own(fingerprint, results)) is not None:
@@ -60,17 +60,17 @@ def find(candidate: Results, results: Path) -> Path:
 
 
 def _own(fingerprint: str, results: Path) -> Path | None:
-    """The baseline of that environment: by its name or, where fingerprints were made otherwise then, by its content."""
+    """The baseline of an environment, by name or by content: older versions computed fingerprints differently."""
     if (named := path_of(fingerprint, results)).exists():
         return named
     return next((path for path in stored(results) if fingerprint in read(path).environments), None)
 
 
 def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
-    """Make the run at `run`, its folder or journal, the baseline of its environment; return where it lies.
+    """Make the run at `run`, its folder or journal, the baseline of its environment; return the new path.
 
     Raises:
-        ValueError: there is no reason, or the run cannot become one; the message says why and what to do.
+        ValueError: the reason is missing, or the run cannot be a baseline; the message says why and what to do.
     """
     reason = " ".join(reason.split())
     if len(reason.split()) < FEWEST_WORDS:
@@ -90,7 +90,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     )
     own = [event for event in events(journal_of(run)) if not isinstance(event, BaselineAccepted)]
     assert isinstance(own[0], RunStarted)
-    own[0] = msgspec.structs.replace(own[0], schema=SCHEMA)  # the last lines are of today's
+    own[0] = msgspec.structs.replace(own[0], schema=SCHEMA)  # the lines added below use the current schema
     history = [*own, *(before.accepted if before is not None else ()), accepted]
     with writing_to(path.parent, "--results"):
         write(path, history)
@@ -100,7 +100,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
 
 
 def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
-    """Raises ValueError where the run itself went wrong, or is none that others can be held against."""
+    """Raise ValueError if the run is unsound or cannot serve as a baseline."""
     if candidate.plan.sides is not None:
         problem = (
             f"{candidate.run} cannot become a baseline: it compared two sides, and a baseline is one state of the code"
@@ -125,9 +125,9 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
 
 
 def _require_plausible(before: Results, candidate: Results, thresholds: Thresholds) -> None:
-    """Raises ValueError where the run is so much better than the baseline before it that it should be checked again.
+    """Raise ValueError if the run is implausibly better than the old baseline, so that it needs another check.
 
-    Rules do not count here: they are about what may grow.
+    Rules are ignored here: they limit growth only.
     """
     judged = judge(before, candidate, msgspec.structs.replace(thresholds, rule=()))
     implausible = [

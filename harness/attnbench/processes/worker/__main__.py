@@ -1,9 +1,9 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
 Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
-second, where a start of Python with torch takes seconds. The template never loads an implementation, so that every
-worker begins clean; it imports the packages that PRELOADED names, which take seconds, too. All that its workers leave
-behind becomes its own, and it ends that with them.
+second; starting Python with torch takes seconds. The template never loads an implementation, so that every worker
+starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
+ends them with the worker.
 """
 
 import ctypes
@@ -31,9 +31,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main() -> None:
-    """Fork a worker for each FORK with its three files, end the worker that a process id names, and go with the line.
+    """Serve the socket: fork a worker with three files for each FORK, end a worker for its process id, exit at the end.
 
-    The answer to the one is the worker's process id, and to the other its exit code, or minus its signal.
+    The replies are the worker's process id, and its exit code or minus its signal.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -41,9 +41,9 @@ def main() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that a worker's collections copy none of our pages
+    gc.freeze()  # so that a worker's collections do not copy our pages
     alive: set[int] = set()
-    with suppress(ConnectionError):  # it is reset where the coordinator was killed before it had read an answer
+    with suppress(ConnectionError):  # reset if the coordinator was killed before it had read a reply
         serve(line, alive)
     for worker in alive:
         end(worker)
@@ -51,10 +51,10 @@ def main() -> None:
 
 
 def serve(line: socket.socket, alive: set[int]) -> None:
-    """Fork and end workers as the line asks, until it ends; those that are `alive` are kept there.
+    """Fork and end workers on request until the socket closes; `alive` holds the running ones.
 
     Raises:
-        ConnectionError: the line was reset.
+        ConnectionError: the socket was reset.
     """
     while True:
         asked, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
@@ -67,13 +67,13 @@ def serve(line: socket.socket, alive: set[int]) -> None:
                 line.close()
                 with suppress(BaseException):
                     become_worker(*files)
-                os._exit(1)  # whatever was raised and printed: the loop is the template's
+                os._exit(1)  # after any exception: the loop belongs to the template
             for file in files:
                 os.close(file)
             alive.add(child)
             line.sendall(NUMBER.pack(child))
         else:
-            is_ours = number in alive  # else it was a template's before this one, and has ended with that
+            is_ours = number in alive  # otherwise it belonged to an earlier template, and ended with it
             alive.discard(number)
             code = end(number) if is_ours else -signal.SIGKILL
             end_strays(alive)
@@ -81,15 +81,15 @@ def serve(line: socket.socket, alive: set[int]) -> None:
 
 
 def end(worker: int) -> int:
-    """End a worker with its whole group; its exit code, or minus the signal that had ended it before."""
+    """End a worker with its whole process group; return its exit code, or minus the signal that had ended it before."""
     with suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
-    os.kill(worker, signal.SIGKILL)  # one that was forked a moment ago has no group of its own yet
+    os.kill(worker, signal.SIGKILL)  # a freshly forked one has no group of its own yet
     return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
 
 
 def end_strays(alive: set[int]) -> None:
-    """End what workers that are gone have left behind: it is our child now, and so are its children once it is gone."""
+    """End processes that outlived their worker: they are our children now, and so are their children after them."""
     while strays := [child for child in psutil.Process().children() if child.pid not in alive]:
         for stray in strays:
             stray.kill()
@@ -97,9 +97,9 @@ def end_strays(alive: set[int]) -> None:
 
 
 def become_worker(line: int, log: int, heartbeat: int) -> None:
-    """Answer each line of `line`, one at a time, and leave at once when it ends; what is printed goes to `log`."""
+    """Reply to each line of `line`, one at a time, and exit when it closes; printed output goes to `log`."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a template that is killed ends nobody itself
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed template ends no worker itself
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)
@@ -108,14 +108,14 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     def listen() -> None:
         try:
             for asked in os.fdopen(line, "rb"):
-                if asked.endswith(b"\n"):  # else the coordinator ended as it wrote
+                if asked.endswith(b"\n"):  # otherwise the coordinator ended while writing
                     lines.put(asked)
-        finally:  # the line is at its end, or was reset since an answer was not read
-            os._exit(0)  # the coordinator is gone: nobody waits for what is under way
+        finally:  # the line was closed, or reset because a reply was not read
+            os._exit(0)  # the coordinator is gone: nobody needs the current result
 
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
-        limit_memory()  # a driver of another device maps far more than it uses
+        limit_memory()  # the driver of another device maps far more than it uses
     decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
     def send(reply: Reply, *, ends: bool = False) -> None:

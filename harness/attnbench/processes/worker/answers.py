@@ -1,7 +1,6 @@
-"""The answers of a worker, which holds torch and the implementations, and keeps costly objects between requests.
+"""The replies of a worker, which holds torch and the implementations, and keeps costly objects between requests.
 
-The heartbeat announces each risky step before it begins, so that after a crash or a hang the coordinator knows which
-arm it was.
+The heartbeat announces each risky step in advance, so that after a crash or a hang the coordinator knows the arm.
 """
 
 import math
@@ -44,11 +43,11 @@ from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 BROKEN = "fails from now on in its process, which is replaced"
-"""Said of a device, as after an access to memory that is not there."""
+"""Message about a failing device, such as after an access to an invalid address."""
 
 
 class Bench:
-    """One workload, made ready to be measured."""
+    """One workload, prepared for measurements."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -56,7 +55,7 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
         self.calls: dict[Arm, blocks.TimedCall] = {}
-        self.replays: dict[Arm, Callable[[], object] | None] = {}  # of its first case, where it is replayed
+        self.replays: dict[Arm, Callable[[], object] | None] = {}  # replay of each arm's first case, if it is a graph
         self._rotation: Rotation | None = None
         self._reference: Reference | None = None
 
@@ -78,7 +77,7 @@ class Bench:
         launch: str = "eager",
         on_step: Callable[[], object] = lambda: None,
     ) -> blocks.TimedCall:
-        """The arm's timed call, built at first use: all of a process in the same way.
+        """The arm's timed call, built at first use; all calls of a process are built alike.
 
         `on_step` is called before each copy of the inputs is made, and before the call on each.
 
@@ -101,7 +100,7 @@ class Bench:
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object]) -> Reference:
-        """The right answer on other values than the timed ones, asked for at first use."""
+        """The right answer on other values than the timed ones, computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
             self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED, on_step)
@@ -111,7 +110,7 @@ class Bench:
         """The fault of a timed arm's output, on other values in the same tensors; or "".
 
         Raises:
-            CaptureError: a replay of its graph no longer does what the call does.
+            CaptureError: a replay of its graph no longer matches the call.
         """
         case, replay = self.cases[arm], self.replays[arm]
         if replay is not None:
@@ -125,11 +124,11 @@ NO_FLOAT64 = "in float64 it gives no finite output: a number leaves float32's ra
 
 
 class Worker:
-    """Answers requests; keeps costly objects between them."""
+    """Handles requests; keeps costly objects between them."""
 
     @cached_property
     def exchange(self) -> Exchange:
-        """The file through which outputs are handed in."""
+        """The file for outputs that are handed in."""
         return Exchange()
 
     @cached_property
@@ -138,7 +137,7 @@ class Worker:
         return state.Guard()
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
-        """Keep nothing yet. `consult` asks the process that holds a candidate: a judge needs it."""
+        """Start empty. `consult` sends requests to the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
         self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
@@ -152,28 +151,28 @@ class Worker:
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # the calls of a witness sample,
-        self.returned: list[Mapping[str, Tensor | None]] = []  # and what they returned
-        self.drawn: tuple[Workload, Inputs] | None = None  # a judge's, with the cells that it has screened
+        self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # calls of a witness sample,
+        self.returned: list[Mapping[str, Tensor | None]] = []  # and their results
+        self.drawn: tuple[Workload, Inputs] | None = None  # a judge's, with the screened cells
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
-        self.turn = PROBE  # whose fault a failure is
-        self.built: set[str] = set()  # specs
-        self.is_pending = False  # what the guard remembers is from before an earlier request
-        self.is_altered = False  # something was changed that everybody in the process has
-        self.is_broken = False  # the process is of no more use
+        self.turn = PROBE  # the arm that is responsible for a failure
+        self.built: set[str] = set()  # specs that were built
+        self.is_pending = False  # the guard's memory predates an earlier request
+        self.is_altered = False  # shared state of the process was changed
+        self.is_broken = False  # the process is unusable
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
 
-    def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - from one end to the other
-        """The answer to any request; about a workload, the process has its settings meanwhile.
+    def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - one sequence of steps
+        """Handle any request; for a workload, under its settings.
 
-        Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
+        An exception or a changed state of an implementation affects only its own cell.
         """
         if isinstance(request, messages.Start):
             draws = random.Random(request.layout)
-            self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
+            self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
             return messages.Started(environment=environment.collect())
         if isinstance(request, messages.Aside):
             return self.asides.answer(request)
@@ -245,27 +244,27 @@ class Worker:
     def _blamed(self, request: messages.Work, reply: messages.Reply) -> messages.Failed:
         """The failure that replaces any reply once the device fails in this process.
 
-        Queued work may fail after the answer was given, and a broken device gives no valid answer. A judge takes it for
-        the loss of the candidate's process, whose later calls would show the device's failure alone.
+        Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss of the
+        candidate's process: its later calls would only show the device's failure.
         """
         failed = reply if isinstance(reply, messages.Failed) else messages.Failed(status=Status.error, message="")
         arm = PROBE
         if isinstance(request, messages.SampleBlocks):
             arm = self.turn
         elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
-            arm = request.arm  # else it was the harness's own work
+            arm = request.arm  # otherwise the harness's own work
         said = [failed.message, f"{request.workload.device} {BROKEN}"]
         return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, said)))
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is one of many, timed or a judge's: what it has changed is looked for by a later one."""
+        """Whether a request is one of many, timed or a judge's: a later one looks for its changes of the process."""
         return isinstance(request, messages.Witness | messages.Consulted | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )
 
     def _load(self, spec: str) -> Implementation:
-        self._account(is_making=False)  # what was changed before is not the import's doing
+        self._account(is_making=False)  # earlier changes are not the import's
         _, arm = self.heartbeat.read()
         self.heartbeat.beat(messages.Heartbeat.LOADING)
         try:
@@ -273,17 +272,17 @@ class Worker:
                 return implementation(spec)
             finally:
                 self._account(is_making=True)
-        except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+        except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
             self.load_error = attempts.load_error(spec, error)
             raise self.load_error from None
         finally:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Put back changed settings; imports and builds may change those that can be put back.
+        """Restore changed settings; imports and builds may change settings that can be restored.
 
         Raises:
-            SharedStateError: a call changed settings, or an import or a build changed some that cannot be put back.
+            SharedStateError: a call changed settings, or an import or a build changed some that cannot be restored.
         """
         changes = self.guard.restore()
         if blamed := changes.stuck if is_making else changes.settings:
@@ -327,12 +326,12 @@ class Worker:
                 made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
                 return certificate(request, made, baseline, self.heartbeat.beat)
             case messages.Attempt():
-                self.benches.clear()  # nothing else is in the way of a call that may not fit
+                self.benches.clear()  # make room for a call that may not fit
                 self.references = None
                 return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
-        """See whether the implementation supports the workload, and stays within the limits."""
+        """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
         reason = reason_against(made, request.workload)
@@ -349,7 +348,7 @@ class Worker:
         )
 
     def answer_judge(self, request: messages.Consulted) -> messages.Answer:
-        """Do with the implementation what the judge asks for."""
+        """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
         self.built.add(request.spec)
@@ -362,14 +361,14 @@ class Worker:
             return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=said)
 
     def check(self, request: messages.Check) -> CellChecked:
-        """Check whether the implementation is right; each of its calls is made by the process that holds it."""
+        """Check whether the implementation is right; the process that holds it makes all its calls."""
         assert self.consult is not None
         assert request.prepared is not None
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
         try:
             references = self.asked(request)
-            torch.set_num_threads(1)  # else threads of both processes spin where the other one computes
+            torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
             compared = agreement.compare(references, candidate, known, rejects=request.rejects)
             agreed = compared.agreement
@@ -392,10 +391,10 @@ class Worker:
         )
 
     def asked(self, request: messages.Check) -> agreement.References:
-        """The oracle's answers that a check needs; the last ones are kept."""
+        """The oracle's answers for a check; the last ones are cached."""
         self.heartbeat.beat()
         if self.references is None or self.references[0] != request.question:
-            self.references = None  # so that its memory is free
+            self.references = None  # free its memory
             ahead, self.ahead = self.ahead, None
             is_known = ahead is not None and ahead[0] == request.question
             answer = ahead[1].result() if ahead is not None and is_known else self.ask(request.question)
@@ -406,7 +405,7 @@ class Worker:
         return self.references[1]
 
     def ask(self, question: messages.Question) -> agreement.References:
-        """Ask the oracle; ahead of a check in one thread, since a candidate uses the other processors meanwhile."""
+        """Ask the oracle; ahead of a check in one thread, since the candidate uses the other processors."""
         if question.workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
             torch.set_num_threads(1)
         return agreement.ask_oracle(
@@ -418,7 +417,7 @@ class Worker:
         )
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
-        """Make the calls of a witness sample ready."""
+        """Prepare the calls of a witness sample."""
         self.turn = request.arm
         self.heartbeat.beat()
         bench = self.bench(request.workload)
@@ -435,12 +434,12 @@ class Worker:
                     break
             self.witnesses = witness.ready(case, bench.inputs, request.num_calls, request.seed)
             start = time.perf_counter()
-            while time.perf_counter() - start < blocks.WARM_S:  # as before a sample, which it is compared with
+            while time.perf_counter() - start < blocks.WARM_S:  # as before the samples that it is compared with
                 call()
         return messages.Done()
 
     def witness(self, request: messages.Witness) -> messages.Done:
-        """Make calls, and keep what they return."""
+        """Make calls, and keep their results."""
         self.turn, calls = request.arm, self.witnesses[request.first : request.last]
         with torch.set_grad_enabled(request.workload.direction != "inference"):
             for call in calls:
@@ -448,7 +447,7 @@ class Worker:
         return messages.Done()
 
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
-        """Let the judge have what a call returned; nothing where dropout makes it random."""
+        """Hand the result of a call to the judge; nothing if dropout makes it random."""
         self.turn, found = request.arm, self.returned[request.number]
         if request.is_last:
             self.witnesses, self.returned = [], []
@@ -462,7 +461,7 @@ class Worker:
         return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors))
 
     def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
-        """Judge what another process has handed in."""
+        """Judge an output from another process."""
         workload, cell = request.workload, (request.workload.id, request.spec)
         if not request.handed.tensors:
             return messages.Done()
@@ -486,7 +485,7 @@ class Worker:
         return messages.Failed(arm=request.arm, status=Status.disagrees, message=wrong)
 
     def bench(self, workload: Workload) -> Bench:
-        """The workload's bench; the one not used for longest makes room."""
+        """The workload's bench; evicts the least recently used ones."""
         self.references = None
         if workload.id not in self.benches:
             while self.benches and device(workload.device).is_crowded():
@@ -512,11 +511,11 @@ class Worker:
         return CellMeasured(**request.names, measurement=measurement)
 
     def case(self, request: messages.Observe | messages.Profile | messages.Trace) -> Case:
-        """A case that no timing shares, kept until another is asked for."""
+        """A case that no timing shares, kept until the next one."""
         self.heartbeat.beat()
         cell = (request.workload.id, request.spec)
         if self.observed is None or self.observed[0] != cell:
-            self.observed = None  # so that its memory is free
+            self.observed = None  # free its memory
             self.observed = (cell, self.bench(request.workload).case(self.implementation(request.spec)))
         return self.observed[1]
 
@@ -526,10 +525,10 @@ class Worker:
 
         here, bench = device(request.workload.device), self.bench(request.workload)
 
-        def on_turn(arm: Arm) -> None:  # until an arm's turn comes, a failure is the harness's own
-            if here.is_broken():  # by what the one whose turn it was has queued
+        def on_turn(arm: Arm) -> None:  # before an arm's turn, a failure is the harness's own
+            if here.is_broken():  # through work queued by the previous arm
                 raise RuntimeError(f"its call has failed after it returned, on {request.workload.device}")
-            self.guard.require_unchanged()  # likewise
+            self.guard.require_unchanged()  # also by the previous arm
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
 
@@ -563,7 +562,7 @@ class Worker:
         called_s += sum(timed.called_s for timed in calls)
         if request.verifies and any(arm != PROBE for arm in arms):
             self.guard.require_unchanged()
-            self.turn = PROBE  # the right answers are the harness's own work: no arm's time, and no arm's failure
+            self.turn = PROBE  # the right answers are the harness's own work: not part of an arm's time or failures
             self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Answers outside of a run: declarations, certificates of invariance, attention inside a model."""
+"""Replies outside of a run: declarations, certificates of invariance, attention inside a model."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from attnbench.processes.worker import attempts
 def certificate(
     request: messages.Certify, implementation: Implementation, baseline: Implementation, on_step: Callable[[], object]
 ) -> Certificate:
-    """Try every law, then take the price; `on_step` is called before each law."""
+    """Test every law, then measure the price; `on_step` is called before each law."""
     subject, laws = Subject(implementation, request.workload, request.seed), []
     on_step()
     for law in tried(subject):
@@ -34,7 +34,7 @@ def certificate(
 
 
 class Asides:
-    """Answers requests about no workload; holds one model with its expected tensors."""
+    """Handles requests without a workload; holds one model with its expected tensors."""
 
     def __init__(self, on_step: Callable[[], object]) -> None:
         self.on_step = on_step
@@ -42,7 +42,7 @@ class Asides:
         self.expected: dict[str, dict[str, Tolerance]] = {}
 
     def answer(self, request: messages.Aside) -> messages.Reply:
-        """The answer, whatever the model or an implementation raises."""
+        """Handle a request; exceptions of the model or an implementation become the reply."""
         warnings.filterwarnings("ignore", module="transformers")
         self.on_step()
         try:
@@ -57,7 +57,7 @@ class Asides:
             if isinstance(request, messages.JudgeAttention):
                 return in_model.judge(self.model, self.expected, request.attention)
             return StepsTimed(steps=tuple(steps.time_steps(self.model, request.attentions, request.budget_s)))
-        except Exception as error:  # noqa: BLE001 - somebody's code
+        except Exception as error:  # noqa: BLE001 - foreign code
             status, message = attempts.describe(error)
             return messages.Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
 
@@ -65,5 +65,5 @@ class Asides:
 def _declared(spec: str) -> messages.Declared:
     try:
         return messages.Declared(built_in=dict(loading.implementation(spec).built_in()))
-    except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+    except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
         return messages.Declared(problem=str(attempts.load_error(spec, error)))

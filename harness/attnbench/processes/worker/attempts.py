@@ -1,8 +1,8 @@
-"""Calls that may fail: made to predict the cost of a cell, or to test a prediction; and descriptions of failures.
+"""Calls that may fail: to predict the cost of a cell, or to test a prediction; and descriptions of failures.
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
-the exponent of growth, and with it the prediction of the time of a call and of its peak memory. A cell that is wrongly
-thought to fit costs a little time; one that is wrongly thought not to is lost: so what is uncertain is tried. Why:
+the exponent of growth, and from it the predicted time and peak memory of a call. A cell that is wrongly predicted to
+fit costs a little time; one that is wrongly predicted not to fit is lost: so uncertain cells are tried. Why:
 docs/adr/0005.
 """
 
@@ -30,32 +30,33 @@ from attnbench.workloads.counts import input_numbers, score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
 WARM_LEN = 512
-"""The length of the first calls, which fit: libraries make their buffers, and threads start."""
+"""Length of the first calls, which fit: libraries allocate their buffers, and threads start."""
 DRAWING = 3
-"""Inputs are drawn in float64 and then cast: with temporary copies, this multiple of their float64 size."""
+"""Memory for drawing inputs, as a multiple of their float64 size: they are cast, with temporary copies."""
 FLOAT64_BYTES = 8
 FIRST_LEN = 16
 STEP = 4
 FIRST_COMPILED_LEN = 256
 COMPILED_STEP = 16
-"""Compiled implementations climb by fewer lengths, always the same ones, which the compiler's cache knows by then."""
+"""Step of the staircase for compiled implementations: few lengths, always the same, which the compiler's cache
+holds."""
 SCORE_COPIES = 8
-"""The memory of a cell is not measured where its score matrix, this many times over, fits into the limit: no form of
-attention keeps more copies of it."""
+"""Memory of a cell is not measured if this many score matrices fit into the limit: no form of attention keeps more
+copies."""
 MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
 CLEARLY_OVER = 4.0
-"""A prediction of more than this many times the limit is not tried again, once it was made twice."""
+"""A prediction beyond this multiple of the limit is final after the second time."""
 LONGEST_MESSAGE = 600
 FREED_GRAPH = "backward through the graph a second time"
-"""Torch's message where a call uses a graph that an earlier one has freed."""
+"""Part of torch's message if a call uses a graph that an earlier call has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
 """Folders whose frames in a traceback are not the user's."""
 
 
 Cost = tuple[float, float | None]
-"""Seconds of one call, and its peak in bytes, or None where memory is not counted."""
+"""Seconds of one call, and its peak in bytes, or None if memory is not counted."""
 
 
 class OutOfReachError(Exception):
@@ -87,7 +88,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
         message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
-    for frame in reversed(frames):  # of what was raised first, if that is what the message repeats
+    for frame in reversed(frames):  # of the first exception, if the message repeats it
         path = Path(frame.filename)
         if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
             message += f" ({path.name}, line {frame.lineno})"
@@ -99,7 +100,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def load_error(spec: str, error: Exception) -> Exception:
-    """The error of a file that cannot be imported, with its whole cause; the harness's own refusals as they are."""
+    """The error of a file that cannot be imported, with its whole cause; refusals by the harness are unchanged."""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     is_ours = any(OURS in Path(file).parents for file in raised_in)
     return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
@@ -124,12 +125,12 @@ class LoadError(Exception):
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
-    """One call under the request's memory limit, and, if it returns, one more whose memory is counted.
+    """Make one call under the request's memory limit and, if it returns, one more to count its memory.
 
     Raises:
-        OutOfReachError: the implementation does not support the workload, or the machine has no room for the inputs and
-            the limit together, so that the limit would not be what is tested.
-        Exception: whatever the call raises, above all that memory has run out.
+        OutOfReachError: the implementation does not support the workload, or inputs and limit together exceed the free
+            memory, so that the limit could not be tested.
+        Exception: any exception of the call, usually out of memory.
     """
     workload, limit_bytes = request.workload, request.limit_bytes
     if (reason := reason_against(made, workload)) is not None:
@@ -167,13 +168,13 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
 
 
 def drawing_bytes(workload: Workload) -> int:
-    """What a workload's inputs take as they are drawn."""
+    """Bytes needed while a workload's inputs are drawn."""
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
     return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
 
 
 def require_within_limits(request: LimitedRequest, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
-    """Climb the staircase of shorter lengths; return what a call is predicted to cost.
+    """Climb the staircase of shorter lengths; return the predicted cost of a call.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
@@ -199,7 +200,7 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
                 call = case.call()
                 if is_first:
                     call()
-        except Exception:  # noqa: BLE001 - it may support only other lengths; at the workload's own it will show
+        except Exception:  # noqa: BLE001 - it may support only other lengths
             return None
         clock = case.device.clock
         with case.grad_mode():
@@ -216,9 +217,9 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """The same workload, its longer length growing fourfold, always below its own, the last at least a quarter of it.
+    """The workload at lengths that grow fourfold, all below its own, the last at least a quarter of it.
 
-    With `compiles`, at few lengths, the last at least a sixteenth of its own.
+    With `compiles` there are fewer lengths, the last at least a sixteenth of its own.
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.longest:
@@ -226,7 +227,7 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(  # noqa: PLR0913 - what is climbed, and how far
+def require_within(  # noqa: PLR0913 - the staircase and its limits
     limit_s: float,
     limit_bytes: int,
     workload: Workload,
@@ -237,14 +238,12 @@ def require_within(  # noqa: PLR0913 - what is climbed, and how far
 ) -> Cost | None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
-    What it returns is predicted of one call; None where there is no shorter length to predict from.
-
-    A step at which `attempt` returns None, since the implementation does not support its length, is passed over. With
-    `is_rough` the climb ends where growth with the square of the length would stay far below the limit, and memory is
-    of no concern.
+    Returns the predicted cost of one call; None if there is no shorter length to predict from. Lengths at which
+    `attempt` returns None are unsupported and skipped. With `is_rough` the climb ends once even quadratic growth would
+    stay far below the limit and memory does not matter.
 
     Raises:
-        OutOfReachError: the prediction is above a limit; the message gives it and what it follows from.
+        OutOfReachError: the prediction is above a limit; the message gives it and its basis.
     """
     with_memory = SCORE_COPIES * score_matrix_bytes(workload) > limit_bytes
     times_s: dict[int, float] = {}  # by length
@@ -263,7 +262,7 @@ def require_within(  # noqa: PLR0913 - what is climbed, and how far
         return None
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     call_s = _at(workload.longest, times_s)
-    for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
+    for retry in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if limit_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limit_s):
             again = attempt(workload.at_length(last), False)  # noqa: FBT003 - its signature
             times_s[last] = min(times_s[last], again[0] if again else math.inf)
@@ -271,7 +270,7 @@ def require_within(  # noqa: PLR0913 - what is climbed, and how far
     if call_s > limit_s:
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
         include = f"--call-limit {math.ceil(call_s)} includes it"
-        for length in [*times_s][-2:]:  # for the message alone
+        for length in [*times_s][-2:]:  # for the message only
             cost = None if length in peaks else attempt(workload.at_length(length), True)  # noqa: FBT003 - its signature
             if cost is not None and cost[1] is not None:
                 peaks[length] = cost[1]
@@ -288,9 +287,9 @@ def require_within(  # noqa: PLR0913 - what is climbed, and how far
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
-    """The value at `length`, by the growth between the last two lengths, its exponent at least `least` and at most 2.
+    """Extrapolate to `length` by the growth between the last two lengths, with an exponent from `least` to 2.
 
-    After one length alone growth is taken as linear: at the first step it is mostly overhead.
+    With a single length growth is assumed to be linear: the first step is mostly overhead.
     """
     *_, (before, earlier), (last, value) = [(0, 0.0), *values.items()]
     exponent = 1.0

@@ -1,4 +1,4 @@
-"""What a timer calls of a case, as the plan asks: its launches one by one or as a graph, on one set of inputs or many.
+"""Build timed calls of a case: launches one by one or as a graph, on one set of inputs or on copies in turn.
 
 Source: `triton.testing.do_bench_cudagraph`, for graphs; https://github.com/NVIDIA/cutlass, for inputs in turn in place
 of a flush (its profiler's `--workspace-count`).
@@ -23,23 +23,23 @@ from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
 TIMES_CACHE = 2
-"""Between two calls on one copy of the inputs, others of so many times the largest cache's size are read."""
+"""Data read between two calls on one copy of the inputs, in sizes of the largest cache."""
 MOST_COPIES = 1024
 ROUNDINGS = 8
-"""Of the largest number: so far may a replay be from the call, whose kernels may add in another order."""
+"""Allowed distance between replay and call, in roundings of the largest number: kernels may sum in another order."""
 OTHER = -0.5
-"""By what the inputs are multiplied, to see whether a replay notices."""
+"""Factor for the inputs that tests whether a replay uses new values."""
 Call = Callable[[], object]
 
 
 class Rotation:
-    """Copies of a workload's inputs, of which each call takes the next one, whichever arm makes it."""
+    """Copies of a workload's inputs; each call takes the next one, regardless of its arm."""
 
     def __init__(self, workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> None:
-        """Make as many as exceed the device's largest cache; `on_step` is called before each.
+        """Make enough copies to exceed the device's largest cache; `on_step` is called before each.
 
         Raises:
-            OutOfReachError: there is no memory for so many, or they would be more than MOST_COPIES.
+            OutOfReachError: the copies do not fit into memory, or would be more than MOST_COPIES.
         """
         here = device(workload.device)
         storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in inputs.tensors.values()}
@@ -72,7 +72,7 @@ class Rotation:
         ]
 
     def through(self, calls: Sequence[Call]) -> Call:
-        """One call that makes the next of these, which are in the order of the copies."""
+        """A call that makes the next of these calls, which are in the order of the copies."""
 
         def call() -> object:
             return calls[next(self._order)]()
@@ -81,10 +81,10 @@ class Rotation:
 
 
 def replayed(case: Case) -> Call:
-    """The case's call as one graph of its launches, once its replay was seen to compute what the call does.
+    """The case's call as one graph of its launches, after verifying that its replay computes the same.
 
     Raises:
-        CaptureError: it cannot be recorded, or a replay of it is not the call.
+        CaptureError: it cannot be recorded, or its replay differs from the call.
         OutOfReachError: its answers are random, so that they cannot be compared.
     """
     if case.workload.dropout > 0:
@@ -96,15 +96,15 @@ def replayed(case: Case) -> Call:
 
 
 def require_replay(case: Case, replay: Call) -> None:
-    """Put other values into the inputs, and compare what a replay and the call give.
+    """Put other values into the inputs, and compare replay and call.
 
     Raises:
-        CaptureError: they differ: something of the call is not in the graph.
+        CaptureError: they differ: part of the call is not in the graph.
     """
     call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
     names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
     with case.holding({name: OTHER * case.tensors[name].detach() for name in names}):
-        seen = [None if each is None else each.detach().clone() for each in _tensors(replay())]  # may lie in one memory
+        seen = [None if each is None else each.detach().clone() for each in _tensors(replay())]  # both may share memory
         expected = _tensors(call())
         if len(seen) != len(expected) or not all(map(_is_close, seen, expected)):
             raise CaptureError(

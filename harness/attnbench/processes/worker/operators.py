@@ -1,11 +1,11 @@
-"""See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that ran.
+"""Observe one call of a case: its operators by torch.profiler, page faults, and the backend that ran.
 
 Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
 
-Which backend PyTorch will take for `scaled_dot_product_attention`, and why not another, it is asked where the call is
-made, with the very tensors, by a mode that sees each call of the function: what decides (strides, a mask that needs a
-gradient, the backends that are switched on) is all there, on the CPU as on CUDA.
-Source: https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
+A function mode sees each call of `scaled_dot_product_attention` and asks PyTorch with the actual tensors which backend
+it will take, and why not another. All facts that decide (strides, a mask that needs a gradient, enabled backends) are
+available there, on the CPU as on CUDA. Source:
+https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
 """
 
 import mmap
@@ -40,7 +40,7 @@ from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
 SHORT_S = 0.1
-"""The page faults of a call shorter than this are read from NUM_CALLS of them."""
+"""The page faults of shorter calls are read from NUM_CALLS of them."""
 NUM_CALLS = 3
 NUM_PAGES, NUM_PAIRS = 2**14, 5
 _BACKENDS = {
@@ -54,15 +54,15 @@ _NAMES = {value: name for name, value in _BACKENDS.items()}
 assert set(_BACKENDS) == set(BACKENDS)
 ASKED = "aten::scaled_dot_product_attention"
 NO_KERNEL = "No available kernel"
-"""What PyTorch raises where no backend that is switched on can run."""
+"""PyTorch's error if no enabled backend can run."""
 _TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _HEADLINE = re.compile(r"not used because:?$")
 
 
 def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Operators:
-    """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is called before each.
+    """Observe `case` in at most four calls, or six short ones; `on_step` is called before each.
 
-    A backward call alone is profiled for its operators, and the forward call before it for its backend.
+    For a backward case the backward call is profiled for its operators, and the forward call before it for its backend.
     """
     requested = made.backend
     with case.grad_mode():
@@ -103,7 +103,7 @@ def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Op
 
 
 def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> str:
-    """In words, that the requested backend cannot run, and why, where `error` says so; empty for any other error."""
+    """Why the requested backend cannot run, in words, if `error` shows that; "" for any other error."""
     if not made.backend or NO_KERNEL not in str(error):
         return ""
     case, asked = build(workload, made, place(draw_normal(workload, 0), workload)), Asking(made.backend)
@@ -114,18 +114,18 @@ def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> st
 
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
-    """The operators of a call; where another device has computed them, their own time is that of their kernels."""
+    """The operators of a call; on another device, with the time of their kernels."""
     operators, kernels = fold(recording.spans()), recording.kernels()
     return with_kernels(operators, kernels) if kernels else operators
 
 
 @cache
-def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number is another cost
-    """What a minor page fault adds to the time of a call: the median of a few pairs; 0.0 where fresh memory has none.
+def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - a key of the cache
+    """Seconds that a minor page fault adds to a call: the median of a few pairs; 0.0 if fresh memory has none.
 
-    An operator writes a large block, fresh and then kept, by all threads that torch has in this process, as in a call:
-    what one thread waits for, others do meanwhile, and a fresh page is in the cache when it is written. So large a
-    block goes back to the system when it is freed, unless the allocator retains it.
+    An operator writes a large block, fresh and then kept, with all threads of torch in this process, as in a call: the
+    threads overlap their waiting, and a fresh page is in the cache when it is written. A block of this size returns to
+    the system when it is freed, unless the allocator retains it.
     """
     source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
     kept = torch.empty_like(source)
@@ -145,9 +145,9 @@ def _faults() -> int:
 
 
 class Asking(TorchFunctionMode):
-    """Within: asks PyTorch at every call of scaled_dot_product_attention which backend it takes.
+    """Inside the context, asks PyTorch at every call of scaled_dot_product_attention which backend it takes.
 
-    `predicted` are the backends that it says it takes, each once, and `reasons` why it does not take the `wanted` one.
+    `predicted` are the backends that it takes, each once, and `reasons` why it does not take the `wanted` one.
     """
 
     def __init__(self, wanted: str = "") -> None:
@@ -162,7 +162,7 @@ class Asking(TorchFunctionMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever torch returns
+    ) -> Any:  # noqa: ANN401 - any result of torch
         if func is scaled_dot_product_attention:
             taken, _ = _choice(args, kwargs or {})
             if taken:
@@ -173,7 +173,7 @@ class Asking(TorchFunctionMode):
 
 
 def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
-    """PyTorch's reasons against `wanted`; it gives none where the mask needs a gradient, so it is asked without one."""
+    """PyTorch's reasons against `wanted`; requested without a gradient of the mask, since it gives none with one."""
     taken, reasons = _choice(args, kwargs, only=wanted)
     if taken == wanted:
         return ["it could run, and the call prefers or allows only another"]
@@ -186,12 +186,12 @@ def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list
 
 
 def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tuple[str, list[str]]:
-    """The backend that would be taken for these arguments, and PyTorch's warnings, with `only` one to choose from."""
+    """The backend for these arguments, and PyTorch's warnings, restricted to `only` if set."""
     choices = sdpa_kernel(_BACKENDS[only]) if only else nullcontext()
     with warnings.catch_warnings(record=True) as caught, choices:
         warnings.simplefilter("always")
         try:
-            taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - what the function itself asks
+            taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - the function itself uses it
         except RuntimeError:
             taken = SDPBackend.ERROR
     lines = [_TRIGGERED.sub("", str(warning.message)).strip() for warning in caught]

@@ -1,7 +1,7 @@
 # ruff: noqa: SLF001 - torch tells most of its state by private names only
-"""What decides the results or the speed of everybody in a process: flags, and functions that nobody may replace.
+"""Shared state of a process that affects results or speed: settings, and functions that must not be replaced.
 
-A call may change none of it. What an import changes is put back where that is possible, since honest libraries do so.
+A call may change none of it. Changes by an import are undone if possible, since honest libraries make some.
 """
 
 import builtins
@@ -28,16 +28,16 @@ from attnbench.devices.waiting import settle
 LONGEST = 120
 NUM_LOOKS = 3
 THREADS_S, CHILDREN_S = 0.01, 0.05
-"""How long a process is watched: the system counts the time of others in hundredths of a second."""
+"""Seconds of watching a process: the system counts the time of other processes in hundredths of a second."""
 BUSY_SHARE = 0.5
 DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
-"""Functions of torch that honest libraries wrap as they are imported, as lightning does with torch.compile."""
+"""Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
 HOOKS = [name for name in vars(modules) if name.startswith("_global_") and isinstance(vars(modules)[name], dict)]
 
 
 class Flag(NamedTuple):
-    """How one thing is read, and how it is put back: None where it cannot be."""
+    """How to read a setting, and how to restore it: None if that is impossible."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
@@ -45,10 +45,10 @@ class Flag(NamedTuple):
 
 @dataclass
 class Changes:
-    """What was changed, in words."""
+    """Descriptions of changes."""
 
     settings: list[str] = field(default_factory=list)
-    stuck: list[str] = field(default_factory=list)  # those that could not be put back
+    stuck: list[str] = field(default_factory=list)  # changes that could not be undone
 
 
 class SharedStateError(Exception):
@@ -56,7 +56,7 @@ class SharedStateError(Exception):
 
 
 def _of_torch(read: str, write: str = "") -> Flag:
-    """A flag that torch._C reads and writes by these names."""
+    """A setting with these accessors in torch._C."""
     return Flag(getattr(torch._C, f"_get_{read}"), getattr(torch._C, f"_set_{write or read}", None))
 
 
@@ -100,7 +100,7 @@ QUICK: dict[str, Flag] = {
     "float16 reductions of cuBLAS": _of_torch("cublas_allow_fp16_reduced_precision_reduction"),
     "float16 sums of cuBLAS": _of_torch("cublas_allow_fp16_accumulation"),
 }
-"""Settings that are read at every turn of a visit: together in some microseconds."""
+"""Settings that are read at every turn of a visit: some microseconds in all."""
 for _name in DEVICE_TYPES:
     QUICK[f"autocast on {_name}"] = Flag(
         partial(torch.is_autocast_enabled, _name), partial(torch.set_autocast_enabled, _name)
@@ -110,7 +110,7 @@ for _name in DEVICE_TYPES:
     )
 
 SETTINGS: dict[str, Flag] = {
-    **QUICK,  # put back before what goes with the precision of float32 matmuls
+    **QUICK,  # restored before the settings that depend on the precision of float32 matmuls
     **{
         f"the float32 precision of {backend} {operator}": Flag(
             partial(torch._C._get_fp32_precision_getter, backend, operator),
@@ -141,12 +141,12 @@ SETTINGS: dict[str, Flag] = {
 def _look(flag: Flag) -> object:
     try:
         return flag.read()
-    except Exception as error:  # noqa: BLE001 - torch refuses to tell where its older and newer settings were mixed
+    except Exception as error:  # noqa: BLE001 - torch raises if its older and newer settings were mixed
         return f"unreadable ({type(error).__name__})"
 
 
 def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
-    """What holds functions that nobody may replace, by name: torch, time, Python's own, and all of the harness."""
+    """Namespaces with protected functions, by name: torch, time, Python's own, and the whole harness."""
     for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time):
         yield place.__name__, partial(vars, place)
     for name in DEVICE_TYPES:
@@ -162,7 +162,7 @@ def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
 
 
 class Functions:
-    """All functions of torch and of the harness that matter, with the code of each; and the harness's constants."""
+    """All protected functions of torch and the harness, with the code of each; and the harness's constants."""
 
     def __init__(self) -> None:
         self._num_modules = len(sys.modules)
@@ -177,11 +177,11 @@ class Functions:
 
     @property
     def are_all(self) -> bool:
-        """Whether no module was imported since, which may have functions that matter."""
+        """Whether no module was imported since, which may have protected functions."""
         return self._num_modules == len(sys.modules)
 
     def replaced(self) -> list[str]:
-        """The names of those that are others now. Functions that were added are none: torch imports much late."""
+        """Names of replaced functions. Added functions do not count: torch imports much late."""
         found = [name for name, value, code in self._codes if value.__code__ is not code]
         found += [name for name, place in self._ours.items() if sys.modules.get(name) is not place]
         for owner, read, before in self._held:
@@ -192,7 +192,7 @@ class Functions:
             for name, value in before.items():
                 if now.get(name) is not value and _matters(owner, name, value, now.get(name)):
                     found.append(f"{owner}.{name}")
-            if owner.startswith("attnbench."):  # a module's global goes before what Python has by the same name
+            if owner.startswith("attnbench."):  # a module's global hides Python's own with the same name
                 hidden = (name for name in now.keys() - before.keys() if hasattr(builtins, name))
                 found += [f"{owner}.{name}" for name in hidden if not name.startswith("__")]
         return found
@@ -208,32 +208,32 @@ def _matters(owner: str, name: str, before: object, now: object) -> bool:
 
 
 class Guard:
-    """What the process was like when the guard was made."""
+    """A snapshot of the process's state."""
 
     def __init__(self, earlier: "Guard | None" = None) -> None:
-        """Remember everything; functions as an earlier guard does, which has found none replaced."""
+        """Take a snapshot; functions come from an earlier guard that found none replaced."""
         self._settings = {name: _look(each) for name, each in SETTINGS.items()}
-        self._folder = os.getcwd()  # noqa: PTH109 - it is asked for often
+        self._folder = os.getcwd()  # noqa: PTH109 - called often
         self._functions: Functions = (
             earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
         )
 
     def expect(self, name: str) -> None:
-        """Accept the present value of a setting, which the harness itself has changed."""
+        """Accept the current value of a setting that the harness itself has changed."""
         self._settings[name] = _look(SETTINGS[name])
 
     def require_unchanged(self) -> None:
-        """Look at what is read quickly, and put it back.
+        """Compare and restore the settings that are quick to read.
 
         Raises:
-            SharedStateError: any was changed; the message says which.
+            SharedStateError: some were changed; the message names them.
         """
         if any(_look(each) != self._settings[name] for name, each in QUICK.items()):
             raise SharedStateError(blame(self._put_back(QUICK).settings))
 
     def restore(self) -> Changes:
-        """Look at everything, put back what can be, and say what was changed."""
-        os.chdir(self._folder)  # files are named from there
+        """Compare everything, restore as much as possible, and return the changes."""
+        os.chdir(self._folder)  # file names are relative to it
         changes = self._put_back(SETTINGS)
         if replaced := self._functions.replaced():
             changes.settings.append(f"{_short(', '.join(replaced))} from what it was to another")
@@ -243,7 +243,7 @@ class Guard:
     def _put_back(self, flags: Mapping[str, Flag]) -> Changes:
         seen = {name: _look(each) for name, each in flags.items()}
         others = {name: now for name, now in seen.items() if now != self._settings[name]}
-        for _ in range(2 if others else 0):  # what puts one back may move another
+        for _ in range(2 if others else 0):  # restoring one may change another
             for name, each in flags.items():
                 if each.write is not None and _look(each) != self._settings[name]:
                     with suppress(Exception):
@@ -262,10 +262,10 @@ def _short(value: object) -> str:
 
 
 def require_idle() -> None:
-    """See that neither a thread nor a child goes on using the processors when nothing is asked of this process.
+    """Check that neither threads nor children use the processors between requests.
 
     Raises:
-        SharedStateError: one does, also when it is looked at again.
+        SharedStateError: one does, even on a second look.
     """
     share = 0.0
     for _ in range(NUM_LOOKS):
@@ -289,5 +289,5 @@ def _processor_s(children: list[psutil.Process]) -> float:
 
 
 def blame(changed: list[str]) -> str:
-    """What is said of whoever changed settings."""
+    """Message about an implementation that changed settings."""
     return f"it changed {', '.join(changed)} for everybody in the process"

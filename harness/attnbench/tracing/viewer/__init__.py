@@ -1,1 +1,1 @@
-"""A viewer of traces: TensorBoard with the plug-in torch-tb-profiler, made to draw without the internet."""
+"""A viewer of traces: TensorBoard with the plug-in torch-tb-profiler, modified to work offline."""

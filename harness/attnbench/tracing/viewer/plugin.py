@@ -1,8 +1,8 @@
-"""The plug-in torch-tb-profiler, drawing by our own scripts, and passing over damaged traces.
+"""The plug-in torch-tb-profiler with our own scripts for drawing; skips damaged traces.
 
-Its page draws by Google Charts; the trace viewer needs the first version of custom elements and HTML imports, which
-browsers have given up. Without the internet neither comes, and every view is an endless spinner. In static/ are the
-parts of both that the pages use; the import becomes a part of the page that imports.
+Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
+which browsers have dropped. Offline both are missing, and every view is an endless spinner. static/ holds the parts of
+both that the pages use; the imported page is inserted into the importing one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,14 +32,14 @@ REPLACED = {
         ).read_text(encoding="utf-8"),
     },
 }
-"""For each page (all views; the Trace view), the parts that load something, and what stands there instead."""
+"""Replacements for the parts that load something, for each page: all views, and the Trace view."""
 
 
 def page(name: str) -> str:
     """A page of the plug-in that loads nothing from the internet.
 
     Raises:
-        ValueError: the plug-in that is installed has another page.
+        ValueError: the installed plug-in has a different page.
     """
     text = (THEIRS / name).read_text(encoding="utf-8")
     for theirs, ours in REPLACED[name].items():
@@ -51,15 +51,15 @@ def page(name: str) -> str:
 
 
 def script(*names: str) -> str:
-    """The scripts of those names in static/, as one."""
+    """The scripts with those names in static/, concatenated."""
     return "\n".join((OURS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in has no types
-    """Draws without the internet."""
+    """Draws offline."""
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """The pages of the plug-in by path, with ours in place of its own."""
+        """The pages of the plug-in by path, with our replacements."""
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
         scripts = {"/charts.js": script(*CHARTS), "/elements.js": script("elements")}
         pages = {f"/{name}": page(name) for name in REPLACED}
@@ -70,25 +70,25 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         }
 
     def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
-        """The comparison of two runs, with the same operators in the same order on both sides: the page pairs rows."""
+        """The comparison of two runs, with the operators of both sides aligned: the page pairs rows."""
         compared = super().get_diff_status(base, exp)
         align(compared)
         return compared
 
     @staticmethod
     def respond_as_json(answer: Any, compress: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as the plug-in has it
-        """The answer as JSON, times to the nanosecond: sums of times in floating point have a dozen digits more."""
+        """The answer as JSON, with times rounded to nanoseconds: sums in floating point have a dozen more digits."""
         return TorchProfilerPlugin.respond_as_json(_rounded(answer), compress)
 
     def _get_run_dirs(self) -> Iterator[str]:
-        """The folders that hold a trace which can be read; the plug-in waits for the others for ever."""
+        """Folders with a readable trace; the plug-in would wait for the others forever."""
         for folder in super()._get_run_dirs():
             if readable(Path(folder).glob("*.pt.trace.json*"))[0]:
                 yield folder
 
 
 def align(compared: Any) -> None:  # noqa: ANN401
-    """Give both sides of a comparison and of those below it a row for each operator of either, 0 where it has none."""
+    """Align both sides of a comparison recursively: a row for each operator of either side, 0 if it is missing."""
     left, right = compared.left.op_aggs, compared.right.op_aggs
     names = dict.fromkeys(each.name for each in [*left, *right])
     for side in (compared.left, compared.right):
@@ -99,14 +99,14 @@ def align(compared: Any) -> None:  # noqa: ANN401
 
 
 def readable(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """The traces that can be read, and the faults of the others."""
+    """Readable traces, and the faults of the others."""
     faults = {file: _fault(file, file.stat().st_mtime_ns) for file in files}
     return [file for file, fault in faults.items() if not fault], [fault for fault in faults.values() if fault]
 
 
 @cache
 def _fault(file: Path, _changed_ns: int) -> str:
-    """The fault of a trace, or "". The plug-in looks for new ones all the time: none is read twice for it."""
+    """The fault of a trace, or "". Cached, since the plug-in looks for new traces all the time."""
     try:
         folders.read(file)
     except ValueError as error:

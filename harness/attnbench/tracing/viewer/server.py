@@ -1,4 +1,4 @@
-"""TensorBoard on this machine's own address, over a folder of traces."""
+"""Serve a folder of traces with TensorBoard on this machine's own address."""
 
 import logging
 import multiprocessing
@@ -19,19 +19,19 @@ DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 
 
 def launch(folder: Path, port: int) -> tuple[str, list[str]]:
-    """Serve the traces below `folder`: the address, and the faults of those that cannot be shown.
+    """Serve the traces below `folder`; return the address, and the faults of damaged traces.
 
     Starts threads, and processes that read the traces and import the main module: guard it.
 
     Raises:
-        ValueError: the port is taken, or none of the traces can be read.
+        ValueError: the port is taken, or no trace can be read.
     """
-    try:  # before anything is started that would have to be ended
+    try:  # before starting anything that needs cleanup
         socket.create_server((HOST, port)).close()
     except OSError as error:
         why = f"port {port} cannot be used ({error.strerror})"
         raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
-    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "ERROR")  # before the import: it is read once
+    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "ERROR")  # read once, at import
     from attnbench.tracing.viewer.plugin import OfflinePlugin, readable
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
@@ -44,10 +44,10 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
 
 
 def stopping() -> SimpleQueue[int]:
-    """A queue that receives Ctrl-C and SIGTERM from now on, even in a script that runs in the background.
+    """A queue that receives Ctrl-C and SIGTERM from now on, even in a background script.
 
-    A queue of this kind may be filled by a signal at any moment. threading.Event may not: a signal that comes while
-    wait() holds its lock waits for that lock for ever.
+    A signal handler may fill a SimpleQueue at any moment. With threading.Event, a signal that arrives while wait()
+    holds its lock would wait for that lock forever.
     """
     stopped: SimpleQueue[int] = SimpleQueue()
     for end in (signal.SIGINT, signal.SIGTERM):
@@ -57,14 +57,14 @@ def stopping() -> SimpleQueue[int]:
 
 def wait(stopped: SimpleQueue[int]) -> None:
     """Wait for a signal; then end the plug-in's processes, which would outlive this one."""
-    while stopped.empty():  # no wait without an end: Python may notice a signal only after it
+    while stopped.empty():  # polls: Python may notice a signal only after a blocking wait
         time.sleep(POLL_S)
     for process in multiprocessing.active_children():
         process.kill()
 
 
 def shown_folder(run: Path) -> Path:
-    """The folder to serve: the only workload in a folder of traces, so that names stay short, or all of it."""
+    """The folder to serve: the only workload in a folder of traces, for short names, or the whole folder."""
     paths = [file.relative_to(run).parts for file in folders.trace_files(run)]
     workloads = {path[0] for path in paths}
     return run / workloads.pop() if len(workloads) == 1 and all(len(path) == DEPTH for path in paths) else run
