@@ -220,12 +220,12 @@ class Reference:
         return {name: tensor.double() for name, tensor in found.items()}
 
     def tolerance(self, name: str) -> float:
-        """The largest allowed error anywhere in a tensor."""
+        """The largest error that a tensor may have anywhere."""
         return self.tolerances[name].largest
 
     @cached_property
     def of_queries(self) -> Tensor:
-        """The largest allowed error in each query's output (T,); between two compared rows, the later one's."""
+        """The largest error that each query's output may have (T,); between two compared rows, the later one's."""
         later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len)).clamp(max=len(self.rows) - 1)
         return self.tolerances["output"].of_rows[later]
 
