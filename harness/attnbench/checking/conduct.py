@@ -1,4 +1,4 @@
-"""Side effects that a call must not have: write into its inputs or the mask, or set the random seed.
+"""Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
 `watched` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
 words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it poisons

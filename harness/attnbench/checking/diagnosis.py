@@ -686,7 +686,7 @@ def _interval(each: Evidence) -> Mistake | None:
     """The mistake that a query sees another, contiguous range of keys, derived from the output of a few rows.
 
     For each row, find the range of keys whose softmax reproduces its output. The first and last keys of several rows
-    tell whether they are relative to the query, or the same for all.
+    show whether they are relative to the query, or the same for all.
     """
     workload, rows, book = each.reference.workload, each.rows, each.book(torch.float64)
     if workload.sinks != "none" or workload.kv_len > 2 * SHORT_LEN or len(rows) < FITTED_ROWS:

@@ -43,7 +43,7 @@ def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
     tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))
     starts = torch.arange(0, query_len, tile)
-    random = starts + torch.randint(tile, starts.shape, generator=draws)  # a lost tile always contains one
+    random = starts + torch.randint(tile, starts.shape, generator=draws)  # each tile has one, so a lost tile shows
     return torch.tensor(sorted({min(max(0, row), query_len - 1) for row in [*edges, *random.tolist()]}))
 
 

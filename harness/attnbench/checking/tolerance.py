@@ -50,7 +50,7 @@ class RowErrors(NamedTuple):
 
 
 def by_row(tensor: Tensor, axis: int) -> RowErrors:
-    """The numbers of a tensor, row by row along an axis: errors, or the answer itself."""
+    """Summarize each row of a tensor along an axis; the tensor holds errors, or the answer itself."""
     numbers = tensor.detach().double()
     rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
     return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
