@@ -245,29 +245,19 @@ class Implementation:
 
     `build` takes canonical weights and returns an `Attention`, or any module with `forward(x, context=None, *, mask)`;
     a module without `attend` takes part in scope `module` only.
-
     `unsupported` returns a reason, or None if the workload is supported.
-
     `executed_flops` returns the FLOPs that one call really computes, including hidden pairs, or None if they are
     unknown: `dense_flops` for the textbook form, `product_flops` for a form that skips some pairs.
-
     `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): if another one runs, the
     cell is a fallback and is not timed.
-
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which is
     a number or an `nn.Dropout`.
-
     `compiles` says that every new size costs seconds of compilation: few lengths are tried before the workload's own.
-
     `distributes` says that it computes with the number of ranks in a workload's `world_size`; any other uses one rank.
-
     `features` are the members of FEATURES that it takes; a workload that needs another is unsupported.
-
     `copies` describes copies inside the timed call that suit the kernel: a note next to its times.
-
     `built_in` returns fixed values of axes, such as {"mask": "causal"}: a check uses them everywhere, and a run for all
     participants (contract/adapters.py).
-
     `is_approximate` says that it is meant to be close to attention, not equal: its error is shown, and it is neither
     judged nor ranked with others.
 
