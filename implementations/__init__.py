@@ -1,1 +1,1 @@
-"""One attention implementation per file: the stem is its name, `IMPLEMENTATION` the plug; none imports another."""
+"""One attention implementation per file. The file's stem is its name; files do not import each other."""

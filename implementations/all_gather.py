@@ -1,6 +1,6 @@
-"""Each rank gathers all keys and values, and attends to them with its own queries.
+"""Each rank gathers all keys and values and attends to them with its own queries.
 
-Its gradients of keys and values go back to the ranks that they are from, which add them up in float32 at least.
+Gradients of keys and values return to the ranks that own the tokens, which sum them in float32 at least.
 
 Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes as in
 contract/__init__.py; t: the tokens of one rank.
@@ -17,7 +17,7 @@ from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
 class Gather(torch.autograd.Function):
-    """The tokens of all ranks, in float32 at least; in the backward pass each rank adds up what all have of its own."""
+    """Gather the tokens of all ranks, in float32 at least; the backward pass sums gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
@@ -55,7 +55,7 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
 
 
 class AllGather(Attention):
-    """Queries stay where they are; keys and values are everywhere."""
+    """Attention with local queries and gathered keys and values."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""

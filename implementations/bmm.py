@@ -1,8 +1,8 @@
-"""Attention by batched matrix products alone: heads are folded into the batch, so that three axes are enough.
+"""Attention as batched matrix products: heads are folded into the batch, so three axes are enough.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 
-At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
+Peak memory beyond the inputs: scores, weights and output, 2 B H T S + B H T V numbers.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Attention in plain PyTorch whose memory grows with the length, not its square: tiles and an online softmax.
+"""Attention in plain PyTorch with tiles and an online softmax: memory grows with the length, not its square.
 
-A row of scores is never held whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
-output, which are rescaled whenever the maximum grows. For a backward pass the tiles of each row are made again.
+A row of scores is never stored whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
+output; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t and s of one tile.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-TILE = 256  # queries and keys: (H, t, s) scores of 8 heads in float32 are 2 MiB, about what a core's cache holds
+TILE = 256  # queries and keys: (H, t, s) scores of 8 heads in float32 are 2 MiB, about one core's cache
 
 
 def attention(
@@ -52,9 +52,9 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
             seen = mask[..., first : first + TILE]  # (B,H,t,S) -> (B,H,t,s)
             scores = scores.where(seen, -torch.inf) if seen.dtype == torch.bool else scores + seen
         previous, maximum = maximum, maximum.maximum(scores.detach().amax(dim=-1, keepdim=True))  # (B,H,t,1)
-        rescale = (previous - maximum).exp()  # of sums under the previous maximum
+        rescale = (previous - maximum).exp()  # for sums under the previous maximum
         weights = scores.sub_(maximum).exp_()  # (B,H,t,s), in place of the scores
         total = total * rescale + weights.sum(dim=-1, keepdim=True)  # (B,H,t,1)
-        weights = F.dropout(weights, dropout).to(value.dtype)  # only now: the sum is of all weights
+        weights = F.dropout(weights, dropout).to(value.dtype)  # after the sum, which covers all weights
         output = output * rescale + weights @ values  # (B,H,t,s) @ (B,H,s,V) -> (B,H,t,V)
     return (output / total).to(query.dtype)

@@ -1,7 +1,7 @@
-"""PyTorch's own context parallelism: SDPA inside of its `context_parallel`, which shares out the tokens itself.
+"""PyTorch's own context parallelism: SDPA inside `context_parallel`, which splits the tokens itself.
 
-It is experimental, and made for CUDA: what fails elsewhere, fails here as it does there. Each rank has all tokens, of
-which `context_parallel` keeps its own, and those of the other ranks come back at the end.
+It is experimental and made for CUDA; its errors on other devices are passed on. Each rank gets all tokens,
+`context_parallel` keeps the rank's share, and the other ranks' tokens are gathered at the end.
 
 Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes as in contract/__init__.py.
 """
@@ -17,11 +17,11 @@ from attnbench.contract import Attention, BoundMask, Implementation, Workload
 from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 TOKENS = 2
-"""The axis that is shared out."""
+"""The axis that is split among ranks."""
 
 
 class Parallel(torch.autograd.Function):
-    """Both passes inside of `context_parallel`."""
+    """Forward and backward pass inside `context_parallel`."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
@@ -70,7 +70,7 @@ def attend_in_parallel(query: Tensor, key: Tensor, value: Tensor, rank: Rank) ->
 
 
 class ContextParallel(Attention):
-    """Attention as PyTorch shares it out."""
+    """Attention with PyTorch's split of the tokens."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
@@ -78,7 +78,7 @@ class ContextParallel(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Why there is no group for it, or what holds for all ranks."""
+    """Return why no group of ranks can run a workload, or None."""
     if workload.world_size == 1:
         return "it needs a group of ranks: give world_size a value of 2 or more"
     return not_over_ranks(workload)

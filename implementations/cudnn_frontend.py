@@ -1,6 +1,6 @@
-"""cuDNN's attention by its own Python package, nvidia-cudnn-frontend, instead of through PyTorch.
+"""cuDNN's attention through its own Python package, nvidia-cudnn-frontend, instead of through PyTorch.
 
-Its masks are aligned at the start (top-left) or at the end (bottom-right), as asked. The entry is experimental.
+Masks are aligned at the start (top-left) or at the end (bottom-right), as the workload says. The API is experimental.
 
 Source: https://github.com/NVIDIA/cudnn-frontend/blob/v1.23.0/python/cudnn/experimental/ops/sdpa.py
 
@@ -28,10 +28,9 @@ HOPPER = 9
 
 
 class CudnnFrontend(Attention):
-    """One call; the graph is built at the first one of each size."""
+    """One call; the first call at each size builds the graph."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the operator."""
         super().__init__(weights)
         from cudnn.experimental.ops import scaled_dot_product_attention
 
@@ -52,7 +51,7 @@ class CudnnFrontend(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the operator refuses."""
+    """Return why the operator cannot run a workload, or None."""
     if reason := missing_package("cudnn.experimental.ops", "nvidia-cudnn-frontend"):
         return reason
     if reason := only_on("cuda", workload, "cudnn_frontend"):

@@ -1,8 +1,8 @@
-"""Attention as Einstein sums: every line names its axes, and no view and no transpose is needed.
+"""Attention as Einstein sums: every line names its axes, so no view or transpose is needed.
 
 Letters: b batch, t query, s key, h heads, k head width, v value width.
 
-At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
+Peak memory beyond the inputs: scores, weights and output, 2 B H T S + B H T V numbers.
 """
 
 import torch
@@ -22,7 +22,7 @@ def attention(
     """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("bhtk,bhsk->bhts", query, key) * scale
-    if softcap is not None:  # as in Gemma 2: no score leaves -softcap..softcap
+    if softcap is not None:  # as in Gemma 2: scores stay within -softcap..softcap
         scores = softcap * (scores / softcap).tanh()
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.where(mask, -torch.inf)

@@ -1,7 +1,7 @@
-"""The choice of this machine's policy for the call; `attnbench fastest --sweep NAME --policy FILE` learns one.
+"""The implementation that this machine's policy chooses; `attnbench fastest --sweep NAME --policy FILE` learns one.
 
-The policy is the file that ATTNBENCH_POLICY names, else results/policy.json. The dispatch is that of
-`attnbench.attention`, and its time counts.
+The policy is the file that ATTNBENCH_POLICY names, else results/policy.json. Calls are dispatched by
+`attnbench.attention`, and the dispatch is part of the measured time.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -13,7 +13,7 @@ from attnbench.contract.dispatch import attend_by_policy, reason_against
 
 
 class Fastest(Attention):
-    """One look-up and one call."""
+    """One lookup and one call."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""

@@ -1,8 +1,9 @@
-"""FlashAttention 2, from the package flash-attn: its mask is aligned at the end (bottom-right) since 2.1.
+"""FlashAttention 2, from the package flash-attn: since 2.1 its mask is aligned at the end (bottom-right).
 
-A query that sees no key gets 0. Grouped heads are read in place.
+A query that sees no key gets 0. Grouped heads are not copied.
 
-The package is looked for by the file of its function: flash-attn-4 alone makes a folder flash_attn, too.
+The check for the package looks for the file of its function, because flash-attn-4 alone also creates a folder
+flash_attn.
 
 Source: T. Dao, https://arxiv.org/abs/2307.08691;
 https://github.com/Dao-AILab/flash-attention/blob/v2.8.3/flash_attn/flash_attn_interface.py
@@ -28,10 +29,9 @@ LARGEST_HEAD_DIM = 256
 
 
 class FlashAttn2(Attention):
-    """One call, on tokens before heads."""
+    """One call with tokens before heads."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from flash_attn.flash_attn_interface import flash_attn_func
 
@@ -47,7 +47,7 @@ class FlashAttn2(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses, as of 2.8."""
+    """Return why the kernel cannot run a workload, or None, as of 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -26,10 +26,9 @@ LARGEST_HEAD_DIM = 256
 
 
 class FlashAttn3(Attention):
-    """One call, on tokens before heads."""
+    """One call with tokens before heads."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from flash_attn_interface import flash_attn_func
 
@@ -46,7 +45,7 @@ class FlashAttn3(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses, which needs a GPU of compute capability 9.0 (torch raises without one)."""
+    """Return why the kernel cannot run a workload, or None. It needs a GPU of compute capability 9.0."""
     if reason := missing_package("flash_attn_interface", "flash_attn_3") or only_on("cuda", workload, "flash_attn_3"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

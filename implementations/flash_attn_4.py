@@ -1,6 +1,6 @@
 """FlashAttention 4, written in CuTe DSL for Hopper and Blackwell GPUs: package flash-attn-4, module flash_attn.cute.
 
-No limit of a window is None instead of -1. It is compiled at its first call, and returns the logsumexp with the output.
+A window without a limit is None, not -1. The first call compiles the kernel. The logsumexp is returned with the output.
 
 Source: https://github.com/Dao-AILab/flash-attention/blob/fa4-v4.0.0.beta27/flash_attn/cute/interface.py
 
@@ -24,15 +24,14 @@ from attnbench.contract import (
 
 HOPPER = 9
 LARGEST_HEAD_DIM = {HOPPER: 256, 10: 128, 11: 128}
-"""By the major compute capability; a kernel for (256, 256) is there on the two others, too."""
+"""By major compute capability. Versions 10 and 11 also have a kernel for (256, 256)."""
 OWN_KERNEL = 256
 
 
 class FlashAttn4(Attention):
-    """One call, on tokens before heads."""
+    """One call with tokens before heads."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from flash_attn.cute import flash_attn_func
 
@@ -50,7 +49,7 @@ class FlashAttn4(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses, as of 4.0.0.beta27: `_validate_head_dims`."""
+    """Return why the kernel cannot run a workload, or None, as of 4.0.0.beta27: `_validate_head_dims`."""
     if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

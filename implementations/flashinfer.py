@@ -1,7 +1,7 @@
-"""FlashInfer's `single_prefill_with_kv_cache`: the kernel of serving engines, for one request, inference alone.
+"""FlashInfer's `single_prefill_with_kv_cache`: the kernel of serving engines, for one request and inference only.
 
-Causal masks are aligned at the end (bottom-right); any other mask is handed over in bits, which are packed once.
-The kernel reads query, key and value by their strides: nothing is copied.
+Causal masks are aligned at the end (bottom-right); any other mask is passed as bits, packed once. The kernel reads
+query, key and value by their strides, without a copy.
 
 Source: Z. Ye et al., https://arxiv.org/abs/2501.01005;
 https://github.com/flashinfer-ai/flashinfer/blob/v0.6.17/flashinfer/prefill.py
@@ -26,10 +26,9 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class FlashInfer(Attention):
-    """One call, on tokens before heads ("NHD")."""
+    """One call with tokens before heads ("NHD")."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from flashinfer import single_prefill_with_kv_cache
         from flashinfer.quantization import packbits
@@ -41,7 +40,7 @@ class FlashInfer(Attention):
         tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
         window = attention_window(mask.rule, *mask.sizes[1:])
         attended: Tensor
-        if window is None or window[1] > 0:  # it has no limit on the right but the diagonal
+        if window is None or window[1] > 0:  # the kernel limits the right side only at the diagonal
             bits = mask.keep("flashinfer", lambda: self.packed(mask))
             attended = self.kernel(*tokens, packed_custom_mask=bits, kv_layout="NHD")
         else:
@@ -49,7 +48,7 @@ class FlashInfer(Attention):
         return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
 
     def packed(self, mask: BoundMask) -> Tensor:
-        """What is visible, eight pairs a byte, the first pair its lowest bit."""
+        """Pack the visible pairs, eight to a byte; the first pair is the lowest bit."""
         assert mask.visible is not None
         visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
         bits: Tensor = self.packbits(visible.flatten(), bitorder="little")
@@ -57,7 +56,7 @@ class FlashInfer(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses."""
+    """Return why the kernel cannot run a workload, or None."""
     if reason := missing_package("flashinfer") or only_on("cuda", workload, "flashinfer"):
         return reason
     if workload.direction != "inference":

@@ -1,7 +1,7 @@
-"""`flex_attention`, compiled: one kernel generated for the mask, which skips the tiles that the mask hides.
+"""`flex_attention`, compiled: a kernel generated for the mask that skips hidden tiles.
 
-The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is made once for each mask. Both,
-and the seconds of compiling, stay outside the timed calls. Uncompiled it is no contender, and is never timed.
+The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask. Both
+steps and the compilation stay outside the timed calls. The uncompiled function is slow and is never timed.
 
 Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, by way of
 https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
@@ -41,12 +41,12 @@ class Flex(Attention):
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """The compiled function, one for the process, which keeps what it has compiled."""
+    """The compiled function, one for the process; it keeps its compiled kernels."""
     return compile_whole(flex_attention)
 
 
 def block_mask(mask: BoundMask) -> BlockMask:
-    """Which tiles the mask hides, shows or cuts, with the rule for those that it cuts."""
+    """The tiles that the mask hides, shows or cuts, with the rule for the cut ones."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)
@@ -54,12 +54,12 @@ def block_mask(mask: BoundMask) -> BlockMask:
     batch_size, query_len, key_len = mask.sizes
     place = torch.zeros(1, dtype=torch.long, device=mask.device)
     first = mask.sees(torch.arange(batch_size, device=mask.device)[:, None], place, place)
-    differs = first.dim() > 1  # from batch row to batch row
+    differs = first.dim() > 1  # the batch rows have different masks
     return create_block_mask(sees, batch_size if differs else None, None, query_len, key_len, device=str(mask.device))
 
 
 def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
-    """What the mask makes of a score, one part after another; None where it only hides."""
+    """The mask's change of a score, part by part; None if the mask only hides."""
     offset = mask.sizes[2] - mask.sizes[1]
 
     def change(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the generated kernels cannot do, and what they are generated with."""
+    """Return why flex_attention cannot run a workload, or None; a missing compiler is a reason."""
     if workload.dropout > 0:
         return "flex_attention has no dropout"
     if is_on("cuda", workload):

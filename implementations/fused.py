@@ -1,11 +1,11 @@
 """The textbook form: one projection for queries, keys and values, heads by view and transpose, batched products.
 
-It is laid out as in https://github.com/karpathy/nanoGPT/blob/master/model.py
+The layout follows https://github.com/karpathy/nanoGPT/blob/master/model.py
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width, D embedding width.
 
-Scores and weights are both (B, H, T, S), and live together with the output: at its peak a call holds 2 B H T S +
-B H T V numbers beyond its inputs, and keeps the B H T S weights for a backward pass.
+Scores and weights are both (B, H, T, S). Peak memory beyond the inputs: scores, weights and output, 2 B H T S + B H T V
+numbers. The B H T S weights are kept for a backward pass.
 """
 
 import torch
@@ -36,7 +36,7 @@ def attention(
 
 
 class Fused(nn.Module):
-    """Self-attention: one linear layer makes queries, keys and values of all heads."""
+    """Self-attention with one linear layer for the queries, keys and values of all heads."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -56,4 +56,4 @@ class Fused(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))  # (B,H,T,K) -> (B,T,H,K) -> (B,T,H*K) -> (B,T,D)
 
 
-MODULE, LAYOUT = Fused, packed("qkv", out="out")  # the rows of all queries, then of all keys, then of all values
+MODULE, LAYOUT = Fused, packed("qkv", out="out")  # all query rows, then all key rows, then all value rows

@@ -1,8 +1,8 @@
-"""A list of heads, each with projections of its own, that attend one after the other; their outputs are concatenated.
+"""A list of heads with their own projections; they attend one after the other and their outputs are concatenated.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width, D embedding width.
 
-At its peak a call holds scores and weights of one head and the outputs of all: 2 B T S + B H T V numbers.
+Peak memory beyond the inputs: scores and weights of one head, and all outputs: 2 B T S + B H T V numbers.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Attention as a tutorial explains it, word by word: one batch row, one head and one query token at a time.
+"""Attention word by word as in a tutorial: one batch row, one head and one query token at a time.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 
-At its peak a call holds the output of each token, and the same once more, stacked: 2 B H T V numbers.
+Peak memory beyond the inputs: the output of each token, and all of them stacked, 2 B H T V numbers.
 """
 
 import torch
@@ -36,7 +36,7 @@ def attention(
 def attend_token(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
-    """What one token takes from the others: query (K,), keys (S, K), values (S, V), mask (S,) -> (V,)."""
+    """Attention of one token: query (K,), keys (S, K), values (S, V), mask (S,) -> (V,)."""
     scores = keys @ query * scale  # (S,K) @ (K,) -> (S,)
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.where(mask, -torch.inf)

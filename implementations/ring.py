@@ -1,6 +1,6 @@
-"""Ring attention: each rank has one part of the tokens, and keys and values go round, merged by their logsumexp.
+"""Ring attention: each rank holds one part of the tokens; keys and values circulate and results merge by logsumexp.
 
-Under a causal mask a rank skips what lies after its queries: the last has most to do, and the others wait for it.
+Under a causal mask a rank skips the keys after its queries. The last rank has the most work and the others wait for it.
 
 Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py; t, s: the tokens of one rank.
 """

@@ -1,6 +1,6 @@
-"""SageAttention: queries and keys in 8 bits, inference alone. It approximates, and the check says by how much.
+"""SageAttention: queries and keys in 8 bits, inference only. It is approximate, and the check reports its error.
 
-By the rules of this harness it may well disagree, and what disagrees gets no time (docs/method.md).
+The check may find it wrong; wrong implementations are not timed (docs/method.md).
 
 Source: J. Zhang et al., https://arxiv.org/abs/2410.02367;
 https://github.com/thu-ml/SageAttention/blob/v2.2.0/sageattention/core.py
@@ -16,10 +16,9 @@ LARGEST_HEAD_DIM = 128
 
 
 class SageAttention(Attention):
-    """One call; heads stand before tokens ("HND"), as here."""
+    """One call with heads before tokens ("HND")."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from sageattention import sageattn
 
@@ -32,7 +31,7 @@ class SageAttention(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses."""
+    """Return why the kernel cannot run a workload, or None."""
     if reason := missing_package("sageattention") or only_on("cuda", workload, "sageattention"):
         return reason
     if workload.direction != "inference":

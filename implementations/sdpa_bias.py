@@ -1,7 +1,7 @@
-"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without numbers that say the alignment.
+"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without data that name the alignment.
 
-`causal_upper_left` ends in `is_causal=True`. `causal_lower_right` has kernels on CUDA alone; on the CPU, unless
-seq_len is kv_len, every call makes the dense mask again.
+`causal_upper_left` becomes `is_causal=True`. `causal_lower_right` has kernels on CUDA only; on the CPU every call
+builds the dense mask again, unless seq_len equals kv_len.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html
 
@@ -17,10 +17,10 @@ MASKS = ("causal", "causal_bottom_right")
 
 
 class SdpaBias(Attention):
-    """One call; the bias is made once."""
+    """One call; the bias is created once."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the biases, which takes as long as torch itself, since they bring its compiler along."""
+        """Import the biases here: the import loads torch's compiler and takes as long as torch itself."""
         from torch.nn.attention import bias
 
         super().__init__(weights)
@@ -40,7 +40,7 @@ class SdpaBias(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What is not causal, and what PyTorch itself warns of."""
+    """Return why a causal bias cannot run a workload, or None; cases that PyTorch warns about are refused."""
     if workload.mask_rule.name not in MASKS:
         return f"PyTorch's causal biases stand for the masks {' and '.join(MASKS)} alone"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:

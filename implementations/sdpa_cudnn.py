@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` held to its CUDNN_ATTENTION backend: NVIDIA's own fused kernel, on CUDA alone.
+"""`scaled_dot_product_attention` restricted to its CUDNN_ATTENTION backend: NVIDIA's fused kernel, on CUDA only.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html
 
@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.contract import Attention, BoundMask, Implementation, Workload, only_on
 
 LARGEST_HEAD_DIM = 256
-"""From cuDNN 9.10 on, on compute capability 9.0; elsewhere 128, and a fallback with PyTorch's reason above that."""
+"""Since cuDNN 9.10 on compute capability 9.0; elsewhere the limit is 128, and larger widths are a fallback."""
 
 
 class SdpaCudnn(Attention):
-    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+    """One call with one backend; torch raises if the kernel cannot run and never falls back."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -33,7 +33,10 @@ class SdpaCudnn(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
+    """Return why the kernel cannot run a workload, or None.
+
+    Source: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    """
     if reason := only_on("cuda", workload, "the cuDNN kernel"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -1,6 +1,6 @@
-"""`scaled_dot_product_attention` held to its EFFICIENT_ATTENTION backend: xformers' kernel as PyTorch has it, on CUDA.
+"""`scaled_dot_product_attention` restricted to EFFICIENT_ATTENTION, PyTorch's copy of xformers' kernel, on CUDA only.
 
-It has no grouped heads: keys and values are repeated for the query heads that read them.
+The kernel has no grouped heads: keys and values are repeated for the query heads that read them.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html
 
@@ -15,7 +15,7 @@ from attnbench.contract import Attention, BoundMask, Implementation, Workload, o
 
 
 class SdpaEfficient(Attention):
-    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+    """One call with one backend; torch raises if the kernel cannot run and never falls back."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -32,7 +32,10 @@ class SdpaEfficient(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
+    """Return why the kernel cannot run a workload, or None.
+
+    Source: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    """
     if reason := only_on("cuda", workload, "the memory-efficient kernel"):
         return reason
     if workload.dtype == "float64":

@@ -1,12 +1,12 @@
-"""`scaled_dot_product_attention` held to its FLASH_ATTENTION backend: tiles in fast memory, weights never stored.
+"""`scaled_dot_product_attention` restricted to FLASH_ATTENTION: tiles in fast memory, weights never stored.
 
 Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, by way of
 https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-At its peak a call holds the output, a logsumexp for each row, and a tile for each thread: B H T V + B H T numbers and
-what does not grow with the length.
+Peak memory beyond the inputs: the output, a logsumexp for each row and a tile for each thread: B H T V + B H T numbers
+plus a constant.
 """
 
 from torch import Tensor
@@ -19,7 +19,7 @@ LARGEST_CUDA_HEAD_DIM = 256
 
 
 class SdpaFlash(Attention):
-    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+    """One call with one backend; torch raises if the kernel cannot run and never falls back."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -37,7 +37,7 @@ class SdpaFlash(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses."""
+    """Return why the kernel cannot run a workload, or None."""
     if not workload.mask_rule.is_additive:
         return "scaled_dot_product_attention has no softcap"
     if workload.value_dim != workload.head_dim:
@@ -50,7 +50,10 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def unsupported_on_cuda(workload: Workload) -> str | None:
-    """What the kernel refuses on CUDA: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    """Return why the kernel cannot run a workload on CUDA, or None.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers.
+    """
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the flash kernel on CUDA needs dtype bfloat16 or float16"
     if workload.mask not in {"none", "causal"}:

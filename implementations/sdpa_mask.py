@@ -1,6 +1,6 @@
-"""`scaled_dot_product_attention` that is always handed its mask as a dense tensor, as much code in the field does.
+"""`scaled_dot_product_attention` that always gets its mask as a dense tensor, as in much existing code.
 
-What `is_causal=True` saves, and what a mask costs that hides nothing, is the difference to `sdpa`.
+The difference to `sdpa` shows the gain of `is_causal=True`, and the cost of a mask that hides nothing.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 
@@ -15,7 +15,7 @@ from attnbench.contract import Attention, BoundMask, Implementation, Workload
 
 
 class SdpaMask(Attention):
-    """One call; the mask is made once: boolean, True where visible, or numbers where it changes scores."""
+    """One call. The mask is created once: boolean, True where visible, or numbers if it changes scores."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -24,7 +24,7 @@ class SdpaMask(Attention):
         else:
             made = mask.keep("dense", lambda: dense(mask, query.dtype))
         if mask.sinks is not None:
-            key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))  # one more, of zeros
+            key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))  # one more key, of zeros
             made = with_sinks(made, mask.sinks)
         return F.scaled_dot_product_attention(
             query,
@@ -55,7 +55,7 @@ def with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What a dense mask cannot say."""
+    """Return why a dense mask cannot express a workload, or None."""
     return None if workload.mask_rule.is_additive else "scaled_dot_product_attention has no softcap"
 
 

@@ -1,10 +1,10 @@
-"""`scaled_dot_product_attention` held to its MATH backend: separate products and a softmax, with dense weights.
+"""`scaled_dot_product_attention` restricted to its MATH backend: separate products and a softmax, with dense weights.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-At its peak a call holds scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
+Peak memory beyond the inputs: scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
 (8 + 1) B H T S + 4 B G S K + B H T bytes in float32.
 """
 
@@ -16,7 +16,7 @@ from attnbench.contract import Attention, BoundMask, Implementation, Workload, d
 
 
 class SdpaMath(Attention):
-    """One call, one backend."""
+    """One call with one backend."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -34,7 +34,7 @@ class SdpaMath(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the call has no argument for."""
+    """Return why the call cannot run a workload, or None."""
     return None if workload.mask_rule.is_additive else "scaled_dot_product_attention has no softcap"
 
 

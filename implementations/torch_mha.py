@@ -1,11 +1,11 @@
-"""PyTorch's own module, `nn.MultiheadAttention`, loaded with the canonical weights: what a hand-made one is held to.
+"""PyTorch's own module, `nn.MultiheadAttention`, loaded with the canonical weights: the baseline for custom modules.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
 Shapes: B batch, T query length, S key length, H heads, K head width, D embedding width = H*K.
 
-At its peak a fast-path call holds scores, which become weights in place, and three projections split by heads:
-B H T S + 3 B T D numbers; where a graph is recorded, the projections twice, and no scores.
+Peak memory of a fast-path call beyond the inputs: scores, which become weights in place, and three projections split by
+heads, B H T S + 3 B T D numbers. A call that records a graph holds the projections twice and no scores.
 """
 
 import torch
@@ -15,7 +15,7 @@ from attnbench.contract import BoundMask, Implementation, Weights, Workload, nn,
 
 
 class TorchMha(nn.Module):
-    """The module, and weights and masks translated into its terms; it can be called as a whole only."""
+    """The module with translated weights and masks; it can only be called as a whole."""
 
     def __init__(self, weights: Weights) -> None:
         """Take the sizes of `weights` and load them.
@@ -33,14 +33,14 @@ class TorchMha(nn.Module):
             self.attention.register_parameter("in_proj_bias", None)
         if weights.out_bias is None:
             del self.attention.out_proj.bias
-            zeros = torch.zeros(embed_dim) if weights.has_bias else None  # its fast path takes both biases or none
+            zeros = torch.zeros(embed_dim) if weights.has_bias else None  # the fast path needs both biases or neither
             self.attention.out_proj.register_buffer("bias", zeros, persistent=False)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         self.load_state_dict(self.pack(weights) | self.pack_out(weights))
 
     @property
     def dropout(self) -> float:
-        """The share of the attention weights to drop; the module drops in training mode alone."""
+        """The share of the attention weights to drop; the module drops only in training mode."""
         return float(self.attention.dropout)
 
     @dropout.setter
@@ -49,7 +49,7 @@ class TorchMha(nn.Module):
         self.attention.train(share > 0)
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The input projection's state dict: queries, keys and values below one another."""
+        """The input projection's state dict: the rows of queries, then keys, then values."""
         rows = torch.cat([weights.query, weights.key, weights.value]).flatten(0, 1)  # 3 times (H,K,D) -> (3*D,D)
         if weights.query_bias is None or weights.key_bias is None or weights.value_bias is None:
             return {"attention.in_proj_weight": rows}
@@ -65,7 +65,7 @@ class TorchMha(nn.Module):
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
         context = x if context is None else context
         hidden, padding_mask = mask.hidden, None
-        attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden  # it, too, says True where hidden
+        attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden  # this one also says True where hidden
         if hidden is not None and mask.is_padding:
             padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
         elif hidden is not None and hidden is attention_mask and len(hidden) == 1:
@@ -86,7 +86,7 @@ class TorchMha(nn.Module):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the module has no argument for."""
+    """Return why the module cannot run a workload, or None."""
     if workload.scope == "attention":
         return without_attend("nn.MultiheadAttention")
     if workload.num_kv_heads != workload.num_heads:

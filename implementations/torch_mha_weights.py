@@ -1,6 +1,6 @@
-"""`nn.MultiheadAttention` asked for its weights too, as it is by default: it then leaves the fused kernel.
+"""`nn.MultiheadAttention` that also returns its weights, as it does by default; this disables the fused kernel.
 
-The weights, averaged over the heads, are computed and thrown away; that they are is what differs from `torch_mha`.
+The weights, averaged over the heads, are computed and discarded. This is the only difference to `torch_mha`.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
@@ -15,20 +15,20 @@ from attnbench.contract.adapters import Sizes, adapt, packed
 
 
 def make(sizes: Sizes) -> nn.MultiheadAttention:
-    """The module, without the biases that are not asked for."""
+    """The module, without the biases that the workload excludes."""
     module = nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True)
     if not sizes.qkv_bias:
         module.register_parameter("in_proj_bias", None)
     if not sizes.out_bias:
         del module.out_proj.bias
-        zeros = torch.zeros(sizes.embed_dim) if sizes.qkv_bias else None  # its fast path takes both biases or none
+        zeros = torch.zeros(sizes.embed_dim) if sizes.qkv_bias else None  # the fast path needs both biases or neither
         module.out_proj.register_buffer("bias", zeros, persistent=False)
     return module
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
     """(B, T, D), (B, S, D) -> (B, T, D)."""
-    hidden, padding_mask = mask.hidden, None  # the module, too, says True where hidden
+    hidden, padding_mask = mask.hidden, None  # the module also says True where hidden
     attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden
     if hidden is not None and mask.is_padding:
         padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
@@ -45,13 +45,13 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """The module drops in training mode alone."""
+    """Set the dropout of the module, which drops only in training mode."""
     module.dropout = share
     module.train(share > 0)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the module has no argument for, and where the textbook softmax has no answer."""
+    """Return why the module cannot run a workload, or None; empty rows are refused, since its softmax gives NaN."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

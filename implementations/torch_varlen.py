@@ -1,8 +1,8 @@
-"""PyTorch's `varlen_attn`: FlashAttention over packed sequences, so that documents need no mask and no padding.
+"""PyTorch's `varlen_attn`: FlashAttention over packed sequences, so documents need no mask and no padding.
 
-Its bands are counted from the end of each sequence (bottom-right).
+Windows are counted from the end of each sequence (bottom-right).
 
-torch 2.11 has no grouped heads here: `enable_gqa` is there from 2.12 on.
+torch 2.11 has no grouped heads here; `enable_gqa` exists since 2.12.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 
@@ -34,10 +34,9 @@ LARGEST_HEAD_DIM = 256
 
 
 class TorchVarlen(Attention):
-    """One call on all tokens of the batch in a row."""
+    """One call with the tokens of the whole batch in one row."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the kernel."""
         super().__init__(weights)
         from torch.nn.attention.varlen import varlen_attn
 
@@ -60,9 +59,9 @@ class TorchVarlen(Attention):
 
 
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
-    """Where each sequence starts, and the end, among queries (N + 1,) and keys (N + 1,); the longest of each.
+    """The bounds of sequences among queries (N + 1,) and keys (N + 1,), and the longest length of each.
 
-    A sequence is a batch row, or under the mask `document` one document of a row.
+    A sequence is a batch row or, under the mask `document`, one document of a row.
     """
     batch_size, query_len, key_len = mask.sizes
     query_lens, key_lens = [query_len], [key_len]
@@ -90,7 +89,7 @@ def takes_groups() -> bool:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses."""
+    """Return why the kernel cannot run a workload, or None."""
     if missing_package("torch.nn.attention.varlen"):
         return "this version of torch has no varlen_attn"
     if reason := only_on("cuda", workload, "varlen_attn"):

@@ -1,7 +1,7 @@
 """Transformer Engine's `DotProductAttention`, which chooses among FlashAttention, cuDNN and unfused products.
 
-NVTE_FLASH_ATTN=0 or NVTE_FUSED_ATTN=0 in the environment leaves one of them out. Its masks are aligned at the start
-(top-left) or at the end (bottom-right), as asked.
+NVTE_FLASH_ATTN=0 or NVTE_FUSED_ATTN=0 in the environment disables one of them. Masks are aligned at the start
+(top-left) or at the end (bottom-right), as the workload says.
 
 Source: https://github.com/NVIDIA/TransformerEngine/blob/v2.18/transformer_engine/pytorch/attention/
 dot_product_attention/dot_product_attention.py
@@ -16,14 +16,13 @@ from torch import Tensor
 from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, only_on
 
 MASKS = {"none": "no_mask", "causal": "causal", "causal_bottom_right": "causal_bottom_right"}
-"""What the package calls each."""
+"""The package's name for each mask."""
 
 
 class TransformerEngine(Attention):
-    """One call of a module without weights, on tokens before heads; it is made once for each mask."""
+    """One call of a module without weights, with tokens before heads; it is created once for each mask."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the module."""
         super().__init__(weights)
         from transformer_engine.pytorch import DotProductAttention
 
@@ -51,7 +50,7 @@ class TransformerEngine(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the module refuses, or silently leaves to its unfused products."""
+    """Return why the module cannot run a workload, or None; workloads that it silently computes unfused are refused."""
     if reason := missing_package("transformer_engine.pytorch.attention"):
         return reason
     if reason := only_on("cuda", workload, "transformer_engine"):

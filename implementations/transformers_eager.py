@@ -1,6 +1,6 @@
-"""The function `eager_attention_forward` of the package transformers, as its Llama has it: two products and a softmax.
+"""The function `eager_attention_forward` of the package transformers' Llama: two products and a softmax.
 
-The softmax is in float32 whatever the dtype; the mask is added as the lowest number that the dtype has.
+The softmax is in float32 for every dtype. The mask is added as the dtype's lowest number.
 
 Source: https://github.com/huggingface/transformers, src/transformers/models/llama/modeling_llama.py
 
@@ -17,10 +17,9 @@ from attnbench.contract import Attention, BoundMask, Implementation, Weights, Wo
 
 
 class TransformersEager(Attention):
-    """One call of the function that a model of the package calls, with the little of a module that it reads."""
+    """One call of the function that the package's models call, with the few module attributes that it reads."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the function."""
         super().__init__(weights)
         from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -49,7 +48,7 @@ def lowest(mask: BoundMask, dtype: torch.dtype) -> Tensor:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the package has no words for."""
+    """Return why the function cannot run a workload, or None."""
     if missing := missing_package("transformers"):
         return missing
     if workload.dtype == "float64":

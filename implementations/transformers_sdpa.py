@@ -1,6 +1,6 @@
-"""The attention function `sdpa` of the package transformers, which most models of its hub run by default.
+"""The attention function `sdpa` of the package transformers, the default of most models on its hub.
 
-As the package's own masking does, no mask is made where `is_causal` can say it.
+No mask is created where `is_causal` can express it, as in the package's own masking.
 
 Source: https://github.com/huggingface/transformers, src/transformers/integrations/sdpa_attention.py
 
@@ -16,10 +16,9 @@ from attnbench.contract import Attention, BoundMask, Implementation, Weights, Wo
 
 
 class TransformersSdpa(Attention):
-    """One call of the function that a model of the package calls, with the little of a module that it reads."""
+    """One call of the function that the package's models call, with the few module attributes that it reads."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the function."""
         super().__init__(weights)
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,7 +28,7 @@ class TransformersSdpa(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        is_causal = mask.is_causal and query.shape[2] > 1  # of one query the function shows it every key
+        is_causal = mask.is_causal and query.shape[2] > 1  # the function shows a single query every key
         attended: Tensor = self.function(
             self.as_module,
             query,
@@ -43,7 +42,7 @@ class TransformersSdpa(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the package has no words for."""
+    """Return why the function cannot run a workload, or None."""
     if missing := missing_package("transformers"):
         return missing
     if workload.mask_rule.changes_scores:

@@ -1,11 +1,11 @@
-"""FlashAttention-2 in Triton, written for this project: forward and backward, causal and not, grouped heads.
+"""FlashAttention-2 in Triton, written for this project: forward and backward, causal or not, grouped heads.
 
-A program holds a tile of queries and goes over the keys, so that no score is ever stored: it keeps for each row the
-largest score so far, the sum of the exponentials, and the output, and rescales both whenever a larger score is found.
-The backward pass makes the scores again from the logsumexp of each row: one kernel for a tile of keys, over all queries
-and query heads that read it, and one for a tile of queries. All sums are in float32.
+A program holds a tile of queries and loops over the keys, so no score is stored. For each row it keeps the largest
+score, the sum of the exponentials and the output, and rescales both sums when it finds a larger score. The backward
+pass recomputes the scores from each row's logsumexp. It has two kernels: one for a tile of keys, over all queries and
+query heads that read it, and one for a tile of queries. All sums are in float32.
 
-Without a GPU it can be checked, not timed: attnbench check triton_flash --interpret.
+Without a GPU it can be checked but not timed: attnbench check triton_flash --interpret.
 
 Source: T. Dao, "FlashAttention-2", https://arxiv.org/abs/2307.08691, algorithms 1 and 2; written in Triton,
 https://triton-lang.org/main/python-api/triton.language.html
@@ -33,16 +33,15 @@ from attnbench.contract import (
 
 LARGEST_HEAD_DIM = 256
 TILE, TILE_OF_WIDE, WIDE = 64, 32, 128
-"""Rows of a tile; fewer where a head is wider than the last, since a tile of it must fit with the others."""
+"""Rows of a tile, rows of a tile of heads wider than WIDE (all tiles must fit together), and that width."""
 SMALLEST_WIDTH = 16
-"""The least that `tl.dot` takes."""
+"""The smallest width that `tl.dot` accepts."""
 
 
 class TritonFlash(Attention):
     """One call of the forward kernel; two kernels for the gradients."""
 
     def __init__(self, weights: Weights) -> None:
-        """Make the kernels, which are compiled at their first call."""
         super().__init__(weights)
         self.function: Any = made().function
 
@@ -58,7 +57,7 @@ class TritonFlash(Attention):
 
 @cache
 def made() -> SimpleNamespace:
-    """The kernels and the autograd function that calls them; Triton is imported here, and reads its settings then."""
+    """The kernels and the autograd function that calls them. Triton is imported here and reads its settings now."""
     import triton
     import triton.language as tl
 
@@ -69,7 +68,7 @@ def made() -> SimpleNamespace:
         scale, num_heads, group, query_len, key_len, shift,
         is_causal: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr, widen: tl.constexpr,
     ):  # fmt: skip
-        """One tile of queries of one head, over the keys that they see."""
+        """One tile of queries of one head, over its visible keys."""
         operand = tl.float32 if widen else query.dtype.element_ty
         start = tl.program_id(0) * tile
         batch, head = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
@@ -96,7 +95,7 @@ def made() -> SimpleNamespace:
                 seen = seen & (others[None, :] <= rows[:, None] + shift)
             scores = tl.where(seen, scores, float("-inf"))
             larger = tl.maximum(largest, tl.max(scores, 1))
-            # a row that has seen no key yet has -inf, of which no difference can be made
+            # a row without visible keys has -inf, and -inf - -inf is NaN
             base = tl.where(larger == float("-inf"), 0.0, larger)
             weights = tl.exp(scores - base[:, None])
             rescale = tl.exp(largest - base)
@@ -132,7 +131,7 @@ def made() -> SimpleNamespace:
         v = tl.load(value + source, mask=here, other=0.0).to(operand)
         dk, dv = tl.zeros([tile, padded], tl.float32), tl.zeros([tile, padded], tl.float32)
         begin = 0
-        if is_causal:  # the first query that sees the first of these keys, from its tile on
+        if is_causal:  # the first query that sees the first of these keys, from the start of its tile
             begin = tl.maximum(tl.program_id(0) * tile - shift, 0) // tile * tile
         for head in range(head_kv * group, head_kv * group + group):
             for first in range(begin, query_len, tile):
@@ -166,7 +165,7 @@ def made() -> SimpleNamespace:
         scale, num_heads, group, query_len, key_len, shift,
         is_causal: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr, widen: tl.constexpr,
     ):  # fmt: skip
-        """The gradient of one tile of queries, over the keys that they see."""
+        """The gradient of one tile of queries, over its visible keys."""
         operand = tl.float32 if widen else query.dtype.element_ty
         start = tl.program_id(0) * tile
         batch, head = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
@@ -228,7 +227,7 @@ def made() -> SimpleNamespace:
 
         @staticmethod
         def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-            """The gradient (B, H, T, K) of the output -> those of query, key and value."""
+            """Gradient (B, H, T, K) of the output -> gradients of query, key and value."""
             query, key, value, output, logsumexp = context.saved_tensors
             scale, is_causal, shift = context.given
             products = (gradient.float() * output.float()).sum(-1)  # (B,H,T), of weights and their gradients
@@ -249,7 +248,7 @@ def made() -> SimpleNamespace:
 
 
 def given(query: Tensor, key: Tensor, *, is_causal: bool) -> dict[str, Any]:
-    """What the kernels are compiled for: the width and the next power of 2, the tile, the mask."""
+    """The constants for compilation: the width and the next power of 2, the tile, the mask."""
     width = query.shape[-1]
     assert key.shape[-1] == width  # see `unsupported`
     padded = max(SMALLEST_WIDTH, 1 << (width - 1).bit_length())
@@ -263,22 +262,22 @@ def given(query: Tensor, key: Tensor, *, is_causal: bool) -> dict[str, Any]:
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """Of each tensor those of batch, head, token and width."""
+    """The strides of batch, head, token and width for each tensor."""
     return [step for tensor in tensors for step in tensor.stride()]
 
 
 def sizes(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
-    """H, the query heads that read one key/value head, T, S."""
+    """H, query heads per key/value head, T, S."""
     return query.shape[1], query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
 
 
 def tiles(tensor: Tensor, options: dict[str, Any]) -> tuple[int, int]:
-    """How many programs: tiles of the tokens, and heads of all batch rows."""
+    """The grid of programs: tiles of tokens, and heads of all batch rows."""
     return -(-tensor.shape[2] // options["tile"]), tensor.shape[0] * tensor.shape[1]
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernels do not do."""
+    """Return why the kernels cannot run a workload, or None."""
     if reason := missing_package("triton"):
         return reason
     if not is_on("cuda", workload) and not is_interpreted():

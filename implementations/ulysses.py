@@ -1,6 +1,6 @@
-"""Ulysses: ranks exchange parts of the tokens for parts of the heads, attend to all tokens, and exchange back.
+"""Ulysses: ranks swap tokens for heads, attend to all tokens, and swap back.
 
-Each rank has all tokens of H / W heads for the while, so that H and G must divide by W.
+In between, each rank holds all tokens of H / W heads, so H and G must divide by W.
 
 Source: https://arxiv.org/abs/2309.14509. Shapes as in contract/__init__.py; t: the tokens of one rank, W: the ranks.
 """
@@ -16,7 +16,7 @@ from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
 def to_heads(tensor: Tensor, rank: Rank) -> Tensor:
-    """All heads of a rank's tokens (B, H, t, K) -> a rank's heads of all tokens (B, H/W, T, K)."""
+    """All heads of a rank's tokens (B, H, t, K) -> some heads of all tokens (B, H/W, T, K)."""
     batch, heads, _, width = tensor.shape
     own = heads // rank.world_size
     shapes = [(batch, own, rank.num_tokens(each), width) for each in range(rank.world_size)]
@@ -24,7 +24,7 @@ def to_heads(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
-    """A rank's heads of all tokens (B, H/W, T, V) -> all heads of its tokens (B, H, t, V)."""
+    """Some heads of all tokens (B, H/W, T, V) -> all heads of a rank's tokens (B, H, t, V)."""
     batch, own, _, width = tensor.shape
     numbers = [rank.num_tokens(each) for each in range(rank.world_size)]
     shapes = [(batch, own, rank.num_tokens(rank.rank), width)] * rank.world_size
@@ -32,7 +32,7 @@ def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 class Exchange(torch.autograd.Function):
-    """One of both, whose backward pass is the other."""
+    """`to_heads` or `to_tokens`; the backward pass is the other one."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401
@@ -48,7 +48,7 @@ class Exchange(torch.autograd.Function):
 
 
 def exchanged(tensor: Tensor, rank: Rank, *, is_to_heads: bool) -> Tensor:
-    """Tokens for heads (B, H, t, K) -> (B, H/W, T, K), or the other way."""
+    """Swap tokens for heads, (B, H, t, K) -> (B, H/W, T, K), or heads for tokens."""
     output: Tensor = Exchange.apply(tensor, rank, is_to_heads)  # type: ignore[no-untyped-call]
     return output
 
@@ -64,7 +64,7 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
 
 
 class Ulysses(Attention):
-    """Heads and tokens change places between ranks."""
+    """Attention that swaps tokens for heads between ranks."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
@@ -75,7 +75,7 @@ class Ulysses(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Why heads cannot be shared out, or what holds for all ranks."""
+    """Return why the heads cannot be split, or why no group of ranks can run a workload, or None."""
     for name, heads in (("num_heads", workload.num_heads), ("num_kv_heads", workload.num_kv_heads)):
         if heads % workload.world_size:
             return f"each of {workload.world_size} ranks takes as many heads: {name}={heads} does not divide by them"

@@ -1,6 +1,6 @@
-"""xformers' `memory_efficient_attention`: the package chooses among its kernels, its own and FlashAttention's.
+"""xformers' `memory_efficient_attention`: the package chooses among its own kernels and FlashAttention's.
 
-After 0.0.35 they are in a package of their own, mslk, without which xformers is there and has no attention.
+After 0.0.35 the kernels are in another package, mslk; without it xformers can be imported but has no attention.
 
 Source: B. Lefaudeux et al., https://github.com/facebookresearch/xformers/blob/v0.0.35/xformers/ops/fmha/__init__.py;
 https://github.com/meta-pytorch/MSLK/blob/v1.3.0-rc1/mslk/attention/fmha/__init__.py
@@ -29,10 +29,9 @@ BIASES = {"causal": "LowerTriangularMask", "causal_bottom_right": "LowerTriangul
 
 
 class Xformers(Attention):
-    """One call, on tokens before heads; keys and values are repeated for the query heads that read them."""
+    """One call with tokens before heads; keys and values are repeated for the query heads that read them."""
 
     def __init__(self, weights: Weights) -> None:
-        """Import the package."""
         super().__init__(weights)
         from xformers.ops import memory_efficient_attention
         from xformers.ops.fmha import attn_bias
@@ -51,7 +50,7 @@ class Xformers(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernels refuse."""
+    """Return why the kernels cannot run a workload, or None."""
     if (
         reason := missing_package("xformers.ops", "xformers")
         or missing_kernels()
@@ -73,7 +72,7 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def missing_kernels() -> str | None:
-    """Why there is no attention, in words: the package of the kernels that xformers says it requires is missing."""
+    """Return why there is no attention, or None: the package of the kernels that xformers requires may be missing."""
     try:
         required = metadata.requires("xformers") or ()
     except metadata.PackageNotFoundError:

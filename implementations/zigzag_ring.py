@@ -1,6 +1,7 @@
-"""Ring attention with a balanced causal mask: of twice as many parts as ranks each has one of the first and the last.
+"""Ring attention with a balanced causal mask: each rank holds one early and one late part of the tokens.
 
-Rank r of W has the parts r and 2W - 1 - r, so that all see as many pairs. Else it is as `ring`.
+With W ranks there are 2W parts; rank r holds parts r and 2W - 1 - r, so that all ranks see equally many pairs.
+Otherwise it is the same as `ring`.
 
 Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/__init__.py.
 """

@@ -1,1 +1,1 @@
-"""Is an implementation right? From probes and the oracle to a diagnosis in words; `agreement` is the way in."""
+"""Check whether an implementation is right, and diagnose errors; start at `agreement`."""

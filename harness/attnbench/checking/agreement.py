@@ -1,4 +1,4 @@
-"""Is an implementation right? Probes and rules first; where it is wrong, what is wrong with it, in words."""
+"""Check whether an implementation is right with probes and rules; diagnose it in words if it is wrong."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ from attnbench.storage.records import (
 from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
-"""The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
+"""The length for rules, which no tile divides; shorter workloads use their own."""
 GRAPH_USED_UP = "backward through the graph a second time"
 BRIEF = ("normal",)
 """Probes of a brief check."""
@@ -58,9 +58,10 @@ BRIEF = ("normal",)
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """The references of every probe at one workload: all that its check needs, whatever the candidate.
+    """The references of all probes at one workload: everything that a check needs, for any candidate.
 
-    They are without dropout, which is checked apart when all else is right. With `is_brief` no rules are tried.
+    The references are without dropout, which is checked separately after everything else is right. With `is_brief` no
+    rules are tried.
     """
 
     workload: Workload
@@ -71,13 +72,13 @@ class References:
 
     @property
     def short(self) -> Workload:
-        """The workload at which rules are tried."""
+        """The workload for the rules."""
         plain = msgspec.structs.replace(self.workload, dropout=0.0)
         return for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
 
     @cached_property
     def for_rules(self) -> "RuleReferences | None":
-        """The references of the rules, made at first use: workloads share their short lengths."""
+        """The references of the rules, computed at first use; workloads with the same short length share them."""
         return RuleReferences.ask(self.short, self.seed, self.on_step)
 
 
@@ -89,12 +90,12 @@ def ask_oracle(
     is_brief: bool = False,
     left_out: Collection[str] = (),
 ) -> References:
-    """Compute the references of every probe, or of BRIEF alone and none for rules; `on_step` is called before each.
+    """Compute the references of every probe, or only of BRIEF without rules; `on_step` is called before each.
 
-    Probes may be left out.
+    Probes that show nothing at this workload are left out.
 
     Raises:
-        ValueError: no probe has anything to say here: a check would be vacuous.
+        ValueError: no probe shows anything here, so a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
     plain = msgspec.structs.replace(workload, dropout=0.0)
@@ -102,7 +103,7 @@ def ask_oracle(
         on_step()
         try:
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
-            _ = by_probe[probe].screen  # made here, so that its time is no candidate's
+            _ = by_probe[probe].screen  # computed here, so that its time does not count for a candidate
         except VacuousError as error:
             reason = str(error)
     if not by_probe:
@@ -111,9 +112,9 @@ def ask_oracle(
 
 
 def check(references: References, implementation: Implementation, earlier: Sequence[Agreement] = ()) -> Agreement:
-    """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
+    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
 
-    `earlier` are diagnoses of the same implementation at other workloads, which make another one quick.
+    `earlier` are diagnoses of the same implementation at other workloads; they make another diagnosis fast.
     """
     compared = compare(references, implementation)
     is_wrong = compared.agreement.grade is Grade.wrong and not implementation.is_approximate
@@ -121,7 +122,7 @@ def check(references: References, implementation: Implementation, earlier: Seque
 
 
 class Compared(NamedTuple):
-    """The results of probes and rules, and the references with the rows that were compared."""
+    """The results of probes and rules, and the references with the compared rows."""
 
     agreement: Agreement
     by_probe: dict[str, Reference]
@@ -130,14 +131,14 @@ class Compared(NamedTuple):
 def diagnose(
     references: References, implementation: Implementation, compared: Compared, earlier: Sequence[Agreement] = ()
 ) -> Agreement:
-    """Say what is wrong with an implementation that is wrong; one that computes in float32 has a convention."""
+    """Diagnose a wrong implementation; one that computes float64 in float32 gets a convention."""
     diagnosed = explain(
         implementation, compared.by_probe, compared.agreement, references.seed, references.on_step, earlier=earlier
     )
     others = [rule for rule in diagnosed.broken_rules if rule.rule not in BY_ORACLE]
     if diagnosed.mistakes != (FLOAT32_INSIDE,) or others:
         return diagnosed
-    rules = tuple(rule for rule in diagnosed.rules if rule.rule not in BY_ORACLE)  # by the tolerance of float64
+    rules = tuple(rule for rule in diagnosed.rules if rule.rule not in BY_ORACLE)  # judged by the tolerance of float64
     conventions = (*diagnosed.conventions, FLOAT32)
     return msgspec.structs.replace(diagnosed, rules=rules, diagnosis="", mistakes=(), step="", conventions=conventions)
 
@@ -149,11 +150,11 @@ def compare(
     *,
     rejects: Collection[str] = (),
 ) -> Compared:
-    """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
+    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
 
-    Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
-    workloads, which may share their short length; what they give here is added. `rejects` are those of REJECTABLE that
-    are findings here, and no notes or conventions.
+    If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
+    other workloads, which may share their short length; new results are added to it. `rejects` are the members of
+    REJECTABLE that count as findings here, not as notes or conventions.
     """
     results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
     has_backward, convention = True, "" if EMPTY_ROWS in rejects else None
@@ -201,22 +202,22 @@ def compare(
 
 
 def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
-    """Raise ConductError where an output is the right answer to an earlier call, and not to this one.
+    """Raise ConductError if an output is the right answer to an earlier call, and not to this one.
 
-    Its graph is that of the earlier call, too, so that its gradients would be those, or an error. An output whose
-    rows are all alike, such as 0, is another mistake.
+    Its graph belongs to the earlier call too, so its gradients would be wrong or an error. An output with all rows
+    equal, such as 0, is another mistake.
     """
     rows = output.flatten(end_dim=-2)
     if (rows == rows[0]).all():
         return
     for before, earlier_output in earlier:
         is_again = torch.equal(output, earlier_output)
-        if is_again and not error("output", before.expected["output"], reference).agrees:  # else both are right
+        if is_again and not error("output", before.expected["output"], reference).agrees:  # otherwise both are right
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
-    """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
+    """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
     seed, on_step = references.seed, references.on_step
     for workload in dict.fromkeys((references.short, for_rules(references.workload))):
         if rules := untried(workload, known):
@@ -226,7 +227,7 @@ def _rule_results(references: References, implementation: Implementation, known:
                 continue
             try:
                 candidate = Candidate(implementation, right)
-            except Exception:  # noqa: BLE001, S112 - it does not take this length
+            except Exception:  # noqa: BLE001, S112 - it does not support this length
                 continue
             try_rules(candidate, known, rules, on_step)
         return results_at(workload, known)
@@ -234,10 +235,10 @@ def _rule_results(references: References, implementation: Implementation, known:
 
 
 def verify(case: Case, reference: Reference) -> str:
-    """Whether a case that is being timed still computes: what is wrong in words, or "".
+    """Check a case between timings: return its error in words, or "".
 
-    Meanwhile the tensors that are timed hold other values, so that an answer from memory shows.
-    Under dropout the answer is compared with dropout at 0, and what is dropped is checked apart.
+    The timed tensors get other values for this, which exposes memoized answers. With dropout, the answer is compared at
+    dropout 0, and the dropped weights are checked separately.
     """
     share = case.workload.dropout
     try:

@@ -1,6 +1,6 @@
 """A case: one implementation built for one workload, with its inputs in place, ready to be called.
 
-Inputs and weights are drawn in float64 on the CPU from the workload's seed: the same numbers on every machine.
+Inputs and weights are drawn in float64 on the CPU from the workload's seed, so they are equal on every machine.
 """
 
 import math
@@ -21,47 +21,47 @@ from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.workload import RETIRED, Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
-"""What is dropped, or kept, more rarely than this would not show in as many weights as the check looks at."""
+"""Outside this range, too few of the sampled weights are dropped or kept."""
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
-"""What a module is given itself; all else is with the mask."""
+"""Inputs that a module gets as arguments; all others come with the mask."""
 REENTRANT = "CheckpointFunctionBackward"
-"""The node of torch.utils.checkpoint with use_reentrant=True."""
+"""The graph node of torch.utils.checkpoint with use_reentrant=True."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a call receives, by name and in order, and the canonical weights.
+    """The operands of a call, by name and in order, and the canonical weights.
 
     Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
-    Scope `module`: x (B, T, D) and, where S differs from T, context (B, S, D).
-    After these, in either scope, the workload's other operands: sinks (H,), and what a learned bias is looked up in.
+    Scope `module`: x (B, T, D) and, if S differs from T, context (B, S, D). In either scope the workload's other
+    operands follow: sinks (H,), and the tensors of learned biases.
     """
 
     tensors: dict[str, Tensor]
     weights: Weights
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        """The same inputs and weights with `change` applied to each tensor."""
+        """These inputs and weights with `change` applied to each tensor."""
         tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
         return Inputs(tensors=tensors, weights=self.weights.map(change))
 
 
 class NoBackwardError(RuntimeError):
-    """An output has no graph, so that no gradient can be asked of it."""
+    """An output has no graph, so it has no gradients."""
 
     def __init__(self) -> None:
-        """Say what to do."""
         super().__init__("it has no backward pass: add --set direction=inference")
 
 
 def pull_back(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, retain_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf from that of the output; None where a leaf has no part in it.
+    """The gradient of each leaf, given the output's gradient; None if a leaf has no part in it.
 
-    Reentrant checkpointing refuses `torch.autograd.grad`: its gradients are those that `backward` leaves in the leaves.
+    Reentrant checkpointing refuses `torch.autograd.grad`, so its gradients come from `backward`, which stores them in
+    the leaves.
 
     Raises:
         NoBackwardError: the output has no graph.
@@ -80,7 +80,7 @@ def pull_back(
 
 
 def is_reentrant(output: Tensor) -> bool:
-    """Whether the graph of an output has a node of reentrant checkpointing, which has not been run yet."""
+    """Whether the graph of an output has a node of reentrant checkpointing that has not run yet."""
     nodes, seen = [output.grad_fn], {output.grad_fn}
     for node in nodes:
         if node is not None:
@@ -93,7 +93,7 @@ def is_reentrant(output: Tensor) -> bool:
 
 
 def generator(*seeds: int) -> Generator:
-    """A generator on the CPU for this combination of whole numbers."""
+    """A generator on the CPU, seeded by these integers."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed * 1_000_003 + seed + 1) % 2**63
@@ -101,14 +101,14 @@ def generator(*seeds: int) -> Generator:
 
 
 def draw_weights(workload: Workload) -> Weights:
-    """Canonical weights with variance 1 / fan-in in float64, with the biases that the workload asks for."""
+    """Canonical weights with variance 1 / fan-in in float64, with the biases of the workload."""
     draws = generator(workload.seed, 1)
-    width = workload.embed_dim if workload.scope == "module" else 1  # scope attention reads their other sizes alone
+    width = workload.embed_dim if workload.scope == "module" else 1  # scope attention only reads their other sizes
     tensors = {}
     for name, shape in Weights.shapes(workload, width).items():
         fan_in = shape[1] if name == "out" else width
         tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-    return Weights(**tensors).biased(workload.biased)  # drawn all the same, so that the others keep their values
+    return Weights(**tensors).biased(workload.biased)  # drawn in any case, so that the others keep their values
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:
@@ -130,11 +130,11 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
     drawn = Inputs(tensors=tensors | draw_operands(workload, draws), weights=draw_weights(workload))
-    return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # equal where heads or batch rows share their memory
+    return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # equal where heads or batch rows share memory
 
 
 def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
-    """The workload's other operands, standard normal; a sink takes about as much as all keys together."""
+    """The workload's other operands, standard normal; a sink weighs about as much as all keys together."""
     drawn = {
         name: torch.randn(*shape, generator=draws, dtype=torch.float64) for name, shape in workload.operands.items()
     }
@@ -144,12 +144,12 @@ def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
 
 
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
-    """The same values in the workload's layout; where they lie so already, the tensors themselves.
+    """These values in the workload's layout; the same tensors if they already have it.
 
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
-    one, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of head 0,
-    expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
-    `value_in_key`: a value is the first V numbers of its key, in the same memory.
+    transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
+    head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
+    a value is the first V numbers of its key, in the same memory.
     """
     tensors = dict(inputs.tensors)
     match workload.layout:
@@ -175,26 +175,26 @@ def output_shape(workload: Workload) -> tuple[int, ...]:
 
 
 def grad_value(workload: Workload) -> float:
-    """What every number of the output's gradient is, where a backward pass is timed: its norm is 1."""
+    """The value of every element of the output's gradient in timed backward passes: its norm is 1."""
     return 1 / math.sqrt(math.prod(output_shape(workload)))
 
 
 def place(inputs: Inputs, workload: Workload) -> Inputs:
-    """The float64 inputs cast to the workload's dtype, moved to its device and laid out as its layout says."""
+    """Cast float64 inputs to the workload's dtype, move them to its device and apply its layout."""
     dtype = TORCH_DTYPES[workload.dtype]
     where = device(workload.device).torch_device
     return laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload)
 
 
 def copied(inputs: Inputs, workload: Workload) -> Inputs:
-    """Fresh copies in the workload's layout, which a plain clone loses where a stride is 0."""
+    """Fresh copies in the workload's layout; a plain clone loses strides of 0."""
     return laid_out(inputs.map(lambda tensor: tensor.clone()), workload)
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Put other values of the same layout into a tensor where it lies; a graph that is kept does not notice.
+    """Write other values of the same layout into a tensor in place; a graph that uses it does not notice.
 
-    What is expanded is one number for many: each number is written once.
+    In an expanded tensor, one number stands for many: each number is written once.
     """
     into = tensor.data
     for dim, stride in enumerate(tensor.stride()):
@@ -204,9 +204,9 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 
 def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
-    """Why this workload cannot be tried with this implementation, or None; perhaps whatever the machine.
+    """Return why this workload cannot be tried with this implementation, or None; optionally for any machine.
 
-    What the harness itself cannot check yet is refused here, since what is not checked is not timed.
+    Workloads that the harness cannot check are refused here, because nothing is timed unchecked.
     """
     if on_this_machine and (reason := device(workload.device).missing()):
         return reason
@@ -218,7 +218,7 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
             )
         if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
             return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
-        if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
+        if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, a weight and an output look the same
             return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
     if workload.is_retired:
         return f"{' and '.join(RETIRED)} are no axes any more: key and value are given in one piece, as computed"
@@ -245,7 +245,7 @@ class Case:
 
     @property
     def device(self) -> Device:
-        """Where it is computed."""
+        """The device of the computation."""
         return device(self.workload.device)
 
     @property
@@ -257,15 +257,15 @@ class Case:
 
     @cached_property
     def num_given(self) -> int:
-        """How many of the tensors are given to the module itself; the others are with the mask."""
+        """The number of tensors that the module gets as arguments; the others come with the mask."""
         return len([name for name in self.tensors if name in GIVEN])
 
     def grad_mode(self) -> AbstractContextManager[Any]:
-        """The gradient mode in which every call of this case is made."""
+        """The gradient mode for every call of this case."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
-        """Put the tensors besides query, key and value where implementations find them: with the mask."""
+        """Attach the tensors other than query, key and value to the mask, where implementations find them."""
         if len(self.tensors) > self.num_given:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
 
@@ -281,7 +281,7 @@ class Case:
         return result
 
     def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
-        """One forward call, for which everything that is not the implementation's is done already, and its leaves."""
+        """One forward call with everything outside the implementation already done, and its leaves."""
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module" or "attend" in vars(self.module):  # another one, compiled
             return self.output, list(self.leaves.values())
@@ -291,7 +291,7 @@ class Case:
         return bound.call, bound.leaves
 
     def call(self) -> Callable[[], object]:
-        """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
+        """The function to time: the workload's direction, without arguments; the graph for `backward` is built here."""
         forward, leaves = self.bound()
         if self.workload.direction in {"inference", "forward"}:
             return forward
@@ -302,7 +302,7 @@ class Case:
         return lambda: pull(forward(), leaves, grad_output)
 
     def _graph(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Callable[..., tuple[Tensor | None, ...]]]:
-        """An output with its graph, and what computes the gradients of its leaves.
+        """An output with its graph, and a function that computes the gradients of its leaves.
 
         Raises:
             NoBackwardError: the output has no graph.
@@ -315,7 +315,7 @@ class Case:
         return output, pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
-        """What does the same as `call`, and returns the output and the gradients of the inputs, by name.
+        """Do the same as `call`, and return the output and the gradients of the inputs, by name.
 
         The gradient of the output is `grad_value` everywhere.
         """
@@ -324,7 +324,7 @@ class Case:
             forward = self.output
         if self.workload.direction in {"inference", "forward"}:
             return lambda: {"output": forward()}
-        names = [f"gradient of {name}" for name in self.tensors]  # the first of the leaves
+        names = [f"gradient of {name}" for name in self.tensors]  # they come first in `leaves`
         kept, pull = self._graph(forward)
         if self.workload.direction == "backward":
             grad_output = torch.full_like(kept, grad_value(self.workload))
@@ -339,7 +339,7 @@ class Case:
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put other values into the very tensors that are timed, by name, and take them out again at the end."""
+        """Put other values into the timed tensors, by name, and restore the old ones at the end."""
         kept = {name: self.tensors[name].detach().clone() for name in values}
         try:
             self._fill(values)
@@ -355,7 +355,7 @@ class Case:
 
     @cached_property
     def _first(self) -> tuple[float, int]:
-        """Seconds of the first call, and what was taken before it outside of torch's allocator."""
+        """Seconds of the first call, and the memory outside torch's allocator before it."""
         before = self.device.outside_bytes()
         with self.grad_mode():
             call = self.call()
@@ -365,22 +365,22 @@ class Case:
 
     @property
     def first_s(self) -> float:
-        """Seconds of a first call, which compiles, and makes what is kept, such as the dense mask."""
+        """Seconds of a first call, which compiles and creates kept tensors such as the dense mask."""
         return self._first[0]
 
     @cached_property
     def outside_bytes(self) -> int:
-        """What two calls have taken of the device outside of torch's allocator, and still hold; code of kernels counts.
+        """Device memory outside torch's allocator that two calls have taken and still hold, including kernel code.
 
-        Others may take or give back some meanwhile.
+        Other processes may take or return memory meanwhile.
         """
         before, _ = self._first[1], self.recording
         return max(0, self.device.outside_bytes() - before)
 
     @cached_property
     def recording(self) -> Recording:
-        """One call after a first one, recorded at first use for all that is read from it: operators and memory."""
-        _ = self.first_s  # what a first call makes, such as the dense mask, is not counted
+        """One call after a first one, recorded at first use for every later question: operators and memory."""
+        _ = self.first_s  # tensors of the first call, such as the dense mask, are not counted
         with self.grad_mode():
             return self.device.record(self.call())
 
@@ -391,7 +391,7 @@ class Case:
 
     @cached_property
     def forward_footprint(self) -> Footprint:
-        """The memory of one forward call: the same, where the direction has no backward pass."""
+        """The memory of one forward call; the same as `footprint` if the direction has no backward pass."""
         if self.workload.direction in {"inference", "forward"}:
             return self.footprint
         with self.grad_mode():
@@ -416,7 +416,7 @@ def bind(workload: Workload) -> BoundMask:
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
-    """A case on `inputs`, which `place` has put where the workload says, under `mask` or one of its own.
+    """A case on `inputs` from `place`, under `mask` or a new one.
 
     Raises:
         ValueError: the module that was built has no `attend`, in scope `attention`.
@@ -434,7 +434,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
 
 
 def set_dropout(module: nn.Module, share: float) -> None:
-    """Set the attribute `dropout` of a module; an `nn.Dropout` drops in training mode alone."""
+    """Set the attribute `dropout` of a module; an `nn.Dropout` drops only in training mode."""
     layer = getattr(module, "dropout", None)
     if isinstance(layer, nn.Dropout):
         layer.p = share

@@ -1,8 +1,8 @@
-"""What a call may not do besides answering: write into what it was given or into the mask, or set the random seed.
+"""Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
-`watched` wraps one call of a candidate, forward or backward, in the process where the candidate runs, and reports in
-words what the call changed. It needs nothing of the check, so that a process without the check can use it, too. Before
-the call it poisons free memory, so that an answer read from memory that was never written is wrong.
+`watched` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
+words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it poisons
+free memory, so that an answer read from uninitialized memory is wrong.
 """
 
 import random
@@ -20,60 +20,59 @@ from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
 INPUTS, MASK, SEED, DRAWS = "inputs kept", "mask kept", "seed kept", "draws nothing"
-"""The rules about conduct; all but DRAWS decide."""
+"""The rules about conduct; all except DRAWS affect the verdict."""
 NAN_BYTE = 255
-"""Numbers made of such bytes alone are NaN in every dtype."""
+"""Numbers that consist of such bytes are NaN in every dtype."""
 POISON_BYTES = 2**20
-"""Larger blocks are not poisoned: the system hands them out fresh, filled with zeros."""
+"""Larger blocks are not poisoned: the system provides them fresh, filled with zeros."""
 POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
-"""Blocks of each size; glibc keeps up to 7 free ones of each small size for each thread."""
+"""Blocks of each size; glibc caches up to 7 free ones of each small size for each thread."""
 
 
 class ConductError(ValueError):
-    """A call changed what belongs to others; `rule` is the rule that it broke, and the message says how."""
+    """A call changed shared state; `rule` is the broken rule, and the message describes the change."""
 
     def __init__(self, rule: str, found: str) -> None:
-        """Keep the rule."""
         super().__init__(found)
         self.rule = rule
 
 
 @dataclass
 class Conduct:
-    """What a call changed, by rule, in words: filled when the call has returned.
+    """The changes that a call made, by rule, in words; filled when the call has returned.
 
-    `faults` decide. `notes` do not: who drops weights draws random numbers, and so may others.
+    `faults` affect the verdict and `notes` do not: dropout draws random numbers, and other code may too.
     """
 
     faults: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    is_elsewhere: bool = False  # another process has watched the call, and reports what it did to random numbers
+    is_elsewhere: bool = False  # another process has watched the call and reports its use of random numbers
 
     def require_faultless(self) -> None:
         """Raise the first fault.
 
         Raises:
-            ConductError: there is one.
+            ConductError: there is a fault.
         """
         for rule, found in self.faults.items():
             raise ConductError(rule, found)
 
 
 _WATCH: ContextVar[Conduct | None] = ContextVar("watch", default=None)
-"""Of the call that is being watched."""
+"""The record of the watched call."""
 
 
 def note(found: Mapping[str, str]) -> None:
-    """Note what the call that is being watched did in another process, by rule; if none is, nothing."""
+    """Record changes that the watched call made in another process, by rule; do nothing if no call is watched."""
     if (watch := _WATCH.get()) is not None:
         watch.is_elsewhere = True
         watch.notes.update(found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill free memory with NaN where a call on these inputs will get memory for its scores, sums and output.
+    """Fill free memory with NaN where a call on these inputs will allocate scores, sums and output.
 
-    Allocators hand out first what was freed last. Each call has a fair chance that a block it asks for was poisoned.
+    Allocators reuse the most recently freed blocks first. Each call has a fair chance to get a poisoned block.
     """
     tensors = list(inputs)
     if not tensors:
@@ -98,14 +97,14 @@ def watched(
     name: str = "call",
     inputs: Collection[Tensor] = (),
 ) -> Iterator[Conduct]:
-    """Watch one call: `given` are the tensors that it must leave alone, `mask` the mask, `name` what to call it.
+    """Watch one call: `given` are the tensors that it must not change, `mask` the mask, `name` the call's name.
 
     Free memory is poisoned in the sizes of `inputs`, or of `given`. A seed that the call has set is undone, and a mask
-    that it has changed is restored. What it raises passes through.
+    that it has changed is restored. Its exceptions propagate.
     """
     conduct = Conduct()
     if mask is not None:
-        mask.restore()  # what was changed before is not this call's fault
+        mask.restore()  # earlier changes are not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
     draws = _states(seeds)
@@ -134,7 +133,7 @@ def watched(
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
-    """Whether shape, dtype and every value are the same; NaN is the same as NaN."""
+    """Whether shape, dtype and every value are equal; NaN equals NaN."""
     if (tensor.shape, tensor.dtype) != (kept.shape, kept.dtype):
         return False
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor.isnan() & kept.isnan())).all())
@@ -149,7 +148,7 @@ def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
 
 
 def _states(seeds: Mapping[str, tuple[Generator, int, Tensor]]) -> dict[str, bytes | int]:
-    """A digest of the state of every global generator: torch's, as `_seeds` has them, numpy's and Python's."""
+    """A digest of the state of every global generator: torch's, as in `_seeds`, numpy's and Python's."""
     states: dict[str, bytes | int] = {name: state.numpy().tobytes() for name, (_, _, state) in seeds.items()}
     numpys: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - others use it
     states["numpy's generator"] = numpys["key"].tobytes() + bytes(str(numpys["pos"]), "ascii")

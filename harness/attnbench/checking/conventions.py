@@ -1,8 +1,8 @@
-"""What code gives for a query that sees no key: 0, as scaled_dot_product_attention does, or what others do.
+"""Conventions for a query that sees no key: 0, as in scaled_dot_product_attention, or other common answers.
 
-The textbook form gives NaN, and a finite number in place of minus infinity gives the mean of all values. Neither is
-wrong by itself. `settle` puts the right answer in place of such rows, and of what they do to gradients, so that the
-comparison is about everything else.
+The textbook form gives NaN, and a large finite number instead of minus infinity gives the mean of all values. Neither
+is wrong by itself. `settle` replaces such rows, and their effect on gradients, by the right answer, so that the
+comparison covers everything else.
 """
 
 from dataclasses import replace
@@ -18,9 +18,9 @@ from attnbench.checking.steps import hide, wrong
 from attnbench.storage.records import CONVENTIONS
 
 NEARER = 0.25
-"""An answer is the mean of the values if it is this much nearer to it than to 0."""
+"""An answer is the mean of the values if its distance to it is at most this share of its distance to 0."""
 YARDSTICKS, NUM_ROUNDINGS = 2.5, 4.0
-"""The limit of what queries that see no key add: in errors of that form in the workload's dtype, and in roundings."""
+"""The limit for the effect of queries that see no key: in yardstick errors of the dtype, and in roundings."""
 
 
 def softmax(masked: Tensor, _: RowMask) -> Tensor:
@@ -29,17 +29,17 @@ def softmax(masked: Tensor, _: RowMask) -> Tensor:
 
 
 def infinite(scores: Tensor, mask: RowMask) -> Tensor:
-    """Minus infinity added, through which NaN reaches all gradients, as it does not where it is filled in."""
+    """Add minus infinity, through which NaN reaches all gradients; filling it in would stop it."""
     return mask.changed(scores) + torch.zeros_like(scores).masked_fill(~mask.seen, -torch.inf)
 
 
 def filled(scores: Tensor, mask: RowMask) -> Tensor:
-    """Equal scores, without a gradient, where a query sees no key."""
+    """Equal scores, without a gradient, for queries that see no key."""
     return hide(mask.changed(scores), mask.seen).masked_fill(~mask.seen.any(dim=-1, keepdim=True), 0.0)
 
 
 def added(scores: Tensor, mask: RowMask) -> Tensor:
-    """Equal scores with a gradient, as a large number leaves them that is added."""
+    """Equal scores with a gradient, as they are after adding a large number."""
     changed = mask.changed(scores)
     return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), changed - changed.detach())
 
@@ -49,10 +49,10 @@ MEANS = tuple(wrong("mean_where_nothing_is_seen", "", masked_scores=form, weight
 
 
 def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
-    """An observation with the right answer for queries that see no key, and which of `CONVENTIONS` it had there.
+    """Replace answers for queries that see no key by the right one; also return which of `CONVENTIONS` they had.
 
-    It is "" where there are no such queries, or where they have the right answer or another one: nothing is changed.
-    `only` is what it was on another probe: a convention is the same on all.
+    The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
+    changed. `only` is the convention on another probe, since it is the same on all.
     """
     if only == "":
         return seen, ""
@@ -80,7 +80,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
             for dtype in (torch.float64, TORCH_DTYPES[reference.workload.dtype])
         )
         slack = {name: _slack(form[name], own[name], reference, name) for name in observed}
-        settled = {  # without what the form adds to the right answer, nor the roundings of that
+        settled = {  # without the form's effect on the right answer, and without its roundings
             name: reference.expected[name] + softshrink(tensor - form[name], slack[name])
             for name, tensor in observed.items()
         }
@@ -97,7 +97,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
 
 
 def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:
-    """Which rows of an output see no key: (B, H, R), or (B, R) in scope `module`; of all queries without `rows`."""
+    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; all queries without `rows`."""
     workload = reference.workload
     chosen = torch.arange(workload.seq_len) if rows is None else rows
     if not workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
@@ -107,7 +107,7 @@ def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tens
 
 
 def _slack(form: Tensor, own: Tensor, reference: Reference, name: str) -> float:
-    """How far rounding may carry what a form adds to the right answer; `own` is the form in the workload's dtype."""
+    """The allowed rounding error in a form's effect on the right answer; `own` is the form in the workload's dtype."""
     eps = torch.finfo(TORCH_DTYPES[reference.workload.dtype]).eps
     return YARDSTICKS * largest(own, form) + NUM_ROUNDINGS * eps * largest(form, reference.expected[name])
 

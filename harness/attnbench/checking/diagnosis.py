@@ -1,10 +1,10 @@
-"""What is wrong with a candidate that disagrees, in words: the nearest known mistake, the first step that differs.
+"""Diagnose a candidate that disagrees, in words: the nearest known mistake, and the first step that differs.
 
-First what has a closed form: answers of an earlier call, rows that were never written, factors. Then every mistake of
-the catalogue is computed on the probe that shows the error best, and those that are near are compared in full, by the
-tolerance of the check. A mistake may explain the wrong rows alone, where the others are right. Then numbers are
-fitted: a temperature, the keys that a query sees, a rotary base, roundings. Where nothing explains the answers, the
-diagnosis describes the weights that the candidate uses.
+Closed forms come first: answers of an earlier call, unwritten rows, factors. Then every mistake of the catalogue is
+computed on the probe that shows the error best, and near ones are compared in full, by the tolerance of the check. A
+mistake may explain only the wrong rows, if the others are right. Then numbers are fitted: a temperature, the keys that
+a query sees, a rotary base, roundings. If nothing explains the answers, the diagnosis describes the weights that the
+candidate uses.
 """
 
 import contextlib
@@ -42,32 +42,32 @@ SHORT_LEN = 67
 MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
-"""Up to this many scores a failing workload is diagnosed as it is; else at a short one, where it fails there too."""
+"""Workloads with more scores than this are diagnosed at a short length, if they fail there too."""
 LEAST_ROWS = 8
 SHORTLIST = 32
 SHORTLIST_BACKWARD = 8
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 EXPLAINED = 0.9
-"""A fitted number explains an error if what is left of its squares is at most 1 minus this."""
+"""A fitted number must explain at least this share of an error's squares."""
 ROUNDING_EXPLAINED = 0.38
-"""Roundings to bfloat16 explain an error if this share of its squares is theirs: noise has next to none ..."""
+"""Roundings to bfloat16 must explain at least this share of an error's squares (noise has next to none) ..."""
 ROUNDING_CORRELATION = 0.36
-"""... and if one of them correlates with it this well."""
+"""... and one of them must correlate with it at least this well."""
 LEAST_VALUES = 64
-"""Of fewer values, a few roundings explain so much of any noise by chance."""
+"""With fewer values, a few roundings explain this share of any noise by chance."""
 LEAST_SHARE = 0.03
-"""A further rounding is named if it explains this share more."""
+"""A further rounding must explain at least this additional share."""
 ROUNDING_SPAN = 8.0
-"""Errors of roundings are at most this many times as large as what is computed here: sums in another order are."""
+"""The largest ratio of an error to the roundings computed here; sums in another order may reach it."""
 OF_FEATURES = 1e-6
-"""Factors of features explain an error if no more of its squares is left."""
+"""The largest share of an error's squares that factors of features may leave unexplained."""
 SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
-"""A fitted number is no larger than this."""
+"""The largest fitted number."""
 WORSE = 1.01
-"""A number is fitted if the first guess is no worse than no mistake at all."""
+"""A number is fitted only if its first guess is no worse than no mistake at all."""
 FITTED_ROWS = 6
 COMMON = {
     *(
@@ -82,7 +82,7 @@ COMMON = {
     *("value_head_order", "no_softmax", "softmax_over_heads", "softmax_over_queries", "not_normalised", "bias_ignored"),
     *("output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
 }
-"""Mistakes that are tried two at a time."""
+"""Mistakes that are also tried in pairs."""
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
@@ -93,13 +93,13 @@ UNKNOWN = "No known mistake explains it."
 FLOAT32_INSIDE = "float32_inside"
 KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
-"""The step at which a factor of an output or gradient is made."""
+"""The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
 SMALL_WEIGHT = 1e-3
-"""The ratio to a right weight below this says nothing."""
+"""Ratios to smaller right weights mean nothing."""
 CLOSE = 0.05
 WEIGHT_ROUNDINGS = 16
-"""Weights that are off by no more than this many roundings are right."""
+"""Weights within this many roundings are right."""
 AXES = {
     4: ("batch row", "head", "row", "column"),
     3: ("batch row", "row", "column"),
@@ -110,7 +110,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """An explanation: whole sentences, the names of mistakes, the first step that differs."""
+    """An explanation: complete sentences, the names of mistakes, and the first step that differs."""
 
     words: str
     names: tuple[str, ...] = ()
@@ -118,10 +118,10 @@ class Finding:
 
 
 class Evidence:
-    """What a candidate answered to one probe."""
+    """A candidate's answers to one probe."""
 
     def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
-        """Ask the candidate, which has a convention on other probes; what it raises passes through."""
+        """Call the candidate, whose convention on other probes may be known; its exceptions propagate."""
         seen, here = settle(ask(implementation, reference), reference, convention)
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
@@ -133,13 +133,13 @@ class Evidence:
         self.limits = {name: judge.of_elements.clamp(min=SMALLEST) for name, judge in judges.items()}
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
-        # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
+        # After an overflow, mistakes are computed in the candidate's dtype; NaN spreads to gradients.
         self.dtype = torch.float64 if is_finite else self.own_dtype
         self.names = [*self.observed] if is_finite else ["output"]
         self._books: dict[torch.dtype, Textbook] = {}
 
     def is_wrong(self, name: str) -> bool:
-        """Whether that tensor's errors exceed their limits."""
+        """Whether a tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
     @property
@@ -148,7 +148,7 @@ class Evidence:
         return len(self.rows) == self.reference.workload.seq_len
 
     def cut(self, places: Tensor) -> None:
-        """Keep these rows of the output alone, counted from 0 among those that are compared."""
+        """Keep only these rows of the output, counted from 0 among the compared ones."""
         self.rows, self._books = self.rows[places], {}
         for tensors in (self.observed, self.expected, self.beyond, self.limits):
             tensors["output"] = tensors["output"].index_select(-2, places)
@@ -158,7 +158,7 @@ class Evidence:
         if dtype not in self._books:
             inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
             self._books[dtype] = book = Textbook(self.reference.workload, inputs, self.rows)
-            _ = book.right  # every mistake begins with some of it
+            _ = book.right  # a part of it starts every mistake
         return self._books[dtype]
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class Evidence:
         return self.book(dtype).output(mistake.changes).double()
 
 
-def explain(  # noqa: PLR0913 - the last two have defaults that serve
+def explain(  # noqa: PLR0913 - the last two have usable defaults
     implementation: Implementation,
     references: dict[str, Reference],
     wrong: Agreement,
@@ -176,11 +176,11 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
     *,
     earlier: Sequence[Agreement] = (),
 ) -> Agreement:
-    """The agreement of a candidate that disagrees with its diagnosis; what it raises when called again passes through.
+    """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
-    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads:
-    a mistake that one of them named is tried first, and where it explains this failure too no other is. If none
-    explained a failure with the same symptoms, or that one was random, none is tried.
+    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads.
+    A mistake that one of them named is tried first, and no other is tried if it explains this failure too. If none
+    explained a failure with the same symptoms, or that one was random, no mistake is tried.
     """
 
     def diagnosed(found: Finding) -> Agreement:
@@ -207,13 +207,13 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
 
 
 def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
-    """What a failure looks like from afar: the tensors that are wrong, and the rules that are broken."""
+    """The symptoms of a failure: the wrong tensors, and the broken rules."""
     tensors = frozenset(tensor.tensor for _, tensor in wrong.tensors() if not tensor.agrees)
     return tensors, frozenset(rule.rule for rule in wrong.broken_rules)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers; at a short length, where they are soon recognised, if it is wrong there too."""
+    """The candidate's answers; at a short length, which is faster to diagnose, if it is wrong there too."""
     workload = next(iter(references.values())).workload
     for short in shorter(workload) if workload.num_scores > MOST_SCORES else ():
         try:
@@ -224,7 +224,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
             return at_short
     every = _gathered(implementation, references.values())
     worst = next((each for each in every if each.is_wrong("output")), every[0])
-    return [each for each in every if torch.equal(each.rows, worst.rows)]  # a probe may have more rows than others
+    return [each for each in every if torch.equal(each.rows, worst.rows)]  # probes may have different rows
 
 
 def _gathered(implementation: Implementation, references: Iterable[Reference]) -> list[Evidence]:
@@ -235,7 +235,7 @@ def _gathered(implementation: Implementation, references: Iterable[Reference]) -
 
 
 def cut(evidence: list[Evidence]) -> None:
-    """Of very many scores, keep the rows that are wrong by most on some probe, and some others."""
+    """Reduce very many scores to the rows that are worst on some probe, and some others."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most:
@@ -258,11 +258,11 @@ def shorter(workload: Workload) -> Iterator[Workload]:
         yield short
 
 
-# What has a closed form.
+# Closed forms.
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Conventions, float32 inside, numbers that outputs or gradients are multiplied by."""
+    """Test conventions, float32 inside, and constant factors on outputs or gradients."""
     if not any(each.is_wrong(name) for each in evidence for name in each.names):
         if conventions := {each.convention: None for each in evidence if each.convention}:
             words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
@@ -274,12 +274,12 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
-    """Whether rows of a gradient hold what memory held before: numbers that are not finite, or beyond all others."""
+    """Test whether gradient rows hold old memory: numbers that are not finite, or larger than all others."""
     if any(each.is_wrong("output") for each in evidence):
         return None
 
     def rows_of(places: Iterable[Tensor]) -> Tensor:
-        """Whether a row has a place in any of these (R,)."""
+        """Whether any of these marks each row (R,)."""
         return torch.stack([each.movedim(-2, 0).flatten(1).any(dim=1) for each in places]).any(dim=0)
 
     tokens = [name for name in evidence[0].names if evidence[0].observed[name].dim() > 2]  # noqa: PLR2004
@@ -297,7 +297,7 @@ def _unwritten(evidence: list[Evidence]) -> Finding | None:
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Whether an answer is that to other inputs, or to some operands of other inputs."""
+    """Test whether an answer is that to other inputs, or to some operands of other inputs."""
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn
         allowed, right = each.reference.tolerance("output"), each.expected["output"]
@@ -314,7 +314,7 @@ def _stale(evidence: list[Evidence]) -> Finding | None:
 
 
 def _narrow(evidence: list[Evidence]) -> Finding | None:
-    """Whether float64 cells are right by the tolerance of float32."""
+    """Test whether float64 cells are right by the tolerance of float32."""
     if evidence[0].reference.workload.dtype != "float64":
         return None
     for each in evidence:
@@ -328,9 +328,9 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
-    """Whether what is wrong is a number times what is right: in all rows, or from one on, in some heads, ..."""
+    """Test whether the wrong part is a constant times the right one: in all rows, from one on, in some heads, ..."""
     names = ["output"]
-    if not any(each.is_wrong("output") for each in evidence):  # gradients of tokens are sums of several
+    if not any(each.is_wrong("output") for each in evidence):  # gradients of tokens are sums over several queries
         names = [name for name in evidence[0].names if name not in {"output", "gradient of x", "gradient of context"}]
     sentences, kinds, step = [], [], "context"
     for name in (name for name in names if any(each.is_wrong(name) for each in evidence if name in each.names)):
@@ -353,7 +353,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
 
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
-    """Whether each number of the context, heads side by side, is multiplied by one of its own."""
+    """Test whether each feature of the context, heads side by side, has its own factor."""
     weights = evidence[0].reference.drawn.weights
     is_module, these = (
         evidence[0].reference.workload.scope == "module",
@@ -390,7 +390,7 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
-    """The number that a wrong tensor is multiplied by where it is wrong, and where that is; None if there is none."""
+    """The factor of a tensor's wrong part, and its place in words; None if there is none."""
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
@@ -425,12 +425,12 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
 
 
 def _neat(factor: float) -> float:
-    """The number with as few digits as it is known to."""
+    """The number with only its certain digits."""
     return float(f"{factor:.3g}") if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else factor
 
 
 def _constant(factor: float, evidence: list[Evidence]) -> str:
-    """What a factor may stand for."""
+    """Possible meanings of a factor."""
     workload = evidence[0].reference.workload
     scale, root = workload.score_scale, math.sqrt(workload.head_dim)
     known = {"1/scale": 1 / scale, "the scale": scale, "sqrt(K)": root, "1/sqrt(K)": 1 / root}
@@ -439,7 +439,7 @@ def _constant(factor: float, evidence: list[Evidence]) -> str:
 
 
 def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
-    """The part of a tensor that some indices make, in words: "" where it is all of it."""
+    """A region of a tensor, given by indices, in words: "" for all of it."""
     words = []
     for axis, chosen, size in zip(axes or AXES[len(shape)], region, shape, strict=True):
         places = chosen if rows is None or axis != "row" else rows[chosen]
@@ -468,7 +468,7 @@ def _known(
     *,
     is_paired: bool = False,
 ) -> Finding | None:
-    """The sentence about the mistakes that explain everything, or the wrong rows where the others are right."""
+    """The sentence about the mistakes that explain everything, or only the wrong rows if the others are right."""
     where, matches = "", match(evidence, on_step, names, is_paired=is_paired)
     if not matches and not is_paired and (partly := _wrong_rows(evidence)) is not None:
         region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
@@ -490,7 +490,7 @@ def _known(
 
 
 def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
-    """Which rows of the output are wrong on some probe, (B, H, R) or (B, R), if only some of them are."""
+    """The rows of the output that are wrong on some probe, (B, H, R) or (B, R), if not all are."""
     if not evidence[0].observed["output"].isfinite().all():
         return None
     rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)
@@ -505,10 +505,10 @@ def match(
     *,
     is_paired: bool = False,
 ) -> list[Mistake]:
-    """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely.
+    """The mistakes that explain everything, best first; those that are nearly as good as the best are as likely.
 
-    Where `names` are given, only these are tried; where `partly` (B, H, R) is, only those rows of the output compared;
-    where `is_paired`, common mistakes two at a time.
+    With `names`, only these are tried. With `partly` (B, H, R), only those rows of the output are compared. With
+    `is_paired`, common mistakes are tried in pairs.
     """
     workload = evidence[0].reference.workload
     has_all_rows = all(each.has_all_rows for each in evidence)
@@ -521,14 +521,14 @@ def match(
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
     exact = [each for each in known if not (each.fit or each.is_rounding)]
     trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
-    # What is wrong on one probe is looked at first: it leaves few.
+    # Start with the errors on one probe: they leave few candidates.
     for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
         trials = _nearest(trials, each, partly, on_step) if is_output_wrong else trials
     if not is_output_wrong:
         first = next(each for each in evidence if any(each.is_wrong(name) for name in each.names))
         trials = _nearest_backward(trials, first, on_step)
     limit = MATCH
-    for trial in sorted(trials, key=lambda trial: trial.worst):  # the best first: it leaves few of the others
+    for trial in sorted(trials, key=lambda trial: trial.worst):  # best first: it excludes most others
         for each in evidence if partly is None else ():
             if trial.worst <= limit and len(each.names) > 1 and not each.convention:
                 on_step()
@@ -536,7 +536,7 @@ def match(
         limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
     explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
     if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
-        on_step()  # a number fits better than what hardly fits
+        on_step()  # no mistake fits closely: fit numbers
         explaining += _fitted([each for each in known if each.fit], evidence)
     if explaining:
         explaining.sort(key=lambda trial: trial.worst)
@@ -563,20 +563,19 @@ def _pairs(workload: Workload) -> Iterator[Mistake]:
 
 
 class Trial:
-    """A mistake, and how far the candidate is from it, as a share of the tolerance: the worst so far."""
+    """A mistake, and its largest distance from the candidate so far, as a share of the tolerance."""
 
     def __init__(self, mistake: Mistake) -> None:
-        """Compare nothing yet."""
         self.mistake = mistake
         self.worst = 0.0
-        self.is_idle = True  # it changes nothing here, and explains nothing
+        self.is_idle = True  # it changes nothing here, so it explains nothing
 
     def compare(
         self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor], limits: Tensor
     ) -> None:
         """Compare the observed tensor, the right one, and the mistake's answer: exact, and in the candidate's dtype.
 
-        All are taken in units of the tolerance, which differs from row to row.
+        Differences are in units of the tolerance, which differs from row to row.
         """
         observed, expected, exact, own = (tensor / limits for tensor in tensors)
         one = torch.finfo(each.own_dtype).eps / 2 * roundings(each.reference.workload, name, 0.0)
@@ -595,7 +594,7 @@ class Trial:
 
 
 def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step: Callable[[], object]) -> list[Trial]:
-    """The mistakes that explain the output on one probe, of those that are nearest to it beyond the tolerance."""
+    """The mistakes that explain the output on one probe, from those nearest to it beyond the tolerance."""
     chosen = slice(None) if partly is None else partly
     observed, expected = each.observed["output"][chosen], each.expected["output"][chosen]
     limits, near = each.limits["output"].expand_as(each.observed["output"])[chosen], []
@@ -627,7 +626,7 @@ def _nearest_backward(trials: list[Trial], each: Evidence, on_step: Callable[[],
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
-    """The largest difference; where the mistake gives NaN, so must the candidate, and an empty row may be 0 or NaN."""
+    """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
     broken = ~mistaken.isfinite()
     if (candidate.isfinite() & broken).any():
         return math.inf
@@ -636,13 +635,13 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-# Numbers that are fitted.
+# Fitted numbers.
 
 
 def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
-    """The mistakes with a free number that explain the outputs, with that number, and the keys that queries see.
+    """The mistakes with a free number that explain the outputs, with the fitted number, and the keys that queries see.
 
-    Numbers are fitted where the output is wrong, and must do for every probe.
+    Numbers are fitted where the output is wrong, and must hold for every probe.
     """
     if not all(each.observed["output"].isfinite().all() for each in evidence):
         return []
@@ -663,7 +662,7 @@ def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
 
 
 def _fit(mistake: Mistake, each: Evidence) -> Mistake | None:
-    """The mistake with the number that is nearest to the candidate's output, by Gauss and Newton; None if none is."""
+    """The mistake with the number nearest to the candidate's output, by Gauss-Newton; None if none is near."""
     assert mistake.fit is not None
     observed, number = each.observed["output"], 1.0
     error = (observed - each.expected["output"]).square().sum()
@@ -676,18 +675,18 @@ def _fit(mistake: Mistake, each: Evidence) -> Mistake | None:
         slope = (above - below) / (2 * step)
         moved = float(((observed - here) * slope).sum() / slope.square().sum())
         number += moved
-        if not abs(number) <= MOST_TIMES:  # NaN included
+        if not abs(number) <= MOST_TIMES:  # rejects NaN too
             return None
-        if abs(moved) <= 1e-7 * size:  # what float32 can resolve
+        if abs(moved) <= 1e-7 * size:  # the resolution of float32
             break
     return mistake.fit(number)
 
 
 def _interval(each: Evidence) -> Mistake | None:
-    """The mistake that a query sees other keys, which lie side by side: from the output of a few rows alone.
+    """The mistake that a query sees another, contiguous range of keys, derived from the output of a few rows.
 
-    Of all intervals of keys the one is taken whose softmax gives what the row has. The first and last keys of several
-    rows say whether they are counted from the query, or the same for all.
+    For each row, find the range of keys whose softmax reproduces its output. The first and last keys of several rows
+    show whether they are relative to the query, or the same for all.
     """
     workload, rows, book = each.reference.workload, each.rows, each.book(torch.float64)
     if workload.sinks != "none" or workload.kv_len > 2 * SHORT_LEN or len(rows) < FITTED_ROWS:
@@ -726,7 +725,7 @@ def _interval(each: Evidence) -> Mistake | None:
 def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mistake]:
     """The roundings whose errors add up to the candidate's, in the order of the steps; none if they do not.
 
-    Many errors have the size of a rounding; only its own is large and small at the same places.
+    Many errors have the size of a rounding; only the error of that very rounding is large and small in the same places.
     """
     wrong = next(each for each in evidence if each.is_wrong("output"))
     observed, expected = wrong.observed["output"], wrong.expected["output"]
@@ -738,7 +737,7 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     sizes, size = rounded.norm(dim=0), float(error.norm())
     shares = (rounded.T @ error).abs() / (sizes * size).clamp(min=SMALLEST)
     is_enough = len(error) >= LEAST_VALUES and explained >= ROUNDING_EXPLAINED
-    # A far larger error is alike by chance.
+    # A much larger error matches by chance.
     is_of_size = size <= ROUNDING_SPAN * float(sizes[chosen].sum())
     if is_enough and is_of_size and float(shares.max()) >= ROUNDING_CORRELATION:
         return [known[place] for place in sorted(chosen)]
@@ -746,13 +745,13 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     is_coarse = torch.equal(observed.bfloat16().double(), observed)
     if not (is_small and is_coarse) or torch.equal(expected.bfloat16().double(), expected):
         return []
-    # Sums in another order have other errors, but every result is a number that bfloat16 has.
+    # Sums in another order have other errors, but all results are bfloat16 numbers.
     sums = [mistake for mistake in known if mistake.name == "bfloat16_sums"]
     return [replace(each, words="the sum over the keys is accumulated in bfloat16") for each in sums[:1]]
 
 
 def _pursuit(columns: Tensor, target: Tensor) -> tuple[list[int], float]:
-    """The columns (n, m) whose weighted sum explains most of the target (n,), one after another, and which share.
+    """Greedily choose columns (n, m) whose weighted sum explains most of the target (n,); return them and the share.
 
     Source: orthogonal matching pursuit, https://doi.org/10.1109/ACSSC.1993.342465.
     """
@@ -772,10 +771,10 @@ def _pursuit(columns: Tensor, target: Tensor) -> tuple[list[int], float]:
 
 
 def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The weights (B, H, T, S) that `attend` uses, which maps values (B, G, S, V) to a context (B, H, T, V).
+    """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
 
-    Attention is linear in its values: where column j of the values is 1 at one key and 0 elsewhere, column j of the
-    context is the weight of that key. As many keys are asked about at a time as there are columns in `like`.
+    Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
+    context is the weight of that key. Each call recovers one key for each column in `like`.
     """
     key_len, width = like.shape[-2:]
     columns = []
@@ -788,7 +787,7 @@ def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
 
 
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
-    """What can be said of a failure that no known mistake explains: the weights, and what rules and notes say."""
+    """Describe a failure that no known mistake explains, by its weights, rules and notes."""
     random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
@@ -812,7 +811,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 
 
 def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
-    """What the candidate's weights (B, H, T, S) show on the reference's queries and keys.
+    """Describe the candidate's weights (B, H, T, S) on the reference's queries and keys.
 
     `reference` has scope `attention` and all query rows.
     """
@@ -859,7 +858,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
 
 def _distinct(actual: float, right: float) -> tuple[str, str]:
-    """Two numbers with as few digits as show that they differ, three at least."""
+    """Two numbers with just enough digits to show that they differ, at least three."""
     for digits in range(3, 18):
         words = f"{actual:.{digits}g}", f"{right:.{digits}g}"
         if words[0] != words[1]:
@@ -868,7 +867,7 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 
 def describe(agreement: Agreement) -> str:
-    """Where the output, or else a gradient, is worst, by how much, and which probes show it."""
+    """The place and size of the worst error of the output, or else of a gradient, and the probes that show it."""
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
@@ -883,7 +882,7 @@ def describe(agreement: Agreement) -> str:
     blind = [each.probe for each in agreement.probes if each.probe not in finders]
     by = f"; found by: {', '.join(finders)}" + (f", not by {', '.join(blind)}" if blind else "")
     limits = f"error {size}, tolerance {worst.allowed:.3g}"
-    if worst.error is not None and worst.error <= worst.allowed:  # so its RMS error is what is beyond a limit
+    if worst.error is not None and worst.error <= worst.allowed:  # its RMS error is beyond the limit
         rows = f"rows {worst.rows[0]} to {worst.rows[1] - 1}"
         limits = f"RMS error of {rows} {worst.rms:.3g}, tolerance {worst.allowed_rms:.3g}"
     return f"{worst.tensor} is {worst.grade} on {probe} inputs: {value} ({limits}){also}{by}"

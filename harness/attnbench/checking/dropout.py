@@ -1,13 +1,13 @@
-"""Is attention dropout right? The weights that were dropped, recovered from outputs, against what chance may do.
+"""Check attention dropout: recover the dropped weights from outputs, and compare them with chance.
 
-Each weight must be 0, or what it is without dropout divided by 1 - p; the share of zeros must be that of independent
-draws, everywhere; and the gradients must be those of the very weights that were dropped. What is random is judged by
-exact tests, which fail an honest implementation once in 10^9 checks, and from a seed, so that a check repeats. What it
-cannot see: a rescaling that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
+Each weight must be 0, or its value without dropout divided by 1 - p; the share of zeros must be that of independent
+draws, everywhere; and the gradients must belong to the same draw. Randomness is judged by exact tests, which fail an
+honest implementation once in 10^9 checks, and from a seed, so that a check repeats. Two errors stay hidden: a rescaling
+that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
 
-Attention is linear in its values, so that column j of the output is the weight of the key whose value is unit vector j.
-In scope `module` the projections are chosen so that it is so there, too: each token is a unit vector of its position,
-the value projection reads it, and the output projection leaves the merged heads as they are.
+Attention is linear in its values, so column j of the output is the weight of the key whose value is unit vector j. In
+scope `module` the projections are chosen to the same effect: each token is a unit vector of its position, the value
+projection reads it, and the output projection is the identity.
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
@@ -34,21 +34,21 @@ from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9
 NUM_WEIGHTS = 2**13
-"""So many weights are looked at, in at least four calls."""
+"""The number of weights to sample, in at least four calls."""
 MOST_KEYS = 16
-"""With few keys every weight is far above what rounding makes of it, in half precision, too."""
+"""With few keys every weight is far above its rounding error, even in half precision."""
 LONGER_LEN = 35
 MEAN_CALLS = 16
 AXES = ("call", "batch row", "head", "query", "key")
 
 
 class DropoutTrial:
-    """A candidate under dropout at a small workload: its weights without dropout, and with it over many calls."""
+    """A candidate under dropout at a small workload: its weights without dropout, and over many calls with it."""
 
     def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
-        """Call the candidate; what it raises passes through."""
+        """Call the candidate; its exceptions propagate."""
         self.implementation, self.asked, self.seed = implementation, asked, seed
-        # In scope `module` D = H*V, so that the output projection may be the identity.
+        # In scope `module` D = H*V, so that the output projection can be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
         self.merged = msgspec.structs.replace(asked, embed_dim=width)
         keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)  # as many as one call can show
@@ -59,7 +59,7 @@ class DropoutTrial:
         right = Reference(plain, unit_inputs(plain, seed), seed)
         self.inputs = right.inputs
         self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
-        self.rescale = 1 / (1 - asked.dropout)  # what every weight that is kept is multiplied by
+        self.rescale = 1 / (1 - asked.dropout)  # the factor of every weight that is kept
         rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
         limits = right.tolerances["output"].of_rows[:, None]
         self.tolerance = (limits + rounding) * self.rescale  # (T, 1) of a query's weights, dropped or rescaled
@@ -72,7 +72,7 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """The weights (B, H, T, S) that an output shows where values are unit vectors, in float64 on the CPU."""
+        """The weights (B, H, T, S) in an output for unit vectors as values, in float64 on the CPU."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
@@ -86,7 +86,7 @@ class DropoutTrial:
 
 
 def merged_inputs(workload: Workload, seed: int) -> Inputs:
-    """Normal inputs; in scope `module` with an output projection that leaves the merged heads as they are."""
+    """Normal inputs; in scope `module` with the identity as output projection."""
     drawn = draw_normal(workload, seed)
     given = drawn.weights
     if workload.scope == "attention" or given.out is None:
@@ -96,13 +96,13 @@ def merged_inputs(workload: Workload, seed: int) -> Inputs:
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
-    """Inputs whose values are unit vectors, key j's at column j; or 1 in every column."""
+    """Inputs with unit vectors as values, key j's at column j; or with 1 in every column."""
     drawn, keys = merged_inputs(workload, seed), torch.arange(workload.kv_len)
     columns = slice(None) if are_all_ones else keys
     if workload.scope == "attention":
         values = torch.zeros_like(drawn.tensors["value"])
         values[:, :, keys, columns] = 1.0
-        changed = {"query": 0.5 * drawn.tensors["query"], "value": values}  # weights that are not far apart
+        changed = {"query": 0.5 * drawn.tensors["query"], "value": values}  # makes weights more even
         return replace(drawn, tensors=drawn.tensors | changed)
     source = "context" if "context" in drawn.tensors else "x"
     tokens = drawn.tensors[source].clone()
@@ -121,7 +121,7 @@ def by_heads(output: Tensor, workload: Workload) -> Tensor:
 
 
 def rescaled(trial: DropoutTrial) -> str:
-    """Each weight is 0, or what it is without dropout divided by 1 - p."""
+    """Each weight is 0, or its value without dropout divided by 1 - p."""
     dropped, right, tolerance = trial.dropped, trial.weights, trial.tolerance
     kept = trial.measurable & ~trial.zeros
     if not dropped.isfinite().all():
@@ -152,7 +152,7 @@ def rescaled(trial: DropoutTrial) -> str:
 
 
 def of_weights(trial: DropoutTrial) -> str:
-    """Weights are dropped, not columns of the output: where all values are 1, all columns are alike."""
+    """Weights are dropped, not columns of the output: if all values are 1, all columns are equal."""
     case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
     with case.grad_mode():
         output = by_heads(case.output().detach(), trial.workload)
@@ -163,7 +163,7 @@ def of_weights(trial: DropoutTrial) -> str:
 
 
 def drawn_anew(trial: DropoutTrial) -> str:
-    """Calls, batch rows, heads, queries and keys do not all drop the same."""
+    """Calls, batch rows, heads, queries and keys do not all drop the same weights."""
     for name, count, size, chance_to in _dependences(trial):
         if count == size:
             return (
@@ -174,7 +174,7 @@ def drawn_anew(trial: DropoutTrial) -> str:
 
 
 def share(trial: DropoutTrial) -> str:
-    """The share that is dropped is p: overall, and for each call, batch row, head, query and key."""
+    """The dropped share is p: overall, and for each call, batch row, head, query and key."""
     zeros, p = trial.zeros & trial.measurable, trial.workload.dropout
     measurable = trial.measurable.expand_as(zeros)
     groups: list[tuple[str, list[int]]] = [("", list(range(zeros.dim())))]
@@ -193,16 +193,16 @@ def share(trial: DropoutTrial) -> str:
 
 
 def independent(trial: DropoutTrial) -> str:
-    """Whether a weight is dropped does not depend on whether its neighbour is."""
+    """Whether a weight is dropped does not depend on its neighbour."""
     for name, count, size, chance_to in _dependences(trial):
         return f"{count / size:.1%} of {size} weights are dropped or kept as the next {name}'s is, not {chance_to:.1%}"
     return ""
 
 
 def _dependences(trial: DropoutTrial) -> Iterator[tuple[str, int, int, float]]:
-    """Where neighbours are alike, both dropped or both kept, too often or too rarely for independent draws.
+    """Find neighbours that are both dropped or both kept too often or too rarely for independent draws.
 
-    Yields the axis, how many of how many pairs are alike, and the chance of a pair to be.
+    Yields the axis, the number of equal pairs, the number of pairs, and the chance of an equal pair.
     """
     p = trial.workload.dropout
     chance_to = p**2 + (1 - p) ** 2
@@ -221,8 +221,8 @@ def _dependences(trial: DropoutTrial) -> Iterator[tuple[str, int, int, float]]:
 def mean(trial: DropoutTrial) -> str:
     """The mean of many calls approaches the answer without dropout, on other values and more keys.
 
-    Each term is 0 or w * v / (1 - p), so that a bound on the mean of n calls follows from the terms' squares alone: W.
-    Hoeffding (1963), theorem 2, https://doi.org/10.1080/01621459.1963.10500830.
+    Each term is 0 or w * v / (1 - p), so the squares of the terms bound the mean of n calls: W. Hoeffding (1963),
+    theorem 2, https://doi.org/10.1080/01621459.1963.10500830.
     """
     plain = msgspec.structs.replace(trial.merged, dropout=0.0, direction="inference")
     plain = plain.at_length(LONGER_LEN) if plain.longest > LONGER_LEN else plain  # several small tiles
@@ -230,7 +230,7 @@ def mean(trial: DropoutTrial) -> str:
 
     def sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
         squared = repeat_heads(value.square(), query.shape[1])
-        return oracle.weights(query, key, mask).square() @ squared  # of the terms that are added up
+        return oracle.weights(query, key, mask).square() @ squared  # the squares of the summed terms
 
     squares = oracle.answer(plain, right.drawn, right.rows, sum_of_squares)
     case = trial.case(right.inputs, msgspec.structs.replace(plain, dropout=trial.asked.dropout, direction="forward"))
@@ -246,7 +246,7 @@ def mean(trial: DropoutTrial) -> str:
 
 
 def consistent(trial: DropoutTrial) -> str:
-    """Output and gradients are those of one and the same draw."""
+    """Output and gradients come from the same draw."""
     case = trial.case()
     for _ in range(2000):  # until something is left
         with torch.enable_grad():
@@ -276,7 +276,7 @@ def consistent(trial: DropoutTrial) -> str:
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
     """The two-sided p-value of each binomial count."""
-    from scipy.special import bdtr, bdtrc  # a worker that checks no dropout does without
+    from scipy.special import bdtr, bdtrc  # not needed in a worker that checks no dropout
 
     below, above = bdtr(counts.astype(float), sizes, share), bdtrc(counts.astype(float) - 1, sizes, share)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)), dtype=np.float64)
@@ -294,18 +294,18 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
-    """Try the rules up to the first that does not hold; what a candidate raises breaks a rule."""
+    """Try the rules up to the first broken one; an exception of the candidate breaks a rule."""
     results: list[RuleResult] = []
     trial = None
     here = device(workload.device)
-    forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator always is
+    forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator is always forked
     with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
         torch.manual_seed(_own_seed(workload, seed))
         for name, rule in RULES.items():
             try:
                 trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
-            except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+            except Exception as error:  # noqa: BLE001 - a candidate may raise anything
                 broken = f"dropout cannot be checked: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             results.append(RuleResult(rule=name, holds=not broken, found=broken))
             if broken:
@@ -314,15 +314,15 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 
 
 def _own_seed(workload: Workload, seed: int) -> int:
-    """The seed that a candidate draws from: it can read it, so it does not say what the seed of the inputs is."""
+    """The seed for the candidate's draws. It can read this seed, so it must not reveal the seed of the inputs."""
     return int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed)))
 
 
 def still_drops(case: Case) -> str:
-    """What is wrong with the dropout of a case that is being timed, in words, or "".
+    """Check the dropout of a timed case: return its error in words, or "".
 
-    Where it can be done, in scope `attention`, all values become 1 for two calls: a row's output is then the sum of its
-    weights, whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
+    In scope `attention`, if possible, all values become 1 for two calls: a row's output is then the sum of its weights,
+    whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
     """
     workload, p = case.workload, case.workload.dropout
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}

@@ -1,6 +1,6 @@
-"""The oracle: attention written out in float64, one batch row and head at a time, and honest forms to compare it with.
+"""The oracle: attention in float64, one batch row and head at a time, and honest forms to compare it with.
 
-It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients follow by
+It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients come from
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
 """
 
@@ -24,11 +24,11 @@ from attnbench.workloads.workload import Workload
 EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
-"""Up to this many scores (B * H * T * S) the oracle answers every query row; beyond it one of each tile, and edges."""
+"""Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
 ROWS_PAIRS = 2**22
-"""So many scores at a time, where every row is evaluated."""
+"""Scores at a time when every row is evaluated."""
 PART_PAIRS = 2**25
-"""Of more scores than that (B * H * R * S) a batch row and so many heads at a time, so that memory is bounded."""
+"""With more scores (B * H * R * S), batch rows and some heads are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -43,13 +43,13 @@ def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
     tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))
     starts = torch.arange(0, query_len, tile)
-    random = starts + torch.randint(tile, starts.shape, generator=draws)  # a lost tile takes one with it
+    random = starts + torch.randint(tile, starts.shape, generator=draws)  # each tile has one, so a lost tile shows
     return torch.tensor(sorted({min(max(0, row), query_len - 1) for row in [*edges, *random.tolist()]}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowMask:
-    """A mask at some query rows: which keys they see, and how their scores change."""
+    """A mask at some query rows: their visible keys and score changes."""
 
     rule: Mask
     sizes: tuple[int, int, int]  # B, T, S
@@ -57,17 +57,17 @@ class RowMask:
     rows: Tensor  # (R,) the queries' indices
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and what learned biases are looked up in
-    whole: "RowMask | None" = None  # what this is a part of: of these batch rows and heads alone
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and tensors of learned biases
+    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this is only a part
     batch: slice = field(default_factory=lambda: EVERY)
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, batch: slice, heads: slice) -> "RowMask":
-        """The mask of some batch rows and heads; which keys they see is looked up in this one."""
+        """The mask of some batch rows and heads; it looks up visible keys in this one."""
         return replace(self, whole=self, batch=batch, heads=heads)
 
     def scale_for(self, head_dim: int) -> float:
-        """What products of queries and keys of that width are multiplied by."""
+        """The factor of products of queries and keys of that width."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
@@ -87,15 +87,15 @@ class RowMask:
 
     @cached_property
     def seen(self) -> Tensor:
-        """Which keys each query sees (B, 1, R, S)."""
+        """Whether each query sees each key (B, 1, R, S)."""
         return self.seen_under(self.rule) if self.whole is None else self.whole.seen[self.batch]
 
     def seen_under(self, rule: Mask) -> Tensor:
-        """Which keys each query sees under another mask (B, 1, R, S)."""
+        """Whether each query sees each key under another mask (B, 1, R, S)."""
         return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
 
     def bias(self, part: Mask) -> Tensor:
-        """What an additive mask adds to the scores (H, R, S), in float64; a learned one also (B, H, R, S), as given."""
+        """The numbers that an additive mask adds (H, R, S), in float64; (B, H, R, S) and unchanged if learned."""
         batch_size, query_len, key_len = self.sizes
         if part.is_learned:
             index = part.index(self.queries, self.keys, key_len - query_len, key_len)
@@ -109,31 +109,31 @@ class RowMask:
 
     @cached_property
     def biases(self) -> dict[Mask, Tensor]:
-        """What each additive part adds, as `bias` gives it."""
+        """The numbers of each additive part, from `bias`."""
         return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
 
     def forget_biases(self) -> None:
-        """Let go of them where this is one of many parts, of which a graph keeps all."""
+        """Free the biases of one of many parts, because a graph keeps all parts."""
         if self.whole is not None:
             self.__dict__.pop("biases", None)
 
     def change(self, scores: Tensor, part: Mask, place: tuple[int, int] | None = None) -> Tensor:
-        """The scores (B, H, R, S), or (R, S) of one batch row and head, as one part of the mask changes them."""
+        """The scores (B, H, R, S), or (R, S) of one batch row and head, changed by one part of the mask."""
         if not part.is_additive:
             return part.transform(scores)  # type: ignore[no-any-return]
         bias = self.biases[part]
         if place is not None:
-            bias = bias[place[4 - bias.dim() :]]  # of the batch row only where it has them
+            bias = bias[place[4 - bias.dim() :]]  # the batch row is used only if there is one
         return scores + bias.to(scores.dtype)
 
     def changed(self, scores: Tensor, place: tuple[int, int] | None = None) -> Tensor:
-        """The scores (B, H, R, S), or (R, S) of one batch row and head, after every change, none hidden yet."""
+        """The scores (B, H, R, S), or (R, S) of one batch row and head, after every change and before hiding."""
         for part in self.rule.changes:
             scores = self.change(scores, part, place)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
-        """The derivative of `changed` at those scores (B, H, R, S): the chain rule, written out."""
+        """The derivative of `changed` at those scores (B, H, R, S), by the chain rule."""
         rate = torch.ones_like(scores)
         for part in self.rule.changes:
             rate = rate if part.is_additive else rate * part.derivative(scores)
@@ -147,9 +147,9 @@ def row_mask(
     device: torch.device | str = "cpu",
     inputs: Mapping[str, Tensor] | None = None,
 ) -> RowMask:
-    """The workload's mask at those query rows; of the tensors of `inputs` it keeps the workload's operands.
+    """The workload's mask at those query rows; it keeps the workload's operands from `inputs`.
 
-    They are those of all rows, and may be left out where the mask is only asked what it hides.
+    The operands are those of all rows. They may be left out if only the visible keys are needed.
     """
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
     return RowMask(
@@ -190,7 +190,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The plain textbook form, all heads at once, each step rounded to the dtype of its inputs: a yardstick.
 
-    The maximum has its gradient, 0 but for roundings, which the best key of each query gets.
+    The gradient of the maximum is kept. It is 0 except for roundings, which go to the best key of each query.
     """
     scores = _masked_scores(query, _all_heads(key, query), mask)
     if mask.sinks is not None:
@@ -202,7 +202,7 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor
 
 
 class _Recomputed(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the rows' logsumexp, each step written out."""
+    """Attention whose backward pass recomputes the weights from the rows' logsumexp, step by step."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
@@ -214,7 +214,7 @@ class _Recomputed(torch.autograd.Function):
         sinks: Tensor | None,
         mask: RowMask,
     ) -> Tensor:
-        """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V).
+        """Without grouped heads: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V).
 
         `learned` is the sum of the learned biases, which broadcasts to (B, H, R, S), `sinks` is (H, 1, 1).
         """
@@ -235,7 +235,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Equations of FlashAttention-2, algorithm 2, without its tiles; then back through the change of the scores.
+        """The equations of FlashAttention-2, algorithm 2, without tiles; then back through the change of the scores.
 
         A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
         """
@@ -260,10 +260,10 @@ class _Recomputed(torch.autograd.Function):
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The textbook form with the backward pass of FlashAttention: as honest, but it rounds elsewhere.
+    """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
 
-    The output that its backward pass uses is off by a rounding in each number, for others sum in another order; and in
-    each row by a rounding of its logsumexp in float32 at least, for parts of a row are put together by theirs.
+    Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
+    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
@@ -303,7 +303,7 @@ YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 
 
 def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> Tensor:
-    """The weights (B, H, R, S) of a form: what it answers where the values are unit vectors."""
+    """The weights (B, H, R, S) of a form: its answer if the values are unit vectors."""
     unit = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
     return form(query, key, unit, mask)
 
@@ -315,24 +315,24 @@ def answer(
     form: Form = attend,
     on_step: Callable[[], object] = lambda: None,
 ) -> Tensor:
-    """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
+    """The output of a workload at the chosen query rows in the dtype of `inputs`, by the oracle or another form.
 
-    It is computed where the inputs are; `on_step` is called before each part of it.
-    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) where there is no output projection.
+    It is computed on the inputs' device; `on_step` is called before each part.
+    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) without an output projection.
     """
     query, key, value = heads(workload, inputs, rows)
     attended = in_parts(form, query, key, value, row_mask(workload, rows, query.device, inputs.tensors), on_step)
     return output(workload, attended, inputs.weights)
 
 
-def in_parts(  # noqa: PLR0913, PLR0917 - a form, what it is given, and who is told
+def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """What a form gives (B, H, R, V), at long lengths a batch row and some heads at a time.
+    """A form's result (B, H, R, V), computed at long lengths by batch row and some heads at a time.
 
-    `on_step` is called before each part, on the way forward and again on the way back, which computes the part again:
-    no more than one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). A form with weights of
-    all heads in hand is not taken apart.
+    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part. Only
+    one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). Other forms, which may mix heads, are
+    not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
     num_pairs = num_rows * key.shape[2]
@@ -371,7 +371,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, what it is given, and who is t
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
     """The output at every query row by the textbook form, in the dtype of `inputs`.
 
-    It computes some rows at a time; `on_step` is called before each.
+    It computes some rows at a time; `on_step` is called before each block.
     """
 
     def attended_by(rows: Tensor) -> Tensor:
@@ -387,7 +387,7 @@ def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], objec
 
 
 def output(workload: Workload, attended: Tensor, weights: Weights) -> Tensor:
-    """What a call returns of what its heads attended to (B, H, R, V): itself, or merged and projected."""
+    """The output of a call from its heads' results (B, H, R, V): unchanged, or merged and projected."""
     if workload.scope == "attention":
         return attended
     merged = attended.permute(0, 2, 1, 3).flatten(2)  # (B,H,R,V) -> (B,R,H*V)
@@ -398,9 +398,9 @@ def output(workload: Workload, attended: Tensor, weights: Weights) -> Tensor:
 
 
 def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): given, or projected.
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): taken from the inputs, or projected.
 
-    A query that was reduced to these rows already, by `at_rows`, is taken as it is.
+    A query that `at_rows` has already reduced to these rows is used unchanged.
     """
     if workload.scope == "attention":
         query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
@@ -414,12 +414,12 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
 
 
 def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bool = False) -> Tensor:
-    """Query or key (B, H, T, K), each pair of columns turned by an angle that grows with the token's place (T,).
+    """Rotate each pair of columns of a query or key (B, H, T, K) by an angle that grows with the token's place (T,).
 
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
     num_pairs = workload.head_dim // 2
-    dtype = torch.promote_types(heads.dtype, torch.float32)  # of angles in honest code: half would be off by radians
+    dtype = torch.promote_types(heads.dtype, torch.float32)  # as in honest code: half would be off by radians
     rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)
     angles = places.to(dtype)[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
@@ -431,7 +431,7 @@ def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bo
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs with the queries of these rows alone, in scope `attention`; what they need else is as it is."""
+    """The inputs with the queries of these rows only, in scope `attention`; other operands are unchanged."""
     if workload.scope == "module":
         return inputs
     query = inputs.tensors["query"]
@@ -439,9 +439,10 @@ def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """A bound on the size of the scores that get weight: the longest query times the longest key, scaled.
+    """A bound on the scores that get weight: the longest query times the longest key, scaled.
 
-    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a softcap squashes them.
+    It follows from Cauchy-Schwarz. A bias shifts the scores by at most the best one that a row sees; a softcap squashes
+    them.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale
@@ -455,7 +456,7 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
 
 
 def _some_heads(mask: RowMask) -> Iterator[slice]:
-    """All heads of a mask, as many at a time as memory is bounded for."""
+    """All heads of a mask, in groups that fit into memory."""
     batch_size, _, key_len = mask.sizes
     each = max(1, PART_PAIRS // (batch_size * len(mask.rows) * key_len))
     for first in range(0, mask.num_heads, each):
@@ -463,6 +464,6 @@ def _some_heads(mask: RowMask) -> Iterator[slice]:
 
 
 def _best_bias(mask: RowMask, part: Mask) -> Tensor:
-    """The size of the largest number that a bias adds, at the best key of each row."""
+    """The largest absolute bias, at the best key of each row."""
     best = mask.bias(part).masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (..., R)
     return best.abs().where(best.isfinite(), 0.0).max()

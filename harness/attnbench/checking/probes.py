@@ -1,4 +1,4 @@
-"""Probes: kinds of inputs on which mistakes show.
+"""Probes: kinds of inputs that expose mistakes.
 
 A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. The input
 matters more than the tolerance (docs/method.md).
@@ -25,17 +25,18 @@ HUGE_LOGITS = {
     "module": {"float64": 1e6, "float32": 6e4},
 }
 """Honest forms are off by a few roundings of a score: at 1e6 these are half a weight in float32. The best visible score
-of half of the rows is below -4e4, so that any number from there up hides nothing when it stands for minus infinity."""
+of half of the rows is below -4e4, so that a fill value of -4e4 or more, used instead of minus infinity, hides nothing.
+"""
 SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.0}
-"""Exponentials of such scores overflow float32, or vanish; bfloat16 has no digits for the spread of larger ones."""
+"""Exponentials of such scores overflow float32, or vanish; bfloat16 lacks the digits for larger shifts."""
 LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
-"""The share of the largest logit by which a query's own key exceeds the others."""
+"""The lead of a query's own key over the others, as a share of the largest logit."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
-"""In half precision less: a rounding of a projected query or key would decide between keys."""
+"""Smaller in half precision, where a rounding of a projected query or key would decide between keys."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
-"""What is added to normal values; a rounding of the sum is a small share of the values' spread."""
+"""Added to normal values; a rounding of the sum is a small share of the values' spread."""
 FLAT, MANY_KEYS = 0.3, 1024
 TOKENS = ("query", "key", "value", "x", "context")
 
@@ -45,7 +46,7 @@ class VacuousError(ValueError):
 
 
 def draw_near(workload: Workload, seed: int) -> Inputs:
-    """The normal inputs with other numbers in the middle row of each tensor of tokens: the corners are the same."""
+    """The normal inputs with a new middle row in each tensor of tokens; the corners are unchanged."""
     inputs, fresh = draw_normal(workload, seed), draw_normal(workload, seed + 1)
     tensors = {name: inputs.tensors[name].clone() for name in TOKENS if name in inputs.tensors}
     for name, tensor in tensors.items():
@@ -57,9 +58,9 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 def draw_needles(workload: Workload, seed: int) -> Inputs:
     """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
 
-    An average of many values hides a missing key; a query whose whole weight lies on that key does not. Each value row
+    An average of many values hides a missing key; a query with all its weight on that key does not. Each value row
     spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
-    they are the normal ones, three times as large.
+    the inputs are normal and three times as large.
     """
     inputs = draw_normal(workload, seed)
     if workload.scope == "module":
@@ -72,7 +73,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The key that each query points at (T,), of a kind drawn for each: places, tile edges, edges of what it sees."""
+    """The key that each query points at (T,), drawn from kinds: places, tile edges, edges of its visible keys."""
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
@@ -98,9 +99,9 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
 
 
 def seen_edges(workload: Workload) -> tuple[Tensor, Tensor]:
-    """The first and the last key that each query sees, (B, T) both; where it sees none, the first and the last of all.
+    """The first and last visible key of each query, both (B, T); 0 and S - 1 for a query that sees none.
 
-    Of most masks they are known without a look at every pair of query and key.
+    For most masks the edges are known without testing every pair of query and key.
     """
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
@@ -128,11 +129,10 @@ def marked(value: Tensor, draws: Generator) -> Tensor:
 
 
 def draw_large(workload: Workload, seed: int) -> Inputs:
-    """Scores of up to 10 000 in size, of either sign: exponentials that overflow, maxima that are far below 0.
+    """Scores of up to 10 000 in size, of either sign: exponentials overflow, maxima are far below 0.
 
-    Query i points at a key that it sees, with part of that size; the rest is added to all its scores, or taken from
-    them. So an honest answer is sure of its key, however coarse its dtype. Where products of query and key must fit
-    into float16, scores are smaller.
+    Query i points at a visible key with part of that size; the rest is added to all its scores, or subtracted. The key
+    is therefore clear in any dtype. Scores are smaller if products of query and key must fit into float16.
     """
     if workload.scope == "module" or workload.head_dim == 1:
         return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
@@ -142,10 +142,10 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Scores that are larger still, beyond what some clamp them to: as large as leaves digits that separate keys.
+    """Larger scores, beyond common clamps: as large as leaves digits that separate keys.
 
-    In scope `module` every query's scores are moved alike, up or down. Only outputs are compared: the gradients of an
-    honest form have lost their digits.
+    In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
+    an honest form have lost their digits.
 
     Raises:
         VacuousError: the dtype has no such scores.
@@ -162,13 +162,13 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_shifted(workload: Workload, seed: int) -> Inputs:
-    """Normal scores, of which all those of a query are moved far down, or far up, alike: no weight is nearly 1.
+    """Normal scores, with all scores of a query shifted far down or up by the same amount: no weight is nearly 1.
 
-    The right weights do not change. An exponential without the row's maximum, a finite start of that maximum, a clamp
-    and scores that are computed again with fewer digits all change them.
+    The right weights do not change. They do change without subtracting the row's maximum, with a finite initial
+    maximum, with a clamp, and with scores that are recomputed with fewer digits.
 
     Raises:
-        VacuousError: queries and keys of one number cannot hold both the shift and the rest.
+        VacuousError: queries and keys of width 1 cannot hold both the shift and the rest.
     """
     inputs, size = draw_normal(workload, seed), SHIFTS[workload.dtype]
     draws = generator(workload.seed, 9, seed)
@@ -192,7 +192,7 @@ def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:
 
 
 def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED) -> Inputs:
-    """Normal inputs with queries that point at keys that they see, at scores of that size: see `draw_large`."""
+    """Normal inputs with queries that point at visible keys, at scores of that size: see `draw_large`."""
     inputs, root = draw_normal(workload, seed), math.sqrt(workload.head_dim)
     of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
     draws = generator(workload.seed, 5, seed)
@@ -203,7 +203,7 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
     is_seen = rule.sees(row, place, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
-    # A query that does not see its own target has the last key that it sees.
+    # A query that does not see its own target points at the last key that it sees.
     visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
     targets = visible[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
@@ -213,10 +213,10 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 
 
 def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> Inputs:
-    """The inputs of scope `module` with every score of a query `shift` higher, or lower, in random turn.
+    """The inputs of scope `module` with every score of a query shifted up or down by `shift`, at random.
 
-    The first number of a query's token says which; the second of a key's token is the same for all. One more column of
-    the projections reads each.
+    The first number of a query's token gives the sign; the second of a key's token is the same for all. One more column
+    of the projections reads each.
     """
     x, source = inputs.tensors["x"].clone(), "context" if "context" in inputs.tensors else "x"
     x[..., 0] = _signs(x.shape[:-1], draws)
@@ -225,17 +225,17 @@ def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> In
     keys[..., 1] = 1.0
     weights = inputs.weights.map(torch.clone)
     head_dim = weights.query.shape[1]
-    each = math.sqrt(shift / (head_dim * scale))  # K of these squared, scaled, are the shift
+    each = math.sqrt(shift / (head_dim * scale))  # K of these squared, times the scale, are the shift
     weights.query[:, :, :2] = torch.tensor([each, 0.0])
     weights.key[:, :, :2] = torch.tensor([0.0, each])
     return Inputs(tensors=tensors | {source: keys}, weights=weights)
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
-    """All queries alike and all keys alike: every visible key has the same weight, and a key too many shows.
+    """Equal queries and equal keys: every visible key has the same weight, and an extra key shows.
 
     Raises:
-        VacuousError: in scope `module`, where values would be alike as well.
+        VacuousError: in scope `module`, where the values would be equal as well.
     """
     if workload.scope == "module":
         raise VacuousError("where all tokens are alike, so are all values")
@@ -245,7 +245,7 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_offset(workload: Workload, seed: int) -> Inputs:
-    """Scores of like size over many keys, and values far from 0: sums that are kept in half precision lose digits.
+    """Similar scores over many keys, and values far from 0: sums in half precision lose digits.
 
     Raises:
         VacuousError: the dtype is not half precision, there are few keys, or the scope is `module`.
@@ -274,4 +274,4 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "offset": draw_offset,
     "equal": draw_equal,
 }
-"""Every kind of input that the check tries, by name."""
+"""Every kind of input in the check, by name."""

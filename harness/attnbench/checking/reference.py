@@ -1,4 +1,4 @@
-"""The right answer to each probe, how far an honest answer may be from it, and how far a candidate's is.
+"""The right answer to each probe, its tolerance, and the error of a candidate.
 
 The yardsticks of `tolerance.py` are the plain textbook forms in the workload's dtype. Source: the tests of
 https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form.
@@ -38,35 +38,36 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe on which every row of a long output is looked at: no row is the mean of many values, and so nearly 0."""
+"""The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
-"""So many rows, those furthest from an honest evaluation, are put to the oracle as well as those that were chosen."""
+"""The number of extra rows for the oracle: those furthest from an honest evaluation."""
 LENIENCY_OF_LARGE = 4.0
-"""With large logits a weight near a tie hangs on the last bit of a score: a few draws of an honest error say less."""
+"""With large logits a weight near a tie depends on a score's last bit, so a few draws of an honest error say less."""
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
-"""Roundings of a gradient that a kernel adds up in half precision over a few blocks of queries."""
+"""Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
 PER_ROOT_IN_HALF = 1 / 3
-"""Roundings of the value's gradient for each root of T: of the sums of T terms that autograd makes of a loop."""
+"""Roundings of the value's gradient per sqrt(T): autograd turns a loop into sums of T terms."""
 OF_SCORES = ("gradient of query", "gradient of key")
-"""At large scores these are 0 but for roundings of terms that are thousands of times as large: half precision says
-nothing of them, and only that they are finite is compared."""
+"""At large scores these are 0 except for roundings of terms that are thousands of times larger. Half precision cannot
+resolve them, so only finiteness is compared.
+"""
 SUMMED = "gradient of value"
-"""Whose terms are known without another backward pass: see `group_sum`."""
+"""The gradient whose terms are known without another backward pass: see `group_sum`."""
 
 
 class FormError(ValueError):
-    """A tensor has another type, layout, shape or dtype than it must; the message says which."""
+    """A tensor has the wrong type, layout, shape or dtype; the message says which."""
 
 
 class UncheckableError(Exception):
-    """The candidate offers no way to compare something that is to be timed; the message says what."""
+    """The candidate offers no way to compare a result that is to be timed; the message names it."""
 
 
 class Reference:
-    """The oracle's answer to one kind of input: what each tensor should be, and how large its error may be."""
+    """The oracle's answer to one kind of input: the right value of each tensor, and its tolerance."""
 
-    def __init__(  # noqa: PLR0913 - all that its answers depend on
+    def __init__(  # noqa: PLR0913 - everything that its answers depend on
         self,
         workload: Workload,
         drawn: Inputs,
@@ -81,22 +82,21 @@ class Reference:
         is_screened: bool = False,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Ask the oracle and the textbook forms; `change` alters every form, the oracle's and the yardsticks'.
+        """Evaluate the oracle and the textbook forms; `change` alters every form, the oracle's and the yardsticks'.
 
-        They compute on the workload's device, or on the CPU where the device has no float64 (docs/adr/0035).
+        They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035).
 
-        `leniency` says how many times more is allowed where a few draws say little about an honest error. `rows` are
-        the query rows to compare, chosen by draws where none are given; gradients are compared where the direction has
-        them and the reference `has_gradients`, but for those `left_out`; the output's gradient is `grad_value` at those
-        rows, or else drawn.
-        `is_screened` asks for `screen`, too. `on_step` is called before each part of an answer.
+        `leniency` multiplies tolerances where a few draws say little about an honest error. `rows` are the query rows
+        to compare, chosen at random by default. Gradients are compared if the direction has them and the reference
+        `has_gradients`, except for those `left_out`. The output's gradient at those rows is `grad_value`, or else
+        drawn. `is_screened` also computes `screen`. `on_step` is called before each part of an answer.
 
         Raises:
             ValueError: the reference is not finite.
-            VacuousError: it is constant, so that a comparison would say nothing.
+            VacuousError: it is constant, so that a comparison would show nothing.
         """
         dtype, here = TORCH_DTYPES[workload.dtype], device(workload.device).torch_device
-        drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
+        drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
         draws = generator(workload.seed, 4, seed)
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.has_gradients = workload, seed, has_gradients
@@ -121,7 +121,7 @@ class Reference:
             grad_rows.fill_(grad_value)
         self.grad_rows = grad_rows.to(dtype)  # the gradient of the output at those rows
         self._compared = compared
-        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
+        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         has_float64 = device(workload.device).has_float64
         of_yardsticks = here if has_float64 or has_own_products else "cpu"
 
@@ -176,12 +176,12 @@ class Reference:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What a candidate is given: on the device, in the workload's dtype and layout."""
+        """The candidate's inputs: on the device, in the workload's dtype and layout."""
         return place(self._rounded, self.workload)
 
     @cached_property
     def grad_output(self) -> Tensor | None:
-        """The output's gradient, on the device: 0 outside the rows, so that gradients are exact whatever they are."""
+        """The output's gradient, on the device: 0 outside the rows, so that gradients are exact for any rows."""
         if self._compared.direction == "inference":
             return None
         full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
@@ -189,9 +189,9 @@ class Reference:
         return at_rows.to(device(self.workload.device).torch_device)
 
     def release(self) -> None:
-        """Let go of what lies on another device than the host: it is placed there again when it is asked for.
+        """Free the tensors on a device other than the host; they are moved there again when needed.
 
-        The references of all probes together would not fit next to the work on one of them.
+        The references of all probes together do not fit next to the work on one of them.
         """
         if not device(self.workload.device).is_host:
             for name in ("inputs", "grad_output"):
@@ -199,11 +199,11 @@ class Reference:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """What a candidate is given, in float64 on the CPU: rounded to the dtype."""
+        """The candidate's inputs in float64 on the CPU, rounded to the dtype."""
         return self._rounded.map(torch.Tensor.double)
 
     def _at_every_row(self, name: str, tensor: Tensor, axis: int) -> Tensor:
-        """The gradient of all queries, from that of those whose output has one; any other tensor as it is."""
+        """Expand a gradient of the compared queries to all queries; return any other tensor unchanged."""
         if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
             return tensor
         shape = list(tensor.shape)
@@ -213,7 +213,7 @@ class Reference:
     def answers_of(
         self, form: Mistake, dtype: torch.dtype = torch.float64, *, has_gradients: bool = True
     ) -> dict[str, Tensor]:
-        """What another form answers to these inputs, computed in that dtype, in float64: at the rows, and gradients."""
+        """Another form's answers at the rows, and gradients, computed in that dtype and returned in float64."""
         compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
         inputs, ask = self.drawn.map(lambda tensor: tensor.to(dtype)), form.answer(self.workload, self.rows)
         found = answers(compared, inputs, self.grad_rows.to(dtype), ask)
@@ -225,15 +225,15 @@ class Reference:
 
     @cached_property
     def of_queries(self) -> Tensor:
-        """The largest error that each query row's output may have (T,); of a row between two, that of the later one."""
+        """The largest error that each query's output may have (T,); between two compared rows, the later one's."""
         later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len)).clamp(max=len(self.rows) - 1)
         return self.tolerances["output"].of_rows[later]
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """An honest answer at every row, in float32 at least, where the oracle answers some alone; else None.
+        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None.
 
-        It decides nothing: it shows which rows the oracle must be asked about.
+        It does not affect the verdict: it selects further rows for the oracle.
         """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
@@ -244,24 +244,24 @@ class Reference:
             return oracle.whole_answer(workload, inputs, self.on_step)
 
     def suspects(self, output: Tensor) -> Tensor:
-        """The rows of an output that are furthest from the screen (N,), in order; none where there is no screen."""
+        """The rows of an output that are furthest from the screen (N,), in order; none without a screen."""
         if self.screen is None:
             return self.rows[:0]
         apart = (output.detach().to(self.screen) - self.screen).abs()
         apart = apart.where(apart.isfinite(), torch.inf).transpose(-2, -1).flatten(end_dim=-2).amax(dim=0).cpu()  # (T,)
         apart = apart / self.of_queries
-        apart[self.rows] = -1.0  # the oracle answers them anyway
+        apart[self.rows] = -1.0  # the oracle computes them anyway
         return apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values
 
     def with_rows(self, more: Tensor) -> "Reference":
-        """The reference at these rows as well."""
+        """The reference with these rows added."""
         return self._at(rows=torch.cat([self.rows, more]).unique())
 
 
 def untouched(shape: tuple[int, ...]) -> Tensor:
-    """Zeros in float64, of which only the pages that are written to take memory.
+    """Zeros in float64 that use memory only for written pages.
 
-    Numpy asks for huge pages, where a row of a few numbers in each is all of them.
+    Numpy would request huge pages, and a few numbers in each row would touch all of them.
     """
     memory = mmap.mmap(-1, torch.float64.itemsize * math.prod(shape))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -272,10 +272,10 @@ def untouched(shape: tuple[int, ...]) -> Tensor:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """The reference for one of PROBES; it raises as Reference does."""
+    """The reference for one of PROBES; it raises the errors of Reference."""
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
-    if workload.rotary != "none" and workload.scope == "attention":  # what the probe is about comes after the rotation
+    if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         places = torch.arange(workload.seq_len)
         turned = {
             name: oracle.rotated(drawn.tensors[name], places, workload, is_inverse=True) for name in ("query", "key")
@@ -296,7 +296,7 @@ def reference_for_probe(
 def answers(
     workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
 ) -> dict[str, Tensor]:
-    """What `answer` gives at the rows and, where there are gradients, that of each input and canonical weight."""
+    """The result of `answer` at the rows and, with gradients, those of each input and canonical weight."""
     if workload.direction == "inference":
         return {"output": answer(inputs)}
     watched = inputs.map(lambda tensor: tensor.detach().requires_grad_())
@@ -305,7 +305,7 @@ def answers(
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
         if "sinks" not in watched.tensors and workload.mask_rule.is_additive:
-            leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is only rounding
+            leaves.pop("key_bias weights", None)  # shifts all scores of a query equally: its gradient is rounding
     made = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )
@@ -314,23 +314,23 @@ def answers(
 
 
 def row_axis(name: str) -> int:
-    """The axis of a tensor's rows: queries, keys or tokens; of any other operand and of a parameter its first."""
+    """The axis of a tensor's rows: queries, keys or tokens; the first for any other operand and for a parameter."""
     return -2 if name == "output" or name.removeprefix("gradient of ") in TOKENS else 0
 
 
 def is_half(workload: Workload) -> bool:
-    """Whether the workload's numbers have fewer bits than those of float32."""
+    """Whether the workload's dtype has fewer bits than float32."""
     return torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32  # noqa: PLR2004 - float32's
 
 
 def roundings(workload: Workload, name: str, score_bound: float) -> float:
-    """The number of roundings in the workload's dtype by which an honest answer may be off in one tensor.
+    """The number of roundings in the workload's dtype by which an honest tensor may be off.
 
     A sum of n terms in any order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and
     Stability of Numerical Algorithms, section 2.8). A score s, itself a sum of K products, and its row's logsumexp,
-    which is off by two roundings, change a weight by (sqrt(K) + 2) |s|. Half precision is to be summed in float32, and
-    its scores' roundings show in the yardsticks: it gets one, and more where queries are summed, which kernels do a
-    block at a time (docs/adr/0044).
+    which is off by two roundings, change a weight by (sqrt(K) + 2) |s|. Half precision should be summed in float32, and
+    its scores' roundings show in the yardsticks: it gets one, and more for sums over queries, which kernels compute
+    block by block (docs/adr/0044).
     """
     if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
@@ -339,10 +339,10 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
-    """For each tensor the largest value among those of its kind: output, gradients of tokens, gradients of weights.
+    """For each tensor, the largest value among those of its kind: output, gradients of tokens, gradients of weights.
 
-    Gradients of one kind are sums of terms of one size; where they cancel in one tensor, their roundings remain. Any
-    other operand is a kind of its own: a sink's gradient is a sum over all queries.
+    Gradients of one kind are sums of terms of one size; if they cancel in one tensor, their roundings remain. Any other
+    operand is its own kind: a sink's gradient is a sum over all queries.
     """
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     tokens = {f"gradient of {name}" for name in TOKENS}
@@ -351,22 +351,22 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
-    """How large a sum may become on the way to the gradient of a value that several query heads read; 0 where one does.
+    """The size of intermediate sums in the gradient of a value that several query heads read; 0 if only one does.
 
-    With few keys such sums may cancel in every number, and their roundings remain. Of a query's weights on S keys one
-    is at least 1/S, so that its term is at least that share of the output's gradient.
+    With few keys such sums may cancel in every number, and their roundings remain. At least one of a query's weights on
+    S keys is at least 1/S, so its term is at least that share of the output's gradient.
     """
     readers = workload.num_heads // workload.num_kv_heads
     return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0
 
 
 def largest(candidate: Tensor, reference: Tensor) -> float:
-    """The largest difference; NaN where there is one."""
+    """The largest difference; NaN if there is one."""
     return float((candidate.double() - reference).abs().max())
 
 
 def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The absolute differences, infinite where one is not finite, and the largest one's place: the first of several."""
+    """The absolute differences, infinite where not finite, and the first place of the largest one."""
     apart = (actual - expected).abs()
     apart = apart.where(apart.isfinite(), torch.inf)
     return apart, tuple(int(index) for index in np.unravel_index(int(apart.argmax()), apart.shape))
@@ -374,7 +374,7 @@ def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ..
 
 @dataclass(frozen=True)
 class Observation:
-    """What a candidate answered: its whole output, and by name what is compared of it."""
+    """A candidate's answer: its whole output, and the compared tensors by name."""
 
     output: Tensor  # detached
     compared: dict[str, Tensor]
@@ -384,15 +384,15 @@ class Observation:
 def ask(
     implementation: Implementation, reference: Reference, *, on_output: Callable[[Tensor], object] = lambda _: None
 ) -> Observation:
-    """What a candidate answers to a reference's inputs, of which it gets copies.
+    """Call a candidate with copies of a reference's inputs.
 
-    `on_output` is called with the output before gradients are asked for.
+    `on_output` is called with the output before gradients are computed.
 
     Raises:
-        FormError: the output has another type, shape or dtype than it must.
-        ConductError: the call changed its inputs, the mask, or the seed of what is random.
+        FormError: the output has the wrong type, shape or dtype.
+        ConductError: the call changed its inputs, the mask, or the random seed.
         UncheckableError: a gradient that is to be timed cannot be compared.
-        Exception: whatever the candidate raises.
+        Exception: any error that the candidate raises.
     """
     workload = reference.workload
     case = build(workload, implementation, copied(reference.inputs, workload))
@@ -418,7 +418,7 @@ def ask(
 
 
 def lacks_backward(error: Exception) -> bool:
-    """Whether an output had no graph; in another process the error has the name alone."""
+    """Whether an output had no graph; an error from another process only has its name."""
     return type(error).__name__ == NoBackwardError.__name__
 
 
@@ -427,12 +427,12 @@ def gradients(
 ) -> dict[str, Tensor]:
     """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
 
-    The candidate gets `grad_output`, or a copy of the reference's, which others will be given after it.
-    `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
+    The candidate gets `grad_output`, or a copy of the reference's, which later candidates use too. `pack` is linear, so
+    its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
 
     Raises:
-        ConductError: the call changed that gradient, its inputs, the mask, or the seed of what is random.
-        FormError: a gradient is of a class of its own.
+        ConductError: the call changed that gradient, its inputs, the mask, or the random seed.
+        FormError: a gradient has its own tensor class.
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     assert reference.grad_output is not None
@@ -472,14 +472,14 @@ def canonical_gradients(
         canonical = watched.tensors()
         reached = {
             name: gradient for name, gradient in given.items() if gradient is not None and packed[name].requires_grad
-        }  # a parameter that is a constant comes from no weight
+        }  # a constant parameter comes from no weight
         ways = [packed[name] for name in reached]
         back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
     return {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}
 
 
 def require_form(workload: Workload, output: Tensor) -> None:
-    """Raise FormError where the output has another type, shape or dtype than it must."""
+    """Raise FormError if the output has the wrong type, shape or dtype."""
     require_plain("output", output)
     expected = output_shape(workload)
     if tuple(output.shape) != expected:
@@ -498,7 +498,7 @@ def require_plain(name: str, tensor: object) -> None:
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
-    """The error of each tensor; of those whose reference is constant, only those that are not finite."""
+    """The error of each tensor; if its reference is constant, only if it is not finite."""
     compared = tuple(error(name, tensor, reference) for name, tensor in observed.items() if name in reference.expected)
     return compared + tuple(
         TensorError(
@@ -519,8 +519,8 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
     """The error of a whole output, and the reference that it was compared with.
 
-    At long lengths the oracle answers some rows alone. The rows that are furthest from an honest evaluation are put to
-    it as well; where one of them is wrong, the reference is one that has them.
+    At long lengths the oracle computes only some rows. The rows that are furthest from an honest evaluation are added;
+    if one of them is wrong, the returned reference includes them.
     """
 
     def at(rows: Tensor) -> Tensor:
@@ -543,7 +543,7 @@ def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     compared = reference.tolerances[name].judge(candidate)
     if name != "output":
         return compared
-    # The second to last index of an output counts chosen rows: name the queries themselves.
+    # The second to last index of an output counts chosen rows; convert it to the query's index.
     *before, row, column = compared.worst
     first, last = (int(reference.rows[place]) for place in (compared.rows[0], compared.rows[1] - 1))
     worst = (*before, int(reference.rows[row]), column)

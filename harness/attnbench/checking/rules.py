@@ -1,9 +1,9 @@
-"""Rules: what any attention obeys, whatever its inputs. Each is tried at a short length.
+"""Rules: properties of any attention, for any inputs. Each is tried at a short length.
 
-A rule is a function of a `Candidate` that returns in words how the rule is broken, "" where it holds, or None where it
-says nothing at that workload. Most compare two calls whose answers must be the same, or differ by a known factor:
-tensors that lie elsewhere in memory, numbers of another size, operands that need no gradient. What PyTorch's own
-kernels break is only noted (docs/adr/0007).
+A rule is a function of a `Candidate` that returns a description of a violation, "" if the rule holds, or None if it
+does not apply to the workload. Most rules compare two calls whose answers must be equal, or differ by a known factor:
+other memory layouts, numbers of another size, operands that need no gradient. Violations by PyTorch's own kernels are
+only noted (docs/adr/0007).
 """
 
 import contextlib
@@ -50,30 +50,30 @@ from attnbench.workloads.workload import Workload
 OUTPUTS_APART = "outputs apart"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER = 2
-"""Of so many keys less, a later call has."""
+"""The number of keys that a later call drops."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided: float16 has few."""
 LARGE_VALUES = "large values"
 NEARLY_EQUAL = 2.0**-3
-"""Queries so much smaller have scores of like size."""
+"""Queries scaled by this have scores of similar size."""
 EXPANDED = (
     {"query": 0, "key": 1, "value": 0, "x": 0, "context": 0},
     {"query": 2, "key": 0, "value": 1},
     {"query": 1, "key": 2},
 )
-"""The axis over which each operand is one row, expanded."""
+"""The axis along which each operand is one expanded row."""
 LEAST_APART = 2.0**-18
-"""Answers that differ by a smaller share differ in precision alone, whatever the dtype."""
+"""Answers that differ by a smaller share differ only in precision, in any dtype."""
 AXES = ("batch rows", "heads", "tokens")
 Answer = dict[str, Tensor]
 Rule = Callable[["Candidate"], str | None]
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""What each rule gave for one implementation, by its name and the kind of workload at which it was tried."""
+"""The result of each rule for one implementation, by the rule's name and the kind of workload."""
 
 
 class RuleReferences:
-    """The right answers that rules compare with; each kind is computed at first use."""
+    """The right answers for the rules; each kind is computed at first use."""
 
     def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
         """Compute the answer to normal inputs.
@@ -98,7 +98,7 @@ class RuleReferences:
 
     @classmethod
     def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
-        """Ask the oracle; None where the right answer is constant."""
+        """Evaluate the oracle; None if the right answer is constant."""
         on_step()
         try:
             return cls(workload, seed, on_step)
@@ -110,21 +110,21 @@ class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
     def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
-        """Call the implementation on the normal inputs; what it raises passes through."""
+        """Call the implementation on the normal inputs; its exceptions propagate."""
         self.implementation = implementation
         self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
         self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
         self.first = self.conduct  # of the call on the normal inputs
-        self.tolerance = 2 * self.normal.tolerance("output")  # how far two honest answers on them may be apart
+        self.tolerance = 2 * self.normal.tolerance("output")  # the largest difference of two honest answers
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
         if self.workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
         if self.settled(self.output, self.normal)[1]:
-            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # it may give such queries what it likes
+            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # any answer is allowed for such queries
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
@@ -132,7 +132,7 @@ class Candidate:
     def settled(
         output: Tensor, reference: Reference, gradients: Mapping[str, Tensor] | None = None
     ) -> tuple[Observation, str]:
-        """An answer with the right one for queries that see no key, and the convention that it has for them."""
+        """Replace the answer for queries that see no key by the right one; also return its convention."""
         rows = output.detach().index_select(-2, reference.rows.to(output.device))
         return settle(Observation(output.detach(), {"output": rows} | dict(gradients or {})), reference)
 
@@ -142,16 +142,16 @@ class Candidate:
         return self.normal.grad_output is not None
 
     def case(self, reference: Reference | None = None) -> Case:
-        """A case on fresh copies of the inputs of a reference: of the normal ones where none is named."""
+        """A case on fresh copies of a reference's inputs, by default the normal ones."""
         inputs = (reference or self.normal).inputs
         return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
 
     def changed(self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = ()) -> Case:
-        """A case on the normal inputs, some of them replaced, where these leaves need no gradient."""
+        """A case on the normal inputs, some of them replaced; the leaves in `frozen` need no gradient."""
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
             tensors["value"] = tensors["key"][..., : self.workload.value_dim]
-        # Without gradients the call would run in another mode than the one that it is compared with.
+        # Without gradients the call would run in another mode than the one it is compared with.
         needs_grad = self.workload.direction != "inference"
         alike = {id(tensor): tensor.detach().requires_grad_(needs_grad) for tensor in tensors.values()}
         case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
@@ -181,7 +181,7 @@ class Candidate:
     ) -> Answer:
         """The output and the gradients on the normal inputs, some of them replaced, for that gradient of the output.
 
-        `form` is that of the mask.
+        `form` is the form of the mask.
         """
         case = self.changed(tensors, frozen)
         vars(case.mask).update(form=form)
@@ -189,7 +189,7 @@ class Candidate:
         return {"output": output.detach()} | self.pulled_back(case, output, grad)
 
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
-        """The gradients; none in inference, or where there is no backward pass."""
+        """The gradients; empty in inference, or without a backward pass."""
         try:
             return gradients(case, output, self.normal, grad, retain_graph=True) if self.is_trained else {}
         except Exception as error:
@@ -199,7 +199,7 @@ class Candidate:
 
     @cached_property
     def alike(self) -> list[list[str]]:
-        """The names of operands of one shape, of two at least, which may share memory; none where they do already."""
+        """Groups of at least two operands with one shape that may share memory; none if they share it already."""
         if self.workload.layout == "value_in_key" or self.workload.scope == "module":
             return []
         shapes = {tuple(tensor.shape): [*self.tokens] for tensor in self.tokens.values()}
@@ -212,18 +212,18 @@ class Candidate:
         return self.ask()
 
     def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The rows that do not see a key, of the output with that key's row of the tensor `name` changed."""
+        """Change a key's row in the tensor `name`; return the output rows that do not see that key."""
         tensor = self.normal.inputs.tensors[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
         return self.without(self.call({name: tensor}), key)
 
     def without(self, output: Tensor, key: int) -> Tensor:
-        """The rows of an output whose query does not see that key (n, ...)."""
+        """The output rows whose query does not see that key (n, ...)."""
         rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
         return rows[~self.seen[:, :, key].to(output.device)]
 
     def apart(self, actual: Answer, expected: Answer) -> str:
-        """The first tensor of two answers that is further apart than honest ones may be, and by how much; or ""."""
+        """The first tensor of two answers that differs more than honest ones may, and by how much; or ""."""
         known = self.normal.expected
         for name, right in expected.items():
             if name not in known:
@@ -237,19 +237,19 @@ class Candidate:
 
 
 Trial = tuple[str, Callable[[], Answer], Answer]
-"""What is done, what gives the answer to it, and the answer that it must have."""
+"""A description of a change, a function that computes its answer, and the required answer."""
 
 
 def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
-    """The first of some trials that does not have its answer, in words.
+    """A description of the first trial with a wrong answer.
 
-    Where there is none, the first error that a trial raised is raised.
+    If no answer is wrong, raise the first error that a trial raised.
     """
     refusal: Exception | None = None
     for words, give, expected in trials:
         try:
             actual = give()
-        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+        except Exception as error:  # noqa: BLE001 - a candidate may raise anything
             refusal = refusal or error
             continue
         if found := candidate.apart(actual, expected):
@@ -260,7 +260,7 @@ def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
 
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
-    """By how much an output is wrong, in words; "" where it is not."""
+    """The error of an output, in words; "" if it is right."""
     found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
     if found.grade is not Grade.wrong:
         return ""
@@ -270,12 +270,12 @@ def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> st
 
 
 def right_when_short(candidate: Candidate) -> str:
-    """The answer is right at the short length, before anything else is said of it there."""
+    """The answer is right at the short length; this comes first, before other rules are tried there."""
     return output_off(candidate, candidate.output, candidate.normal)
 
 
 def fewer_keys(candidate: Candidate) -> str | None:
-    """A call with fewer keys is right after one with more; with as many queries, where their number differs."""
+    """A call with fewer keys (and, if T = S, fewer queries) is right after one with more."""
     workload, seed = candidate.workload, candidate.normal.seed
     length = workload.kv_len - FEWER
     if length < 1:
@@ -294,9 +294,9 @@ def fewer_keys(candidate: Candidate) -> str | None:
 
 
 def without_gradients(candidate: Candidate) -> str:
-    """Calls without gradients are right, and so is the next one on inputs that are nearly the same.
+    """Calls without gradients are right, and so is the next one on nearly equal inputs.
 
-    Code in a process of its own is also called in torch.inference_mode.
+    Isolated code is also called in torch.inference_mode.
     """
     if right_when_short(candidate):
         return ""
@@ -316,7 +316,7 @@ def without_gradients(candidate: Candidate) -> str:
 
 
 def handed_in(candidate: Candidate) -> str | None:
-    """The gradient of the output is read right whatever its strides: those of a sum, of a mean over the queries, ..."""
+    """The output's gradient is read correctly for any strides: those of a sum, of a mean over the queries, ..."""
     if (usual := candidate.normal.grad_output) is None:
         return None
 
@@ -336,7 +336,7 @@ def handed_in(candidate: Candidate) -> str | None:
 
 
 def frozen(candidate: Candidate) -> str | None:
-    """Each gradient is the same where no other is asked for; in scope `module`, those of weights or tokens alone."""
+    """Each gradient is the same if no other is requested; in scope `module`, those of weights or tokens alone."""
     if not candidate.is_trained:
         return None
     every = list(candidate.case().leaves)
@@ -370,9 +370,9 @@ def twice(candidate: Candidate) -> str | None:
 
 
 def shared(candidate: Candidate) -> str | None:
-    """Operands may share memory: as views of one packed buffer, or as one tensor, which has the sum of their gradients.
+    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients.
 
-    It says nothing where key and value cannot, or without gradients: another workload may.
+    It does not apply if key and value cannot share memory, or without gradients; other workloads cover these.
     """
 
     def trials() -> Iterator[Trial]:
@@ -396,7 +396,7 @@ def shared(candidate: Candidate) -> str | None:
 def sizes(candidate: Candidate) -> str | None:
     """Small incoming gradients give small gradients; a smaller query with a larger key changes no score.
 
-    Factors are powers of 2, which change no digit: what differs has left its dtype's range, or lost small numbers.
+    Factors are powers of 2, which change no digit: any difference means overflow or lost small numbers.
     """
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     usual = candidate.normal.grad_output
@@ -417,10 +417,10 @@ def sizes(candidate: Candidate) -> str | None:
 
 
 def large_values(candidate: Candidate) -> str | None:
-    """Values that are many times larger in one column give an output that is so much larger there.
+    """Scaling the values in one column by a large factor scales the output there by the same factor.
 
-    They are of one sign, and scores of like size, so that sums of exponentials times values are large. In float16 it is
-    a convention: the sums of much code overflow.
+    Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
+    convention: much code overflows in these sums.
     """
     if candidate.workload.scope != "attention":
         return None
@@ -436,9 +436,9 @@ def large_values(candidate: Candidate) -> str | None:
 
 
 def no_scale(candidate: Candidate) -> str | None:
-    """A scale of 0 is one: every key that is seen has the same weight, as where the query is 0.
+    """A scale of 0 gives every visible key the same weight, like a query of 0.
 
-    It is tried where a scale is given. What is not finite there has overflowed for others: hidden scores times 0.
+    It applies if the workload gives a scale. A result that is not finite is ignored: -inf scores were multiplied by 0.
     """
     if not candidate.workload.scale or candidate.workload.scope != "attention":
         return None
@@ -450,7 +450,7 @@ def no_scale(candidate: Candidate) -> str | None:
 
 
 def mask_forms(candidate: Candidate) -> str | None:
-    """A function reads its mask right however it lies in memory."""
+    """A function reads its mask correctly in any memory layout."""
     if not _has_mask(candidate.workload):
         return None
     expected = {"output": candidate.output}
@@ -461,7 +461,7 @@ def mask_forms(candidate: Candidate) -> str | None:
 
 
 def masks_of_heads(candidate: Candidate) -> str | None:
-    """A function takes masks that differ from head to head, or refuses them; one for causal masks gets no mask."""
+    """A function takes masks that differ between heads, or refuses them; not tried for the causal mask."""
     workload = candidate.workload
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
     if not _has_mask(workload) or workload.mask == "causal" or workload.mask_rule.has_empty_rows(*sizes):
@@ -473,7 +473,7 @@ def masks_of_heads(candidate: Candidate) -> str | None:
 
 
 def row_of_bias(candidate: Candidate) -> str | None:
-    """A learned bias that is one row for all queries has the gradient that its copies have together."""
+    """A learned bias with one row for all queries has the summed gradient of its copies."""
     workload = candidate.workload
     if not candidate.is_trained or workload.scope == "module" or not workload.mask_rule.is_learned:
         return None
@@ -491,10 +491,10 @@ def _under(candidate: Candidate, form: str) -> Answer:
 
 
 def layouts(candidate: Candidate) -> str:
-    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
+    """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
 
-    Each lies in another way than the next; those of a cache have room for more tokens both. They are aligned as the
-    device wants it.
+    Neighbouring tensors have different layouts; in a cache, both key and value have room for more tokens. All keep the
+    alignment that the device needs.
     """
     alignment_bytes = candidate.case().device.alignment_bytes
     *names, longest = LAYOUTS
@@ -515,12 +515,12 @@ def layouts(candidate: Candidate) -> str:
 
     cached = dict.fromkeys(candidate.tokens, longest)
     if found := first_apart(candidate, laid([*mixed, cached])):
-        return first_apart(candidate, laid(alike)) or found  # the simplest that shows it
+        return first_apart(candidate, laid(alike)) or found  # the simplest failing case
     return ""
 
 
 def expanded(candidate: Candidate) -> str:
-    """Rows that are one row expanded, with stride 0, give what their copies in memory give."""
+    """Rows that are one row expanded, with stride 0, give the same result as copies in memory."""
 
     def trials() -> Iterator[Trial]:
         for way in EXPANDED:
@@ -538,7 +538,7 @@ def expanded(candidate: Candidate) -> str:
 
 
 def outputs_apart(candidate: Candidate) -> str:
-    """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
+    """A later call does not change an earlier call's output, and uses the current contents of its tensors."""
     case, other = candidate.case(), candidate.references.other
     with case.grad_mode():
         first = case.output()
@@ -547,7 +547,7 @@ def outputs_apart(candidate: Candidate) -> str:
             tensor.data.copy_(other.inputs.tensors[name])
         second = case.output()
     memory = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
-    is_view = first.untyped_storage().data_ptr() in memory  # of an input, which has other values by now
+    is_view = first.untyped_storage().data_ptr() in memory  # an input's memory, which has new values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
     rows = second.index_select(second.dim() - 2, other.rows.to(second.device))
@@ -584,15 +584,15 @@ def backwards_apart(candidate: Candidate) -> str:
 
 
 def _wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
-    """The tensors that are wrong, by name."""
+    """The names of the wrong tensors."""
     return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
 
 def hidden_keys(candidate: Candidate) -> str:
-    """What a hidden key and its value hold, as long as it and its scores are finite, moves nothing.
+    """The contents of a hidden key and its value, if they and the scores are finite, change nothing.
 
-    The poison moves the mean of all keys, or values, by about one of them: who subtracts that mean before it computes
-    in finite precision loses little. A leak that takes larger scores to show is one that the large inputs show.
+    The poison shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
+    computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
     poison = 1.0 + candidate.normal.workload.kv_len
     if (key := candidate.hidden_key) is None:
@@ -623,13 +623,13 @@ def hidden_nan(candidate: Candidate) -> str:
 
 
 def repeatable(candidate: Candidate) -> str:
-    """The same inputs give the same answer, to the last bit."""
+    """Repeated calls give the same answer, bit for bit."""
     apart = _apart(candidate.call(), candidate.output)
     return "" if apart == 0 else f"two calls differ by {apart:.3g}"
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where one is finite and the other is not; none where both are not finite."""
+    """The largest difference; infinite if only one is finite; 0 where both are not finite."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -642,7 +642,7 @@ def draws_nothing(candidate: Candidate) -> str:
 
 
 class Tried(NamedTuple):
-    """A rule, and the axes of workloads on which it may depend: it is tried where one has a value of its own."""
+    """A rule, and the axes of workloads on which it may depend: it is tried for each of their values."""
 
     rule: Rule
     axes: tuple[str, ...]
@@ -677,7 +677,7 @@ MAY_REFUSE = {
     *("gradients apart", "second backward pass", "shared memory", "fewer keys", "masks in memory", "masks of heads"),
     *("row of bias", "layouts", "expanded", "incoming gradients", "scale of 0"),
 }
-"""An error about a layout, say, is no wrong answer: it is noted."""
+"""Rules that a candidate may refuse with an error, such as one about a layout: the error is noted."""
 NOTED: dict[str, Tried] = {
     HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
     REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),
@@ -687,7 +687,7 @@ RULES = DECIDING | NOTED
 
 
 def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
-    """What a workload is along these axes."""
+    """A workload's values on these axes."""
     rule = workload.mask_rule
     way = workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores)
     known = {
@@ -697,7 +697,7 @@ def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
         "hides": rule.hides,
         "way": way,
         "numbers": (workload.direction, workload.dtype),
-        # Other key heads than query heads are repeated on the way to functions.
+        # Grouped key heads are repeated before they reach functions.
         "operands": (way, workload.num_heads == workload.num_kv_heads, workload.num_heads > 1),
     }
     return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
@@ -714,9 +714,9 @@ def for_rules(workload: Workload) -> Workload:
 
 
 def untried(workload: Workload, known: RulesAt) -> dict[str, Tried]:
-    """The rules to try: those that held at no workloads of the scope which together have all values of this one.
+    """The rules to try: a rule is left out if it held at workloads that together have all values of this one.
 
-    A rule that is broken is tried at every kind, and none twice at one.
+    A broken rule is tried at every kind, but only once at each.
     """
     found: dict[str, Tried] = {}
     for name, each in RULES.items():
@@ -732,7 +732,7 @@ def untried(workload: Workload, known: RulesAt) -> dict[str, Tried]:
 
 
 def results_at(workload: Workload, known: RulesAt) -> tuple[RuleResult, ...]:
-    """What the rules gave at this kind of workload."""
+    """The results of the rules at this kind of workload."""
     found = (known.get((name, *kind(workload, each.axes))) for name, each in RULES.items())
     return tuple(each for each in found if each is not None)
 
@@ -743,7 +743,7 @@ def try_rules(
     rules: Mapping[str, Tried] | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> None:
-    """Try some rules, and add what they give to `known`; what the candidate raises breaks a rule.
+    """Try some rules, and add their results to `known`; an exception of the candidate breaks a rule.
 
     `on_step` is called before each.
     """
@@ -754,7 +754,7 @@ def try_rules(
             broken = rule(candidate)
         except VacuousError:
             broken = None
-        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+        except Exception as error:  # noqa: BLE001 - a candidate may raise anything
             is_refused = type(error).__name__ == NotImplementedError.__name__
             broken = "" if lacks_backward(error) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             is_noted = name in NOTED or name in MAY_REFUSE or is_refused

@@ -1,6 +1,6 @@
-"""Attention in the textbook form, step by step, so that each step can be shown, or replaced to make a `Mistake`.
+"""Attention in the textbook form, step by step; each step can be displayed, or replaced to create a `Mistake`.
 
-The steps in order, and what each computes: `projection` query, key and value; `heads` a key/value head for every query
+The steps in order, with their results: `projection` query, key and value; `heads` a key/value head for every query
 head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
 Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
 """
@@ -21,11 +21,11 @@ from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
-"""The functions that replace some of the steps: same operands, same kind of result."""
+"""Functions that replace some of the steps, with the same operands and kind of result."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product summed in float32 at least and rounded to the operands' dtype, as hardware does it."""
+    """A matrix product summed in float32 at least and rounded to the operands' dtype, as in hardware."""
     if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
@@ -46,7 +46,7 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor]:
-    """Key (B, G, S, K) -> (B, H, S, K) and value likewise: query head h reads key/value head h // (H / G)."""
+    """Key (B, G, S, K) -> (B, H, S, K), and the same for value: query head h reads key/value head h // (H / G)."""
     return repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
 
 
@@ -56,17 +56,17 @@ def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 
 
 def hide(scores: Tensor, seen: Tensor) -> Tensor:
-    """The scores with -inf at the keys that are not seen."""
+    """The scores with -inf at hidden keys."""
     return scores.masked_fill(~seen, -math.inf)
 
 
 def masked_scores(scores: Tensor, mask: RowMask) -> Tensor:
-    """The scores as the mask changes them, with -inf at the hidden keys."""
+    """The scores after the mask's changes, with -inf at hidden keys."""
     return hide(mask.changed(scores), mask.seen)
 
 
 def weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """Softmax over the keys and the head's sink, if there is one; a query that sees no key gives each of them 0."""
+    """Softmax over the keys and the head's sink, if there is one; all 0 for a query that sees no key."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
     return softmax_with_sinks(masked, mask.sinks).masked_fill(empty, 0.0)
 
@@ -77,7 +77,7 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
 
 def output(context: Tensor, weights: Weights) -> Tensor:
-    """Heads side by side, then the output projection where there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
+    """Heads side by side, then the output projection if there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
     merged = context.transpose(1, 2).flatten(2)
     if weights.out is None:
         return merged
@@ -107,7 +107,7 @@ RESULTS = {"query": "projection", "key": "heads", "value": "heads"} | {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None
 ) -> dict[str, Tensor]:
-    """Each step's result by its name, from `scores` to `context`; `key` and `value` are as `heads` makes them.
+    """Each step's result by its name, from `scores` to `context`; `key` and `value` are those of `heads`.
 
     Query (B, H, R, K), key (B, G, S, K), value (B, G, S, V).
     """
@@ -117,7 +117,7 @@ def attend(
 def _completed(
     results: dict[str, Tensor], key_value: tuple[Tensor, Tensor], mask: RowMask, changes: Changes
 ) -> dict[str, Tensor]:
-    """The results so far, and those of every later step."""
+    """The results so far, with those of all later steps."""
     step = {**DEFAULTS, **changes}
     if "value" not in results:
         results["key"], results["value"] = step["heads"](results["query"], *key_value, mask)
@@ -145,7 +145,7 @@ def attend_tokens(
 
 
 class Textbook:
-    """The textbook form at some query rows; where its right steps are known, a mistake continues where it differs."""
+    """The textbook form at some query rows; a mistake reuses the right steps before the first changed one."""
 
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
         """Project inputs of any dtype."""
@@ -164,7 +164,7 @@ class Textbook:
         return attend(*self.projected, self.mask)
 
     def output(self, changes: Changes) -> Tensor:
-        """The output where some steps are changed: (B, H, R, V), or (B, R, D) in scope `module`."""
+        """The output with some steps changed: (B, H, R, V), or (B, R, D) in scope `module`."""
         query, key, value = self.projected
         known: dict[str, Tensor] = vars(self).get("right", {"query": query})
         if "projection" in changes:
@@ -177,22 +177,22 @@ class Textbook:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mistake:
-    """A way to get attention wrong: the textbook form with one step replaced, or several.
+    """A way to get attention wrong: the textbook form with one or more steps replaced.
 
-    `words` complete the sentence "It looks as if ...". A mistake with a free number is tried as it is, and `fit` makes
-    it again with another number, until it is nearest to the answers.
+    `words` complete the sentence "It looks as if ...". A mistake with a free number is first tried unchanged, and `fit`
+    then creates it with other numbers, until it is nearest to the answers.
     """
 
     name: str  # several mistakes of one kind share a name
-    step: str  # the first that differs
+    step: str  # the first step that differs
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
     is_random: bool = False  # two calls differ: recognised by its weights, not by its output
-    is_rounding: bool = False  # recognised by where its errors are large, not by their exact values
-    is_factor: bool = False  # recognised by the ratio of what is answered to what is right
+    is_rounding: bool = False  # recognised by the places of its large errors, not by their exact values
+    is_factor: bool = False  # recognised by the ratio of the answer to the right one
     is_gradient: bool = False  # the output is right
-    is_memory: bool = False  # shows in how tensors lie in memory, or in what earlier calls left there
+    is_memory: bool = False  # depends on memory layout, or on leftovers of earlier calls
     fit: "Callable[[float], Mistake] | None" = field(default=None, repr=False)
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
@@ -207,7 +207,7 @@ class Mistake:
 
 
 def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces these steps, whose names have `_` for a space; `flags` as in "is_gradient is_memory"."""
+    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient is_memory"."""
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
     named: dict[str, Any] = dict.fromkeys(flags.split(), True)
@@ -215,7 +215,7 @@ def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any])
 
 
 def table(step: str, flags: str, *rows: tuple[str, str, Callable[..., Any]]) -> Iterator[Mistake]:
-    """Mistakes in one step, each with its name, its words, and what replaces the step."""
+    """Mistakes in one step, each with its name, its words, and the replacement of the step."""
     for name, words, change in rows:
         yield wrong(name, words, flags, **{step: change})
 

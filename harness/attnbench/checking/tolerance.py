@@ -1,15 +1,16 @@
-"""How far an honest answer may be from the oracle's: one rule for outputs, gradients, models, ranks and dropout.
+"""Tolerances for honest answers: one rule for outputs, gradients, models, ranks and dropout.
 
-The yardsticks are honest forms in the workload's dtype, on the inputs as they are and moved by a rounding. A tensor is
-cut into segments of rows (queries, keys or tokens; of a parameter, its first axis), because rows may differ in size by
-a factor of ten: under a causal mask early queries average few values. In each segment the largest error and the root
-mean square (RMS) of the errors have limits of their own: a multiple of the yardsticks' error plus some roundings.
+The yardsticks are honest forms in the workload's dtype, on the inputs unchanged and moved by a rounding. A tensor is
+divided into segments of rows (queries, keys or tokens; for a parameter, its first axis), because rows may differ in
+size by a factor of ten: under a causal mask early queries average few values. Each segment has its own limits for the
+largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
 
-Four yardsticks may be right by luck where few numbers are compared. So a segment holds at least LEAST_NUMBERS numbers,
-its limit is at least NEIGHBOUR_SHARE of what the segments next to it show, and the roundings are those of numbers no
-smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows how near honest code comes.
+Four yardsticks may be right by luck if few numbers are compared. A segment therefore holds at least LEAST_NUMBERS
+numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments, and the roundings are those of
+numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows the margins of honest
+code.
 
-An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as where a kernel sums in half
+An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
 precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
 and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer.
 """
@@ -34,11 +35,11 @@ RMS_YARDSTICKS_PER_LIMIT = 1.7
 RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3
-"""Of roundings with the answer: 1 where the error is proportional to it, about 1 / sqrt(n) for n roundings."""
+"""Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
 VANISHING_SHARE = 1e-12
-"""A tensor smaller than this share of its terms is 0 but for rounding."""
+"""A tensor smaller than this share of its terms is 0 except for rounding."""
 LEAST_SPREAD = 0.25
-"""Of an imprecise tensor's segments, the median RMS error in limits, over that of the worst."""
+"""An imprecise tensor's errors are spread: the median RMS error of its segments, in limits, over the worst one."""
 
 
 class RowErrors(NamedTuple):
@@ -49,7 +50,7 @@ class RowErrors(NamedTuple):
 
 
 def by_row(tensor: Tensor, axis: int) -> RowErrors:
-    """The numbers of a tensor, row by row along an axis: of errors, or of the answer itself."""
+    """Summarize each row of a tensor along an axis; the tensor holds errors, or the answer itself."""
     numbers = tensor.detach().double()
     rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
     return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
@@ -58,7 +59,7 @@ def by_row(tensor: Tensor, axis: int) -> RowErrors:
 class Tolerance:
     """The limits of one tensor's errors, by segment of rows."""
 
-    def __init__(  # noqa: PLR0913 - a tensor, what honest forms showed, and how its dtype rounds
+    def __init__(  # noqa: PLR0913 - a tensor, the errors of honest forms, and the rounding of its dtype
         self,
         name: str,
         expected: Tensor,
@@ -72,8 +73,8 @@ class Tolerance:
     ) -> None:
         """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
-        `axis` is that of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, of
-        numbers as large as `scale` where that is larger than the tensor's largest. `leniency` widens all limits.
+        `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
+        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits.
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
@@ -86,10 +87,10 @@ class Tolerance:
         yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
         self.yardstick_error, self.is_finite = float(yardstick.peak.max()), bool(yardstick.square.isfinite().all())
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
-        few = 1 + 1 / expected.numel()  # of few numbers, more than the largest that a few draws showed
+        few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
         if float(whole.peak) > VANISHING_SHARE * scale:
-            cancels = max(1.0, scale / float(whole.peak))  # by how much terms cancel, whose roundings remain
+            cancels = max(1.0, scale / float(whole.peak))  # cancelled terms leave their roundings
             floor = min(1.0, FLOOR_SHARE * cancels)
             sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
         else:
@@ -116,7 +117,7 @@ class Tolerance:
 
     @property
     def of_elements(self) -> Tensor:
-        """The same, with as many dimensions as the tensor: it broadcasts to it."""
+        """The largest error allowed, with as many dimensions as the tensor, to broadcast to it."""
         return self._along_rows(self.of_rows)
 
     def _along_rows(self, rows: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class Tolerance:
         return float(self.limit.peak.max())
 
     def judge(self, candidate: Tensor) -> TensorError:
-        """Compare a tensor of the same shape; `worst` is the place furthest beyond its limit, the first of several."""
+        """Compare a tensor of the same shape; `worst` is the first place furthest beyond its limit."""
         actual = candidate.detach().double().cpu()
         apart = actual - self.expected
         apart = apart.where(apart.isfinite(), torch.inf)
@@ -163,7 +164,7 @@ class Tolerance:
         )
 
     def beyond(self, candidate: Tensor) -> Tensor:
-        """The elements beyond their limit; where only a segment's RMS error is, those beyond the limit of that."""
+        """The elements beyond their limit, or beyond the RMS limit if only a segment's RMS error is too large."""
         apart = candidate.detach().double().cpu() - self.expected
         rows = by_row(apart.where(apart.isfinite(), torch.inf), self.axis)
         shown = self._by_segment(rows)
@@ -185,11 +186,11 @@ class Tolerance:
 
 
 def _with_neighbours(shown: Tensor) -> Tensor:
-    """The yardsticks' error of each segment (N,), at least a share of that of the segments beside it."""
+    """The yardsticks' error of each segment (N,), raised to a share of that of its adjacent segments."""
     padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
     return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
-    """Each error as a share of its limit: 0 of none, infinite where there is one and none is allowed."""
+    """Each error as a share of its limit: 0 without an error, infinite for any error if the limit is 0."""
     return torch.where(shown > 0, shown / limit, 0.0)

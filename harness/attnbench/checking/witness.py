@@ -1,8 +1,8 @@
-"""A witness sample: the calls that are timed, each on inputs of its own, and some of their outputs judged.
+"""A witness sample: timed calls with separate inputs for each, and a check of some of their outputs.
 
-The inputs of each call are those that are timed, with the signs of some columns turned. That changes every score, so
-that no answer follows from an earlier one. Which columns follows from a seed: the judge, who has the inputs from where
-the runner has them, knows what each call was given.
+Each call gets the timed inputs with the signs of some columns flipped. That changes every score, so no answer follows
+from an earlier one. A seed determines the columns, so that the judge can derive each call's inputs from the timed ones,
+which it draws as the runner does.
 """
 
 import random
@@ -22,17 +22,17 @@ from attnbench.storage.records import Agreement, ProbeResult
 from attnbench.workloads.workload import Workload
 
 NUM_ROWS = 8
-"""So many query rows the oracle answers, besides those that are furthest from an honest evaluation."""
+"""Query rows for the oracle, besides those that are furthest from an honest evaluation."""
 MOST_WHOLE_PAIRS = 2**20
-"""Up to this many scores (B * H * T * S) it answers all of them once for each cell."""
+"""Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
 ROWWISE = "gradient of query"
-"""What a few rows of the output's gradient give exactly, in scope `attention`."""
+"""The gradient that a few rows of the output's gradient determine exactly, in scope `attention`."""
 NUM_EARLIER = 32
-"""An output that is wrong is compared with the right answers to so many calls before it."""
+"""The number of earlier calls whose right answers a wrong output is compared with."""
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
-    """The inputs of the call with this number: each column of each tensor has the sign + or -, drawn at random."""
+    """The inputs of the call with this number: each column of each tensor gets a random sign."""
     draws = generator(workload.seed, 7, seed, number)
     tensors = {}
     for name, tensor in inputs.tensors.items():
@@ -42,7 +42,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
 
 
 def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Callable[[], Mapping[str, Tensor | None]]]:
-    """The calls of a witness sample of a case on `inputs`; for a backward pass alone the forward passes are made."""
+    """The calls of a witness sample of a case on `inputs`; for direction `backward`, forward passes run here."""
     needs_grad = case.workload.direction != "inference"
     calls = []
     for number in range(num_calls):
@@ -52,7 +52,7 @@ def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Callabl
     return calls
 
 
-def judge(  # noqa: PLR0913 - what was called, and how it is judged
+def judge(  # noqa: PLR0913 - the call, and how it is judged
     workload: Workload,
     drawn: Inputs,
     observed: dict[str, Tensor],
@@ -63,11 +63,11 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
     is_thorough: bool,
     on_step: Callable[[], object] = lambda: None,
 ) -> str:
-    """What is wrong with what the call with that number returned, in words, or "".
+    """Check the output of the call with that number; return its error in words, or "".
 
-    `drawn` are the float64 inputs that are timed. `judge_seed`, which the runner never has, draws the rows that the
-    oracle answers; of gradients that of the query at these rows. With `is_thorough` every row of the output is held
-    against an honest evaluation, or at short lengths all is compared with the oracle. `on_step` is called at times.
+    `drawn` are the timed float64 inputs. `judge_seed`, which the runner never has, selects the rows that the oracle
+    computes; the query is the only gradient compared, at these rows. With `is_thorough` every row of the output is
+    compared with an honest evaluation, or at short lengths everything with the oracle. `on_step` is called at times.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)
@@ -111,7 +111,7 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
 
 
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
-    """Whether an output is right for the inputs that are timed, or for those of a call shortly before it."""
+    """Whether an output is right for the timed inputs, or for those of a call shortly before it."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
     return any(

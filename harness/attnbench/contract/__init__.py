@@ -1,10 +1,10 @@
-"""All that an implementation may import: the canonical weights, the bound mask, the module to extend, Implementation.
+"""Everything that an implementation may import: canonical weights, the bound mask, the base module, Implementation.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
 
-At the end: what an implementation may need that is not there everywhere (a device, a package, a compiler), and
-torch.compile as this project uses it.
+The last part checks requirements of implementations (a device, a package, a compiler) and configures torch.compile as
+this project uses it.
 """
 
 import importlib.util
@@ -63,14 +63,14 @@ __all__ = [
 
 
 BIAS_NAMES = {"q": "query_bias", "k": "key_bias", "v": "value_bias", "out": "out_bias"}
-"""The biases by the projections that the axis `bias` names."""
+"""The biases by their projections, as the axis `bias` names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The canonical weights of multi-head attention, which every implementation packs its own way.
+    """The canonical weights of multi-head attention; every implementation packs them its own way.
 
-    query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V) or None where the module stops before it; biases
+    query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V) or None if the module has no output projection; biases
     query_bias (H, K), key_bias (G, K), value_bias (G, V), out_bias (D,) or None.
     """
 
@@ -85,7 +85,7 @@ class Weights:
 
     @staticmethod
     def shapes(workload: Workload, embed_dim: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each of a workload's weights and biases, at an embedding width that may be another."""
+        """The shape of each of a workload's weights and biases, at any embedding width."""
         heads, groups, width = workload.num_heads, workload.num_kv_heads, workload.head_dim
         return {
             "query": (heads, width, embed_dim),
@@ -104,17 +104,17 @@ class Weights:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
-        """The same weights with `change` applied to each tensor."""
+        """These weights with `change` applied to each tensor."""
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def biased(self, parts: Collection[str]) -> "Weights":
-        """The same weights with no other biases than those of `parts`: q, k, v and out."""
+        """These weights with only the biases of `parts`: q, k, v and out."""
         kept = {name for part, name in BIAS_NAMES.items() if part in parts}
         named = self.tensors().items()
         return Weights(**{name: tensor for name, tensor in named if not name.endswith("_bias") or name in kept})
 
     def filled(self) -> "Weights":
-        """The same weights, with zeros for biases of query, key or value where another of the three has one."""
+        """These weights, with zeros for missing biases of query, key or value if another of the three has one."""
         if not self.has_bias:
             return self
         given = self.tensors()
@@ -123,21 +123,21 @@ class Weights:
 
     @property
     def has_bias(self) -> bool:
-        """Whether one of the input projections has a bias."""
+        """Whether any input projection has a bias."""
         return any(bias is not None for bias in (self.query_bias, self.key_bias, self.value_bias))
 
 
 class Attention(nn.Module):
     """Multi-head attention with the canonical weights; a subclass defines `attend`.
 
-    Where the projections are the point, it overrides `make_layers`, `pack` and `project` together.
+    A subclass with its own projections overrides `make_layers`, `pack` and `project` together.
 
-    `dropout` is the share of the attention weights that every call drops after the softmax, while the others are
-    divided by 1 - dropout; the harness sets it where the Implementation says `has_dropout`.
+    `dropout` is the share of attention weights that every call drops after the softmax, while the others are divided by
+    1 - dropout; the harness sets it if the Implementation says `has_dropout`.
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Take the sizes of `weights`, make the layers and load them; absent ones among three biases are 0."""
+        """Take the sizes of `weights`, create the layers and load them; missing ones among the three biases are 0."""
         super().__init__()
         weights = weights.filled()
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
@@ -153,7 +153,7 @@ class Attention(nn.Module):
         self.load_state_dict(self.pack(weights) | self.pack_out(weights))
 
     def make_layers(self) -> None:
-        """Make the input projections; here one linear layer each for query, key and value."""
+        """Create the input projections; by default one linear layer each for query, key and value."""
         self.query = nn.Linear(self.embed_dim, self.num_heads * self.head_dim, bias=self.has_bias)
         self.key = nn.Linear(self.embed_dim, self.num_kv_heads * self.head_dim, bias=self.has_bias)
         self.value = nn.Linear(self.embed_dim, self.num_kv_heads * self.value_dim, bias=self.has_bias)
@@ -161,7 +161,7 @@ class Attention(nn.Module):
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The input projections' state dict from the canonical weights, by differentiable steps only.
 
-        The check sends gradients back through this function, so that gradients of packed weights can be compared.
+        The check sends gradients back through this function, to compare gradients of packed weights.
         """
         state = {}
         for name, tensor in weights.tensors().items():
@@ -171,7 +171,7 @@ class Attention(nn.Module):
         return state
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:
-        """The output projection's state dict from the canonical weights; empty where there is none."""
+        """The output projection's state dict from the canonical weights; empty if there is none."""
         named = {"out.weight": weights.out, "out.bias": weights.out_bias}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
@@ -193,14 +193,14 @@ class Attention(nn.Module):
         merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
         output: Tensor = merged if self.out is None else self.out(merged)
         has_backward = attended.requires_grad or not query.requires_grad
-        return output if has_backward else output.detach()  # with projections, too, it has no backward pass
+        return output if has_backward else output.detach()  # there is no backward pass through the projections either
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over the keys, the last axis, where `sinks` is the score of one more key, whose value is 0.
+    """Softmax over the keys, the last axis, with `sinks` as the score of one more key whose value is 0.
 
-    `sinks` broadcasts to (..., T, 1), as (H, 1, 1) does to that of scores (B, H, T, S); without sinks it is the plain
-    softmax. A query that sees no key gives 0 where there are sinks, and NaN where there are none.
+    `sinks` broadcasts to (..., T, 1), as (H, 1, 1) does for scores (B, H, T, S); without sinks it is the plain softmax.
+    A query that sees no key gives 0 with sinks, and NaN without.
 
     Source: gpt-oss, https://arxiv.org/abs/2508.10925, section 2.2, and `sdpa` in
     https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py
@@ -212,12 +212,12 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
-    """Return None: there is no reason against any workload."""
+    """Return None: every workload is supported."""
     return None
 
 
 def nothing_built_in() -> dict[str, int | float | str]:
-    """Return {}: it takes every axis as a workload says."""
+    """Return {}: no axis has a fixed value."""
     return {}
 
 
@@ -227,7 +227,7 @@ def _reason_against(
     features: frozenset[str],
     workload: Workload,
 ) -> str | None:
-    """The first axis that has another value built in, the implementation's own reason, or a feature that it lacks."""
+    """The first axis that has another value built in, the implementation's own reason, or a missing feature."""
     for axis, value in built_in().items():
         if axis not in {"mask", "scope", "bias"} and workload.with_axes({axis: value}) != workload:  # these say more
             return f"{axis}={value} is built in: add --set {axis}={value or FOLLOWS[axis]}"
@@ -241,24 +241,24 @@ def _reason_against(
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """What a file in implementations/ holds: how to build the module, where the idea is from, what it cannot do.
+    """The content of a file in implementations/: how to build the module, its source and its limits.
 
     `build` takes canonical weights and returns an `Attention`, or any module with `forward(x, context=None, *, mask)`;
     a module without `attend` takes part in scope `module` only.
-    `unsupported` returns a reason, or None where the workload is supported.
-    `executed_flops` returns the FLOPs that one call really computes, hidden pairs included, or None where they are
+    `unsupported` returns a reason, or None if the workload is supported.
+    `executed_flops` returns the FLOPs that one call really computes, including hidden pairs, or None if they are
     unknown: `dense_flops` for the textbook form, `product_flops` for a form that skips some pairs.
-    `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): where another runs, the
+    `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): if another one runs, the
     cell is a fallback and is not timed.
-    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
-    is a number or an `nn.Dropout`.
-    `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
-    `distributes` says that it computes with as many ranks as a workload's `world_size` says; any other has one alone.
-    `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
-    `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
-    `built_in` returns the values of axes that it has built in, such as {"mask": "causal"}: a check sets them
-    everywhere, and a run for all that take part (contract/adapters.py).
-    `is_approximate` says that it means to be close to attention, and not equal: its error is shown, and it is neither
+    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which is
+    a number or an `nn.Dropout`.
+    `compiles` says that every new size costs seconds of compilation: few lengths are tried before the workload's own.
+    `distributes` says that it computes with the number of ranks in a workload's `world_size`; any other uses one rank.
+    `features` are the members of FEATURES that it takes; a workload that needs another is unsupported.
+    `copies` describes copies inside the timed call that suit the kernel: a note next to its times.
+    `built_in` returns fixed values of axes, such as {"mask": "causal"}: a check uses them everywhere, and a run for all
+    participants (contract/adapters.py).
+    `is_approximate` says that it is meant to be close to attention, not equal: its error is shown, and it is neither
     judged nor ranked with others.
 
     Raises:
@@ -279,7 +279,7 @@ class Implementation:
     is_approximate: bool = False
 
     def __post_init__(self) -> None:
-        """Check the backend and the features; `unsupported` speaks of the features, too, from here on."""
+        """Check the backend and the features, and include the features in `unsupported`."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
         if isinstance(self.features, str) or (strange := set(self.features) - set(FEATURES)):
@@ -295,21 +295,21 @@ def is_on(kind: str, workload: Workload) -> bool:
 
 
 def only_on(kind: str, workload: Workload, what: str) -> str | None:
-    """Why `what`, which has kernels for that kind of device alone, cannot run the workload, in words, or None."""
+    """Return why `what`, with kernels only for that kind of device, cannot run the workload, or None."""
     return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
 
 
 def compute_capability(workload: Workload) -> tuple[int, int] | None:
-    """Of the GPU that a workload names, (9, 0) for Hopper's; None where there is none to ask."""
+    """The GPU's compute capability, (9, 0) for Hopper; None if there is no GPU to query."""
     there = described.assumed()
     return device(workload.device).compute_capability() if there is None else there.sheet.compute_capability
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
-    """Why `module` cannot be imported, in words, or None; `distribution` is its name for pip where that differs.
+    """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
 
-    Nothing is imported: a package that is there but broken is an error of the cell that needs it, and of no other.
-    Of a device that is only described (devices/described.py) it is taken to be there, and is noted.
+    Nothing is imported: a package that is installed but broken is an error only of the cells that need it. On a
+    described device (devices/described.py) the package is assumed to be installed, and is noted.
     """
     if module in sys.modules:
         return None
@@ -327,20 +327,20 @@ def missing_package(module: str, distribution: str = "") -> str | None:
 
 
 def without_attend(what: str) -> str:
-    """Why `what`, a module that can only be called with its projections, cannot take part in scope `attention`."""
+    """Return why `what`, a module that is only callable with its projections, cannot take part in scope `attention`."""
     return f"{what} has no attend, which is attention without the projections: choose scope=module"
 
 
 def missing_compiler(name: str) -> str | None:
-    """Why torch.compile can make no kernels for a device, named as a workload names it; in words, or None."""
+    """Return why torch.compile cannot create kernels for a device, given by its name in a workload, or None."""
     return device(name).missing_compiler() if described.assumed() is None else None
 
 
 class NotOneGraphError(Exception):
-    """A function cannot be captured as one graph; says where it breaks."""
+    """A function cannot be captured as one graph; the message says where it breaks."""
 
     def __init__(self, reason: object) -> None:
-        """Keep the first line of what torch.compile says."""
+        """Keep the first line of torch.compile's message."""
         first = (str(reason).strip().splitlines() or ["no reason given"])[0]
         super().__init__(f"torch.compile cannot take it as one graph: {first}")
 
@@ -348,7 +348,7 @@ class NotOneGraphError(Exception):
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call, and again for other sizes, strides, dtypes and gradient modes.
 
-    Whole graphs at fixed sizes, or an error; never a silent way back to eager.
+    It compiles whole graphs at fixed sizes or raises; it never falls back to eager silently.
 
     Raises, when called:
         torch._dynamo.exc.Unsupported: it cannot be captured as one graph.
@@ -359,10 +359,10 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settle() -> None:
-    """Set what torch.compile does in this process; to be called before anything is compiled.
+    """Configure torch.compile in this process; call it before anything is compiled.
 
-    PyTorch gives up on a function after `recompile_limit` compilations and runs it eagerly from then on, with no more
-    than a warning: a run meets more sizes than that, so the limit is lifted, and reaching it is an error.
+    After `recompile_limit` compilations PyTorch runs a function eagerly, with only a warning. A run needs more sizes
+    than that, so the limit is lifted, and reaching it is an error.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html, on recompilation:
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
@@ -373,5 +373,5 @@ def settle() -> None:
 
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
     dynamo.fail_on_recompile_limit_hit = True
-    functorch.donated_buffer = False  # direction `backward` calls the backward pass of one graph again and again
-    inductor.cpp.enable_kernel_profile = True  # generated kernels have names of their own in profiles
+    functorch.donated_buffer = False  # direction `backward` runs the backward pass of one graph many times
+    inductor.cpp.enable_kernel_profile = True  # gives generated kernels their own names in profiles

@@ -1,15 +1,15 @@
-"""Adapters: what `adapt` needs to know of a function or a module beyond what the harness reads from it.
+"""Adapters: `adapt` takes the facts about a function or module that the harness cannot read from it.
 
     mine = adapt(my_function, layout="bthk")
     gpt = adapt(lambda s: MyAttention(s.embed_dim, s.num_heads), packed("qkv", out="proj"), masks=("causal",))
 
-From a module's parameters the harness reads which projections have biases, whether key/value heads are grouped, and
+The harness reads from a module's parameters which projections have biases, whether key/value heads are grouped, and
 which widths it can have. A layout that does not fit is an error.
 
-A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
-gradients back through it (docs/adr/0006). In a layout a name stands for the linear layer's NAME.weight and NAME.bias;
-one with {} in it is completed there, as in `in_proj_{}`. Where the canonical weights have no biases, no layout makes
-any. Every form is shown in docs/adapters.md. Shapes as in the contract.
+A layout turns the canonical weights into the module's state dict by differentiable steps only, because the check sends
+gradients back through it (docs/adr/0006). In a layout, a name stands for the linear layer's NAME.weight and NAME.bias;
+a name with {} is completed there, as in `in_proj_{}`. If the canonical weights have no biases, no layout creates any.
+Every form is shown in docs/adapters.md. Shapes as in the contract.
 """
 
 import copy
@@ -39,11 +39,11 @@ LETTERS = "qkv"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where a module keeps the canonical weights.
+    """The place of the canonical weights in a module.
 
-    `pack` makes the state dict by differentiable steps only. Without `has_out` the module stops before the output
-    projection, (B, T, H*V), and the adapter adds one, so that its output is (B, T, D) as everywhere. Messages call it
-    by its `text`.
+    `pack` creates the state dict by differentiable steps only. Without `has_out` the module ends before the output
+    projection, at (B, T, H*V), and the adapter adds a projection so that the output is (B, T, D). Messages call the
+    layout by its `text`.
     """
 
     pack: Callable[[Weights], dict[str, Tensor]]
@@ -51,15 +51,14 @@ class Layout:
     text: str = "Layout(pack=...)"
 
     def __post_init__(self) -> None:
-        """Check that `pack` is a function."""
         if not callable(self.pack):
             raise ValueError(f"{self.text} is not allowed: pack is {_kind(self.pack)}, and must be f(weights) -> dict")
 
     def state(self, weights: Weights) -> dict[str, Tensor]:
-        """What `pack` makes of the weights.
+        """Call `pack` with the weights.
 
         Raises:
-            ValueError: it raises, or makes something else than tensors by name.
+            ValueError: it raises, or returns something else than tensors by name.
         """
         absent = [
             f"{name}_bias" for name in ("query", "key", "value", "out") if f"{name}_bias" not in weights.tensors()
@@ -67,7 +66,7 @@ class Layout:
         without = f" of weights without {', '.join(absent)}" if absent else ""
         hint = "; where a bias is None, leave its entry out" if absent else ""
         try:
-            made: object = self.pack(weights)  # whatever somebody's function returns
+            made: object = self.pack(weights)  # a user's function may return anything
         except Exception as error:
             raise ValueError(f"{self.text} fails to pack a state dict{without}: {words(error)}{hint}") from error
         if not isinstance(made, Mapping):
@@ -83,10 +82,10 @@ class Layout:
 
 
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
-    """A linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
+    """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
 
     Raises:
-        ValueError: the names are no three different texts.
+        ValueError: the names are not three different strings.
     """
     text = _text("split", query, key, value, out=out)
     _check_names(text, out, query=query, key=key, value=value)
@@ -97,7 +96,7 @@ def packed(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
     """One linear layer with all rows of the first, of the second, then of the third; `order` as in "qkv" or "kqv".
 
     Raises:
-        ValueError: `order` does not name q, k and v once each, or a name is no text.
+        ValueError: `order` does not name q, k and v once each, or a name is no string.
     """
     text = _text("packed", name, order=order, out=out)
     _check_names(text, out, name=name)
@@ -106,10 +105,10 @@ def packed(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
-    """Linear layers by name, each with the rows of those its letters name, as in {"to_q": "q", "to_kv": "kv"}.
+    """Linear layers by name, each with the rows that its letters name, as in {"to_q": "q", "to_kv": "kv"}.
 
     Raises:
-        ValueError: the letters do not name q, k and v once each, or a name is no text.
+        ValueError: the letters do not name q, k and v once each, or a name is no string.
     """
     text = _text("stacked", parts, out=out)
     if not isinstance(parts, Mapping):
@@ -121,7 +120,7 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
 
 
 def _stacked(parts: Mapping[str, str], out: str | None, text: str) -> Layout:
-    """`stacked`, of names and letters that were checked; `text` is the call that asked for it."""
+    """`stacked` with checked names and letters; `text` is the call in the user's file."""
 
     def pack(weights: Weights) -> dict[str, Tensor]:
         state = out_state(weights, out)
@@ -138,13 +137,13 @@ def _stacked(parts: Mapping[str, str], out: str | None, text: str) -> Layout:
 
 
 def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
-    """One linear layer that has, for each key/value head, the rows of its queries, key and value together.
+    """One linear layer with the rows of queries, key and value together for each key/value head.
 
-    As a module has it that views its projection as (B, T, H, 3*K) before it takes it apart. Where G < H, each group's
-    rows begin with those of all its query heads, as in Falcon (https://arxiv.org/abs/2311.16867).
+    This fits a module that views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows
+    begin with all of its query heads, as in Falcon (https://arxiv.org/abs/2311.16867).
 
     Raises:
-        ValueError: `order` does not name q, k and v once each, or a name is no text.
+        ValueError: `order` does not name q, k and v once each, or a name is no string.
     """
     text = _text("per_head", name, order=order, out=out)
     _check_names(text, out, name=name)
@@ -161,10 +160,10 @@ def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
 
 
 def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """A module for each head, at `prefix` with {head} for its number, that holds the linear layers query, key, value.
+    """One module for each head, at `prefix` with {head} for its number, that holds linear layers query, key and value.
 
     Raises:
-        ValueError: `prefix` does not say where the head's number stands, or the names are no three different texts.
+        ValueError: `prefix` has no place for the head's number, or the names are not three different strings.
     """
     text = _text("head_list", prefix, query=query, key=key, value=value, out=out)
     _check_names(text, out, prefix=prefix)
@@ -186,10 +185,10 @@ def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None)
 
 
 def transposed(layout: Layout) -> Layout:
-    """The same with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2.
+    """`layout` with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2.
 
     Raises:
-        ValueError: it is given no layout.
+        ValueError: the argument is no layout.
     """
     _check_layout("transposed", layout)
 
@@ -209,7 +208,7 @@ def _rows(weights: Weights) -> dict[str, tuple[Tensor, Tensor | None]]:
 
 
 def _biases(rows: Iterable[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
-    """The biases of one layer, zeros for those that are absent; [] where all are."""
+    """The biases of one layer, with zeros for missing ones; [] if all are missing."""
     rows = list(rows)
     if all(bias is None for _, bias in rows):
         return []
@@ -217,21 +216,21 @@ def _biases(rows: Iterable[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
 
 
 def linear(name: str, weight: Tensor, biases: list[Tensor]) -> dict[str, Tensor]:
-    """The two entries of a linear layer, or one without biases; the biases (rows,) are put one after the other."""
+    """The entries of a linear layer, without a bias if `biases` is empty; biases (rows,) are concatenated."""
     path = name if "{}" in name else f"{name}.{{}}"
     entries = {path.replace("{}", "weight"): weight}
     return entries | ({path.replace("{}", "bias"): torch.cat(biases)} if biases else {})
 
 
 def out_state(weights: Weights, name: str | None) -> dict[str, Tensor]:
-    """The entries of the output projection (D, H*V), (D,); empty where there is none."""
+    """The entries of the output projection (D, H*V), (D,); empty if there is none."""
     if name is None or weights.out is None:
         return {}
     return linear(name, weights.out, [] if weights.out_bias is None else [weights.out_bias])
 
 
 def _text(maker: str, *by_position: object, **by_name: object) -> str:
-    """A call as it stands in somebody's file, for messages."""
+    """A call as it appears in a user's file, for messages."""
     return f"{maker}({', '.join([*map(repr, by_position), *(f'{name}={value!r}' for name, value in by_name.items())])})"
 
 
@@ -247,7 +246,7 @@ def _check_letters(text: str, order: object) -> None:
 
 
 def _check_names(text: str, out: object, **names: object) -> None:
-    """Check that each is a text, and that no two are the same layer."""
+    """Check that each is a string, and that no two name the same layer."""
     for what, name in {**names, "out": out}.items():
         if not isinstance(name, str) and not (what == "out" and name is None):
             or_none = ", or None where the module has none" if what == "out" else ""
@@ -274,7 +273,7 @@ def _check_layout(text: str, layout: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that a module is made for: D, H, G, K and V, and which projections have biases."""
+    """The sizes of a module, D, H, G, K and V, and which projections have biases."""
 
     embed_dim: int
     num_heads: int
@@ -286,11 +285,11 @@ class Sizes:
 
 
 Call = Callable[[Any, Tensor, Tensor, BoundMask], Any]
-"""f(module, x, context, mask) with x (B, T, D), context (B, S, D), which is x itself in self-attention -> (B, T, D)."""
+"""f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D). Self-attention has x for context."""
 SetDropout = Callable[[Any, float], object]
-"""f(module, share): drop that share of the attention weights from now on, in whatever mode the module does so."""
+"""f(module, share): drop that share of the attention weights in every later call, in any mode of the module."""
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
-"""A workload at which a module is made to read its parameters."""
+"""A workload at which a module is created to read its parameters."""
 NARROW = ("bfloat16", "float16")
 
 
@@ -313,30 +312,30 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
     dropout: SetDropout | None = None,
     source: str = "",
 ) -> Implementation:
-    """The Implementation of a function of query, key and value, or of the module that `what(sizes)` makes.
+    """Create the Implementation of a function of query, key and value, or of the module that `what(sizes)` returns.
 
     Args:
         what: the function; or for a module, f(sizes) -> module.
         layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
             packed, per_head, stacked, head_list, transposed or Layout(pack=...).
         call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it a
-            module is called with x (B, T, D) alone. Of a module's tuple the first entry is the output.
-        masks: those that it can be passed or has built in, by name or with numbers, as in "sliding_window(9)".
-        scale: the factor of query times key that is built in, where it is not 1 / sqrt(K).
+            module is called with x (B, T, D) alone. If a module returns a tuple, the first entry is the output.
+        masks: the masks that it takes or has built in, by name or with numbers, as in "sliding_window(9)".
+        scale: the built-in factor of query times key, if it is not 1 / sqrt(K).
         rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
-        sizes: values of axes that are built in, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
+        sizes: built-in values of axes, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
         extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
         residual: the module returns its input plus attention.
-        has_cache: the module keeps a cache of its own, which is emptied before each call; inference alone.
-        approximate: it means to be close, and not equal: its error is shown, without a judgement.
-        changes_scores: `call` passes on masks that change scores as well, where no masks are listed.
+        has_cache: the module keeps its own cache, which is emptied before each call; inference only.
+        approximate: it is meant to be close, not equal: its error is shown without a judgement.
+        changes_scores: `call` also passes on masks that change scores, if no masks are listed.
         axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
         unsupported: f(workload) -> the reason why it cannot run, or None.
         dropout: f(module, share) makes a module drop that share of its weights.
-        source: where the code is from, as a report says it.
+        source: the origin of the code, for reports.
 
     Raises:
-        ValueError: an argument of another kind, an unknown axis or mask, or `call` is missing that a mask needs.
+        ValueError: an argument has the wrong type, an axis or mask is unknown, or a mask needs a `call`.
     """
     if not isinstance(layout, Layout) and layout not in TENSOR_LAYOUTS:
         _check_layout("adapt", layout)
@@ -407,10 +406,10 @@ class ModuleAdapter:
     kind: "type[Adapted] | None" = None
 
     def __post_init__(self) -> None:
-        """Check them.
+        """Check the arguments.
 
         Raises:
-            ValueError: one is of another kind than it must be.
+            ValueError: one has the wrong type.
         """
         _check_function("make", self.make, 1, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
         _check_function("call", self.call, 4, "lambda module, x, context, mask: module(x, mask=mask.visible)")
@@ -422,16 +421,16 @@ class ModuleAdapter:
 
     @cached_property
     def made(self) -> "Made":
-        """The modules."""
+        """The modules and the facts read from their parameters."""
         return Made(self.make, self.layout, self.extra)
 
     def built_in_axes(self) -> dict[str, int | float | str]:
-        """The values of axes that are built in, with the biases that the parameters show."""
+        """Built-in values of axes, with the biases that the parameters show."""
         bias = self.made.built_in_bias(self.built_in)
         return {**self.built_in, **({} if bias is None else {"bias": bias})}
 
     def unsupported(self, workload: Workload) -> str | None:
-        """The reason why the module cannot run the workload, or None."""
+        """Return why the module cannot run the workload, or None."""
         if workload.scope == "attention":
             return without_attend("an adapted module")
         if workload.kv_len != workload.seq_len and "kv_len" not in self.axes:
@@ -449,7 +448,7 @@ class ModuleAdapter:
         return declared.unsupported(workload) or self.made.misfit(workload, self.axes)
 
     def build(self, weights: Weights) -> nn.Module:
-        """The module with these weights."""
+        """Create the module with these weights."""
         module = self.made.module(sizes_of(weights))
         call: Call = self.call or _of_tokens
         if self.has_cache:
@@ -465,7 +464,7 @@ def _of_tokens(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:
 
 
 def _check_mask(mask: str) -> None:
-    """Check that a mask is a known name, or is written as a workload writes it.
+    """Check that a mask is a known name, or has the form of a workload's mask.
 
     Raises:
         ValueError: it is neither.
@@ -478,10 +477,10 @@ def _check_mask(mask: str) -> None:
 
 
 def _check_is_function(what: object, modules_alone: Collection[str]) -> None:
-    """Check that it is a function of query, key and value, and has no argument that is about modules.
+    """Check that it is a function of query, key and value, and that no argument for modules is used.
 
     Raises:
-        ValueError: it is not, or has one.
+        ValueError: it is not, or one is.
     """
     if not callable(what):
         raise ValueError(
@@ -503,7 +502,7 @@ def _check_is_function(what: object, modules_alone: Collection[str]) -> None:
 
 
 def _check_function(what: str, function: object, num_arguments: int, example: str) -> None:
-    """Check that it is None or a function of that many arguments.
+    """Check that it is None or a function with that many arguments.
 
     Raises:
         ValueError: it is something else.
@@ -515,7 +514,7 @@ def _check_function(what: str, function: object, num_arguments: int, example: st
         raise ValueError(f"adapt is given {kind} for {what}: give a function, as in {what}={example}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # builtin functions have none
+    except (TypeError, ValueError):  # builtin functions have no signature
         return
     try:
         signature.bind(*range(num_arguments))
@@ -532,19 +531,18 @@ def _check_list(what: str, names: object, example: str) -> None:
 
 
 class Made:
-    """The modules that `make` makes, and what their parameters say: biases, groups of key/value heads, widths."""
+    """The modules that `make` creates, and the facts in their parameters: biases, grouped heads, widths."""
 
     def __init__(self, make: Callable[[Sizes], nn.Module], layout: Layout, extra: Mapping[str, float]) -> None:
-        """Make none yet."""
         self.make, self.layout, self.extra = make, layout, extra
         self.shapes = cache(self._shapes)
         self.biases_of = cache(self._biases_of)
 
     def module(self, sizes: Sizes) -> nn.Module:
-        """A module; whatever it draws at random, such as a buffer, is the same each time.
+        """Create a module; its random contents, such as a buffer, are the same each time.
 
         Raises:
-            ValueError: `make` raises, or makes no module.
+            ValueError: `make` raises, or returns no module.
         """
         try:
             with torch.random.fork_rng(devices=[]):
@@ -562,9 +560,9 @@ class Made:
         return {name: shape for name, shape in named.items() if not any(fnmatchcase(name, each) for each in self.extra)}
 
     def _biases_of(self, sizes: Sizes, asked: frozenset[str]) -> frozenset[str] | None:
-        """The projections whose biases the module has, made for `sizes`, among them those asked for if they can be.
+        """The projections with biases in the module for `sizes`, including the requested ones if possible.
 
-        None: no choice of biases makes the layout name the parameters that the module has.
+        None: the layout does not fit the module's parameters with any choice of biases.
         """
         existing, blank = set(self.shapes(sizes)), _blank(sizes)
         fitting: list[frozenset[str]] = []
@@ -572,17 +570,17 @@ class Made:
             for parts in combinations(BIAS_NAMES, number):
                 try:
                     names, reached = _reached(self.layout, blank.biased(parts))
-                except ValueError:  # a pack that cannot do without some bias
+                except ValueError:  # a pack that needs some bias
                     continue
                 if _without_extra(names, self.extra) == existing and all(BIAS_NAMES[part] in reached for part in parts):
                     fitting.append(frozenset(parts))
         return asked if asked in fitting else fitting[0] if fitting else None
 
     def built_in_bias(self, axes: Mapping[str, int | float | str]) -> str | None:
-        """The value of the axis `bias` that all modules have; None where they follow the sizes, or do not fit."""
+        """The value of the axis `bias` that all modules have; None if they follow the sizes, or do not fit."""
         try:
             every, none = (self._at(Workload(**SMALL, bias=bias).with_axes(axes)) for bias in ("all", "none"))  # type: ignore[arg-type]
-        except ValueError:  # checks and builds say why
+        except ValueError:  # checks and builds give the reason
             return None
         if every is None or none is None or every & set("qkv") != none & set("qkv"):
             return None
@@ -593,10 +591,10 @@ class Made:
         return self.biases_of(sizes_of(blank), workload.biased)
 
     def misfit(self, workload: Workload, axes: Collection[str]) -> str | None:
-        """Why the module's parameters do not suit the workload, or None; `build` raises where a layout never fits.
+        """Return why the module's parameters do not fit the workload, or None; `build` raises if a layout never fits.
 
         Raises:
-            ValueError: the module cannot be made, or nothing of what `pack` makes can be followed back to the weights.
+            ValueError: the module cannot be created, or no result of `pack` can be traced to the weights.
         """
         differing = [
             axis
@@ -621,7 +619,7 @@ class Made:
         return f"bias={_bias(own)} is built in: add --set bias={_bias(own)}"
 
     def _fits(self, sizes: Sizes, workload: Workload) -> bool:
-        """Whether the parameters have the shapes that the layout makes of weights of these sizes."""
+        """Whether the parameters have the layout's shapes for weights of these sizes."""
         try:
             shapes, own = self.shapes(sizes), self.biases_of(sizes, workload.biased)
             state = self.layout.state(_blank(sizes).biased(own or ()))
@@ -638,7 +636,7 @@ def _bias(parts: Collection[str]) -> str:
 
 
 def _blank(sizes: Sizes) -> Weights:
-    """Weights of these sizes without memory, with every bias."""
+    """Weights of these sizes on the meta device, with every bias."""
     heads, groups, dim = sizes.num_heads, sizes.num_kv_heads, sizes.embed_dim
     workload = Workload(
         num_heads=heads, num_kv_heads=groups, head_dim=sizes.head_dim, value_dim=sizes.value_dim, embed_dim=dim
@@ -648,16 +646,16 @@ def _blank(sizes: Sizes) -> Weights:
 
 
 def _blank_at(workload: Workload) -> Weights:
-    """Weights of a workload without memory, with the biases that it asks for."""
+    """Weights of a workload on the meta device, with its biases."""
     shapes = Weights.shapes(workload, workload.embed_dim)
     blank = Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()})
     return blank.biased(workload.biased)
 
 
 def _reached(layout: Layout, weights: Weights) -> tuple[set[str], set[str]]:
-    """The entries that a layout makes of weights, and the weights and biases that these come from.
+    """The entries that a layout creates from weights, and the weights and biases that they depend on.
 
-    An output projection that the adapter adds has all of its own.
+    An output projection that the adapter adds uses all of its own.
     """
     watched = weights.map(lambda tensor: tensor.requires_grad_())
     state, tensors = layout.state(watched), watched.tensors()
@@ -672,14 +670,14 @@ def _without_extra(names: Collection[str], extra: Collection[str]) -> set[str]:
 
 
 def _without_residual(call: Call, module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401
-    """A module's output without the input that it adds."""
+    """A module's output minus its input."""
     result = call(module, x, context, mask)
     output = result[0] if isinstance(result, tuple) else result
     return output - x if isinstance(output, Tensor) and output.shape == x.shape else output
 
 
 def _emptied(call: Call) -> Call:
-    """The call, before which a module's attributes and buffers are as they were before its first call."""
+    """Wrap `call` to reset a module's attributes and buffers to their values before its first call."""
     of_all = set(vars(nn.Module()))
     kept: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor]]] = []
 
@@ -700,7 +698,7 @@ def _emptied(call: Call) -> Call:
 
 
 class Adapted(nn.Module):
-    """A module with the canonical weights loaded, called as the harness calls."""
+    """A module with the canonical weights loaded, called by the harness's convention."""
 
     def __init__(  # noqa: PLR0913 - what it is, and what was said of it
         self,
@@ -712,10 +710,10 @@ class Adapted(nn.Module):
         *,
         extra: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Load the weights, and the values of `extra` into parameters that hold none.
+        """Load the weights, and the values of `extra` into the other parameters.
 
         Raises:
-            ValueError: a parameter that only one of layout and module has, or that is of another shape in the other.
+            ValueError: a parameter exists only in the layout or only in the module, or has different shapes in them.
         """
         super().__init__()
         self.module = module
@@ -755,7 +753,7 @@ class Adapted(nn.Module):
                 f"{layout.text} does not fit the module: it names no {', '.join(unnamed)}, and must name every "
                 f"parameter; where one holds no weight, give its value: extra={{{unnamed[0]!r}: 1.0}}"
             )
-        self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
+        self.load_state_dict(state, strict=False)  # buffers are no weights and keep their values
 
     @property
     def dropout(self) -> float:
@@ -774,7 +772,7 @@ class Adapted(nn.Module):
         return {f"module.{name}": tensor for name, tensor in state.items()} | self.constants
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:
-        """The output projection that the adapter added; empty where the module has its own."""
+        """The output projection that the adapter added; empty if the module has its own."""
         return {} if self.layout.has_out else out_state(weights, "out")
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
@@ -805,19 +803,19 @@ class Adapted(nn.Module):
         return output if self.out is None else self.out(output)
 
     def _fails_alike(self, error: Exception, x: Tensor, context: Tensor, mask: BoundMask) -> bool:
-        """Whether a mask of all True gives the same error: then a mask that is None is not to blame."""
+        """Whether a mask of all True gives the same error: then the None mask is not its cause."""
         full = copy.copy(mask)
         visible = torch.ones(1, 1, *mask.sizes[1:], dtype=torch.bool, device=mask.device)
         vars(full).update(visible=visible, hidden=~visible)
         try:
             self.call_module(self.module, x, context, full)
-        except Exception as other:  # noqa: BLE001 - whatever somebody's module raises
+        except Exception as other:  # noqa: BLE001 - a user's module may raise anything
             return str(other) == str(error)
         return False
 
 
 def _hint(made: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:
-    """What may be wrong where a layout makes another shape, or nothing."""
+    """A hint about the cause of a shape mismatch, or ""."""
     width = weights.query.shape[-1]
     if made == there[::-1] and len(made) > 1:
         is_transposed = layout.text.startswith("transposed(")
@@ -828,7 +826,7 @@ def _hint(made: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights
 
 
 def sizes_of(weights: Weights) -> Sizes:
-    """The sizes that canonical weights have."""
+    """The sizes of canonical weights."""
     num_heads, head_dim, embed_dim = weights.query.shape
     return Sizes(
         embed_dim=embed_dim,

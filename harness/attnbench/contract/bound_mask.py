@@ -17,11 +17,11 @@ KEPT_FORMS = ("_table", "per_head", "visible", "hidden", "empty")
 
 
 class BoundMask:
-    """All that is done to the products of query and key before their softmax, at one workload's sizes on one device.
+    """Everything between the products of query and key and their softmax, at one workload's sizes on one device.
 
-    They are multiplied by the scale, changed by the mask, hidden by it, and joined by the sinks.
-    Tensors are made at first use and kept, so that a call after the first pays nothing for them; they count as inputs.
-    `inputs` are those that a call is given besides query, key and value, by name: what is made of them is not kept.
+    The products are multiplied by the scale, changed by the mask, hidden by it, and joined by the sinks. Tensors are
+    created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs` are the
+    other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -36,11 +36,11 @@ class BoundMask:
     ) -> None:
         """Bind `rule` to `sizes` (B, T, S).
 
-        `scale` is None where it is 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is how many ranks
-        compute a call.
+        `scale` None means 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is the number of ranks of a
+        call.
 
         Raises:
-            ValueError: the mask changes scores, which it does for each head, and `num_heads` is not given.
+            ValueError: the mask changes scores, which needs `num_heads`, and that is missing.
         """
         if rule.changes_scores and not num_heads:
             raise ValueError(f"mask {rule} changes the scores of each head: give num_heads")
@@ -50,37 +50,37 @@ class BoundMask:
         self.scale = scale
         self.world_size = world_size
         self.inputs: Mapping[str, Tensor] = {}
-        self.form = ""  # one of MASK_FORMS, in which functions are handed it
-        self.is_inference = False  # whether a process of its own calls in torch.inference_mode
+        self.form = ""  # one of MASK_FORMS, the form in which functions get it
+        self.is_inference = False  # whether an isolated process calls in torch.inference_mode
         self.device = torch.device(device)
-        self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys
+        self.changes_scores = rule.changes_scores  # through `adjust`; otherwise the mask only hides keys
         self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
-        self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key alone
+        self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key only
         self._table = on_device(rule.table(*sizes), self.device)
         self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
         self._forms: dict[Hashable, Any] = {}
 
     def scale_for(self, head_dim: int) -> float:
-        """What products of queries and keys of that width are multiplied by."""
+        """The factor of products of queries and keys of that width."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def sinks(self) -> Tensor | None:
-        """The score of each head's sink (H,), in the dtype of the inputs; None where there are none."""
+        """The score of each head's sink (H,), in the dtype of the inputs; None if there are none."""
         return self.inputs.get("sinks")
 
     def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
-        """The result of `make`, called at the first use of this name: a form of the mask that few kernels need."""
+        """The result of `make`, memoized by name: for forms of the mask that few kernels need."""
         if name not in self._forms:
             self._forms[name] = make()
         kept: Kept = self._forms[name]
         return kept
 
     def restore(self) -> list[str]:
-        """Put right what is no longer as the rule says, since somebody wrote into it; return the names.
+        """Restore tensors that a caller has overwritten; return their names.
 
-        A form that an implementation keeps under a name of its own is that implementation's.
+        Forms that an implementation keeps under its own names are left alone.
         """
         anew, changed = BoundMask(self.rule, self.sizes, self.device, num_heads=self.num_heads), []
         anew.inputs = self.inputs
@@ -104,13 +104,13 @@ class BoundMask:
         return changed
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether `query` sees `key` in that batch row: the rule itself, on whole numbers that broadcast."""
+        """Whether `query` sees `key` in that batch row: the rule itself, on integers that broadcast."""
         seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
         return seen
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """Boolean, True where visible, broadcastable to (B, H, T, S); None where every key is visible."""
+        """Boolean, True where visible, broadcastable to (B, H, T, S); None if every key is visible."""
         if not self.rule.hides:
             return None
         batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
@@ -124,7 +124,7 @@ class BoundMask:
 
     @cached_property
     def empty(self) -> Tensor | None:
-        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None where each sees one."""
+        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if there is none."""
         if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
             return None
         return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
@@ -132,13 +132,13 @@ class BoundMask:
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
 
-        None for the mask `none`, and where the change depends on the score, as with softcap. A learned bias is looked
-        up each time, with its gradient.
+        None for the mask `none`, and if the change depends on the score, as with softcap. A learned bias is looked up
+        each time, with its gradient.
         """
         return None if self.is_none or not self.rule.is_additive else self.numbers(dtype)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """The parts that only add or hide as numbers to add, broadcastable to (B, H, T, S), -inf where hidden."""
+        """The parts that only add or hide, as numbers to add, broadcastable to (B, H, T, S), -inf where hidden."""
 
         def make() -> Tensor:
             added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
@@ -155,28 +155,28 @@ class BoundMask:
 
     @property
     def lengths(self) -> Tensor | None:
-        """The number of keys (B,) of each batch row that are no padding; None without padding."""
+        """The number of real keys (B,) of each batch row; None without padding."""
         tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
         return on_device(tables[0], self.device) if tables else None
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """What a function is handed for its mask or bias: the same in this mask's form."""
+        """A mask or bias in this mask's `form`, as functions get it."""
         if mask is None or not self.form:
             return mask
         return MASK_FORMS[self.form](mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
     def explicit(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
+        """The mask as one tensor, for calls that take either kind: boolean, True where visible, or `bias`; or None."""
         return self.bias(dtype) if self.changes_scores else self.visible
 
     def adjust(self, scores: Tensor) -> Tensor:
-        """The scores (B, H, T, S) as the mask changes them, before keys are hidden."""
+        """The scores (B, H, T, S) after the mask's changes, before keys are hidden."""
         for number, part in enumerate(self.rule.changes):
             scores = scores + self._added(number, scores.dtype) if part.is_additive else part.transform(scores)
         return scores
 
     def _added(self, number: int, dtype: torch.dtype) -> Tensor:
-        """The numbers (1 or B, H, T, S) that a part adds: looked up each time, or made in float64 and kept."""
+        """The numbers (1 or B, H, T, S) that a part adds: looked up each time, or computed in float64 and kept."""
         part, (batch_size, query_len, key_len) = self.rule.changes[number], self.sizes
         sizes = (batch_size, self.num_heads, query_len, key_len)
         indices = [torch.arange(size, device=self.device) for size in sizes]
@@ -192,7 +192,7 @@ class BoundMask:
         return self.keep((number, dtype), make)
 
     def index(self, number: int) -> tuple[Tensor, ...]:
-        """Where the learned bias of a part is looked up, each broadcastable to (T, S); kept from the first use."""
+        """The indices into a part's learned bias, each broadcastable to (T, S); kept after the first use."""
         _, query_len, key_len = self.sizes
         query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
         part = self.rule.changes[number]
@@ -200,14 +200,14 @@ class BoundMask:
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in float32 where they have half precision: the gradient of a number that many pairs look up is a sum.
+    """Convert half precision tensors to float32, because many pairs share a number and its gradient is a sum.
 
-    In half precision, what comes late in a long sum is lost: of 10^5 numbers in bfloat16, nearly all.
+    In half precision, late terms of a long sum are lost: of 10^5 numbers in bfloat16, nearly all.
     """
     return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
 
 
-def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, perhaps several, or what is none
+def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, tuples of them, or None
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

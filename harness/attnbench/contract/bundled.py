@@ -1,9 +1,9 @@
-"""Implementations of the folder implementations/: a function `attention` in a file, or an IMPLEMENTATION.
+"""Implementations in the folder implementations/: a function `attention` in a file, or an IMPLEMENTATION.
 
 A file may also hold `unsupported(workload)`, which gives the reason why the function cannot run a workload, and
-`MODULE, LAYOUT = a class, where its weights are` for scope `module`: its forward takes x (B, T, D), mask and scale, and
-the share of the weights to drop is its attribute `dropout`. Without these the harness projects with linear layers.
-catalogue.toml, in the same folder, says where the idea is from and how it is drawn.
+`MODULE, LAYOUT = a class, the place of its weights` for scope `module`. The class's forward takes x (B, T, D), mask and
+scale; its attribute `dropout` is the share of the weights to drop. Without these the harness projects with linear
+layers. catalogue.toml, in the same folder, has the source of each idea and its style in figures.
 """
 
 import importlib
@@ -25,14 +25,14 @@ from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
 FLOPS: dict[str, Callable[[Workload], int | None]] = {
-    "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # sinks are one more key
+    "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # a sink is an extra key
     "unknown": lambda _: None,
 }
 
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Facts of catalogue.toml by the implementation's name."""
+    """The facts in catalogue.toml, by the implementation's name."""
     text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
 
@@ -68,12 +68,12 @@ def from_module(module: ModuleType, name: str) -> Implementation:
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """An implementation with a module of its own in place of the harness's projections, for scope `module`."""
+    """An implementation that uses its own module instead of the harness's projections in scope `module`."""
     core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
     whole = adapter(module, core, None)
 
     def unsupported(workload: Workload) -> str | None:
-        """Why it cannot run a workload, in words, or None."""
+        """Return why it cannot run a workload, or None."""
         sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
         if workload.scope == "attention":
             return function.unsupported(workload)
@@ -84,7 +84,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
         return whole.unsupported(workload)
 
     def build(weights: Weights) -> nn.Module:
-        """The file's module; where its heads cannot be of these sizes, the function alone."""
+        """The file's module, or the function alone if the module cannot have heads of these sizes."""
         if weights.query.shape[:2] != weights.key.shape[:2] or weights.key.shape[:2] != weights.value.shape[:2]:
             return core(weights)
         return adapter(module, core, weights).build(weights)
@@ -93,7 +93,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
 
 
 def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None) -> ModuleAdapter:
-    """An adapter of a file's MODULE, whose layer `out` is made for the output projection of `weights`, or left out."""
+    """An adapter of a file's MODULE; its layer `out` fits the output projection of `weights`, or is left out."""
 
     def make(sizes: Sizes) -> nn.Module:
         made: nn.Module = module.MODULE(sizes)

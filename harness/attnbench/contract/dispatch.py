@@ -1,9 +1,9 @@
 """`attention`: scaled_dot_product_attention, computed by the implementation that a policy chooses for the call.
 
 The first call of a kind (shapes, dtype, device, whether gradients are needed, is_causal, scale, threads) asks the
-policy and builds its choice; later calls look it up. PyTorch's own runs where there is no policy or it is of another
-machine, where a mask is given as a tensor, inside of torch.compile and of autocast, and wherever the chosen
-implementation does not support the call.
+policy and builds its choice; later calls look it up. PyTorch's own function runs without a policy or with one of
+another machine, for a mask given as a tensor, inside torch.compile and autocast, and for calls that the chosen
+implementation does not support.
 
 Shapes as in the contract.
 """
@@ -26,7 +26,7 @@ from attnbench.workloads.policy import ITSELF, LEARN, OTHERWISE, USUAL_PATH, VAR
 from attnbench.workloads.workload import DTYPES, Workload
 
 MOST_KINDS = 64
-"""Kinds of calls that are kept; the least recently used goes first. A mask may be kept with each."""
+"""The number of kinds of calls that are kept; the least recently used is evicted. A mask may be kept with each."""
 TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES}
 PolicyOrFile = Policy | str | Path
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,7 +38,7 @@ _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
 class Call(NamedTuple):
-    """The facts about query, key and value on which a choice depends."""
+    """The facts about query, key and value that a choice depends on."""
 
     query: torch.Size
     key: torch.Size
@@ -93,10 +93,9 @@ def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V), as a policy chooses.
 
-    `mask`, `is_causal` (aligned at the start) and `scale` are those of scaled_dot_product_attention, which computes
-    the call where `mask` is given. `policy` is a Policy or its file; None stands for the file that ATTNBENCH_POLICY
-    names, else results/policy.json, else none. A file is read once. Inside of torch.compile and of autocast, PyTorch's
-    own runs.
+    `mask`, `is_causal` (aligned at the start) and `scale` are those of scaled_dot_product_attention, which computes the
+    call if `mask` is given. `policy` is a Policy or its file; None means the file that ATTNBENCH_POLICY names, else
+    results/policy.json, else none. A file is read once. Inside torch.compile and autocast, PyTorch's own function runs.
 
     Raises:
         ValueError: the policy cannot be read.
@@ -120,7 +119,7 @@ def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the
 
 @lru_cache(maxsize=MOST_KINDS)
 def bound(*facts: Any) -> Attend:  # noqa: ANN401 - those of a Call, then is_causal, scale and the policy
-    """The function that computes calls of one kind without a mask as a tensor."""
+    """The function for calls of one kind, without a mask tensor."""
     *described, is_causal, scale, policy_or_file = facts
     call = Call(*described)
     is_grouped = len(call.query) > 1 < len(call.key) and call.query[1] != call.key[1]
@@ -136,7 +135,7 @@ def bound(*facts: Any) -> Attend:  # noqa: ANN401 - those of a Call, then is_cau
 
 
 def attend_by_policy(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-    """Attention with any mask of the contract, as the usual policy chooses.
+    """Attention with any mask of the contract, as the default policy chooses.
 
     Raises:
         ValueError: neither the chosen implementation nor `sdpa` supports the call.
@@ -149,9 +148,9 @@ def attend_by_policy(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask)
 
 @lru_cache(maxsize=MOST_KINDS)
 def _with_mask(call: Call, mask: BoundMask) -> Attend:
-    """The function that computes calls of one kind with that mask."""
+    """The function for calls of one kind with that mask."""
     workload, policy = call.workload(mask.rule, mask.scale), usable(None)
-    if workload is None:  # a rule that has no name
+    if workload is None:  # the rule has no name
         if not mask.rule.is_additive:
             raise ValueError(f"{OTHERWISE} takes no mask that changes scores by more than a bias")
         return call.attend_by(OTHERWISE, mask)
@@ -162,7 +161,7 @@ def _with_mask(call: Call, mask: BoundMask) -> Attend:
 
 
 def reason_against(workload: Workload) -> str | None:
-    """The reason why the usual policy cannot compute a workload, in words, or None."""
+    """Return why the default policy cannot compute a workload, or None."""
     path = default_path()
     if path is None:
         return f"there is no policy: learn one with {LEARN}, and name it in {VARIABLE} or put it at {USUAL_PATH}"
@@ -172,7 +171,7 @@ def reason_against(workload: Workload) -> str | None:
         return str(error)
     if policy.machine != _machine():
         return f"the policy {path} is {_elsewhere(policy)}"
-    # A call that needs gradients is one whose backward pass follows.
+    # A call that needs gradients is followed by its backward pass.
     direction = workload.direction if workload.direction == "inference" else "forward_backward"
     workload = msgspec.structs.replace(workload, scope="attention", direction=direction)
     return supported(policy.choose(workload), workload)[1]
@@ -180,7 +179,7 @@ def reason_against(workload: Workload) -> str | None:
 
 @lru_cache(maxsize=8)
 def read(path: str | Path) -> Policy:
-    """The policy in a file, read once.
+    """Read the policy in a file, once.
 
     Raises:
         ValueError: there is none, or it is damaged.
@@ -189,7 +188,7 @@ def read(path: str | Path) -> Policy:
 
 
 def usable(policy: PolicyOrFile | None) -> Policy | None:
-    """The policy to follow here; None, with one warning, for a policy of another machine.
+    """The policy to use here; None, with one warning, if it is for another machine.
 
     Raises:
         ValueError: it cannot be read.
@@ -224,7 +223,7 @@ def _machine() -> str:
 
 @cache
 def rule_of(*, is_causal: bool) -> Mask:
-    """The mask of a call without a mask as a tensor."""
+    """The mask of a call without a mask tensor."""
     return parse_mask("causal" if is_causal else "none")
 
 
@@ -234,7 +233,7 @@ def workload_sizes(workload: Workload) -> tuple[int, int, int]:
 
 
 def supported(name: str, workload: Workload) -> tuple[str, str | None]:
-    """That implementation, or `sdpa` where it does not support the workload; and why `sdpa` does not, either."""
+    """The named implementation, or `sdpa` if it does not support the workload; and why `sdpa` does not either."""
     reason = _implementation(name).unsupported(workload)
     if reason is not None and name != OTHERWISE:
         name, reason = OTHERWISE, _implementation(OTHERWISE).unsupported(workload)
@@ -251,7 +250,7 @@ def _implementation(name: str) -> Implementation:
 def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Module:
     """An implementation for sizes H, K, G, V, with weights that `attend` does not read."""
     heads, width, groups, value_dim = sizes
-    assert name != ITSELF  # Policy has seen to it
+    assert name != ITSELF  # Policy has checked it
     with torch.inference_mode(mode=False):
         shapes = {"query": (heads, width, 1), "key": (groups, width, 1), "value": (groups, value_dim, 1)}
         weights = {part: torch.zeros(shape, dtype=dtype, device=device) for part, shape in shapes.items()}
@@ -259,9 +258,9 @@ def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch
 
 
 def register_attention(name: str = "attnbench") -> None:
-    """Make `attention` known to the package transformers, as `attn_implementation=name` of its models.
+    """Register `attention` with the package transformers, as `attn_implementation=name` of its models.
 
-    Calls with a mask, dropout or anything else that a policy does not choose for go to the package's own `sdpa`.
+    Calls with a mask, dropout or anything else that a policy does not cover go to the package's own `sdpa`.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -296,7 +295,7 @@ def register_attention(name: str = "attnbench") -> None:
             return result
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
-        is_causal = bool(is_causal) and query.shape[2] > 1  # no key is hidden from a single query
+        is_causal = bool(is_causal) and query.shape[2] > 1  # a single query sees every key
         output = attention(query, key, value, is_causal=is_causal, scale=scaling)
         return output.transpose(1, 2).contiguous(), None  # (B,H,T,V) -> (B,T,H,V)
 

@@ -1,26 +1,26 @@
-"""A plain function of query, key and value as an implementation: the names of its parameters say what it is passed.
+"""Plain functions of query, key and value as implementations: the parameter names decide what they are passed.
 
     def mine(query, key, value, *, mask=None, scale=None): ...
 
 Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by name. ALIASES are other packages' names
-for them, with all of `scaled_dot_product_attention`'s own:
+for them, including all names of `scaled_dot_product_attention`:
 
 - `mask`: boolean, True where a key is visible, broadcastable to (B, H, T, S); or None.
 - `is_causal`: whether the mask is the causal one, aligned at the start; then `mask` is None.
-- `is_causal_bottom_right`: the same, aligned at the end: the last query sees every key.
+- `is_causal_bottom_right`: whether it is the causal one, aligned at the end: the last query sees every key.
 - `key_padding_mask`: boolean (B, S), True where a key is hidden, for a function without `mask`; or None.
-- `bias`: numbers to add to the scores, broadcastable to (B, H, T, S), as ALiBi has them; or None. A function without
-  `mask` has -inf in it where a key is hidden. A learned bias has a gradient.
-- `scale`: the factor of the products of query and key, 1 / sqrt(K) or as the workload says.
+- `bias`: numbers to add to the scores, broadcastable to (B, H, T, S), such as ALiBi's; or None. For a function without
+  `mask` it is -inf where a key is hidden. A learned bias has a gradient.
+- `scale`: the factor of the products of query and key, 1 / sqrt(K) or the workload's.
 - `sinks`: for each head (H,) the score of one more key, whose value is 0; or None.
-- `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then as they are; otherwise each key/value head is
+- `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then passed unchanged; otherwise each key/value head is
   repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V). `enable_gqa` is passed G != H.
-- `softcap`: x where the scores are to be x * tanh(score / x) before anything is added to them, or None.
+- `softcap`: x if scores become x * tanh(score / x) before anything is added to them, or None.
 - `window_size`: (left, right), the keys that a query sees before and after its place, counted from the end; -1: all.
 - `dropout`: the share of the weights to drop.
 
-A function that says so (`Declared.has_sdpa_mask`) is passed `mask` as scaled_dot_product_attention is: boolean, or
-numbers to add; and the harness adds sinks to it.
+A function with `Declared.has_sdpa_mask` gets `mask` as scaled_dot_product_attention does: boolean, or numbers to add;
+the harness then adds sinks to it.
 
 Shapes as in the contract.
 """
@@ -42,7 +42,7 @@ from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, 
 from attnbench.workloads.workload import FEATURES, Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
-"""The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as flash-attention has them."""
+"""The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
 HAS_PROJECTIONS = (
     "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
     "(docs/adapters.md)"
@@ -61,9 +61,10 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Declared:
     """Facts about a function or a module beyond its signature.
 
-    `masks` are those that it takes, by name or as a workload writes them; None: those that its signature can be passed.
-    `built_in` are values of axes that it has built in. `has_sdpa_mask` says that its mask may be numbers to add, as
-    that of scaled_dot_product_attention; `has_no_empty_rows` that a query that sees no key is not its affair.
+    `masks` are the masks that it takes, by name or in the form of a workload; None: those that its signature can be
+    passed. `built_in` are fixed values of axes. `has_sdpa_mask` says that its mask may be numbers to add, as in
+    scaled_dot_product_attention. `has_no_empty_rows` says that its output for a query without visible keys is
+    undefined.
     """
 
     masks: tuple[str, ...] | None = None
@@ -74,16 +75,16 @@ class Declared:
 
     @property
     def axes(self) -> dict[str, int | float | str]:
-        """The values of axes that are built in; a single mask is one."""
+        """The fixed values of axes; a single mask is one."""
         only = self.masks[0] if self.masks is not None and len(self.masks) == 1 else ""
         try:
             named = {"mask": Workload(mask=only).mask} if only else {}
-        except ValueError:  # it needs numbers, so that it stands for several
+        except ValueError:  # the mask needs numbers and so stands for several
             named = {}
         return {**named, **(self.built_in or {})}
 
     def takes_mask(self, workload: Workload) -> bool:
-        """Whether the workload's mask is one of `masks`; where T = S, both alignments of one mask are the same."""
+        """Whether the workload's mask is one of `masks`; if T = S, both alignments of a mask are the same."""
         rule, names = workload.mask_rule, {workload.mask, workload.mask_rule.name}
         if workload.seq_len == workload.kv_len and len(rule.parts) == 1:
             other = rule.name.removesuffix(END) if rule.name.endswith(END) else f"{rule.name}{END}"
@@ -96,10 +97,10 @@ END = "_bottom_right"
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A function of query, key and value, and the names by which it takes some of KEYWORDS.
+    """A function of query, key and value, and its names for some of KEYWORDS.
 
-    `spec` is its name in messages. `omitted` are names that are left out where the scale is the usual one, as callers
-    do; a function whose default does not work is passed the number.
+    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, as callers do.
+    A function whose default does not work is passed the number.
     """
 
     function: Callable[..., Tensor]
@@ -111,7 +112,7 @@ class Signature:
     omitted: set[str] = field(default_factory=set)
 
     def reason_against(self, workload: Workload) -> str | None:
-        """Why the function cannot be passed what a workload needs, in words, or None."""
+        """Return why the function cannot be passed a workload's operands, or None."""
         names, declared, needed = self.names, self.declared, workload.features
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the share of the weights to drop"
@@ -127,13 +128,13 @@ class Signature:
 
 
 class ByFunction:
-    """Scope `attention` by a function: the harness does outside of it what its signature does not name."""
+    """Scope `attention` by a function: the harness does the rest outside of the call."""
 
     signature: Signature
     dropout: float
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """The call of the function with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
+        """Prepare the function's call with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
         signature, names = self.signature, self.signature.names
         passed, empty = _of_mask(signature, mask, query)
         if name := names.get("num_kv_heads"):
@@ -154,11 +155,11 @@ class ByFunction:
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.layout == "bthk")
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
-        """The call of the function alone, with all that is done outside of it done."""
+        """The function's call, with all outside work already done."""
         signature = self.signature
         if signature.omitted and not signature.declared.has_sdpa_mask:
             with torch.no_grad():
-                self.attend(query, key, value, mask)  # whether it can do without a scale shows at a call
+                self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
         function, call = signature.function, signature.call
         if call is not None:
             function = partial(_by_call, call, function, mask)
@@ -176,7 +177,7 @@ class ByFunction:
                 output = call(signature.function, *prepared.tensors, mask)
         except (AttributeError, TypeError) as error:
             if mask.scale is None and signature.omitted and "NoneType" in str(error):
-                signature.omitted.clear()  # it computes with the number itself
+                signature.omitted.clear()  # pass the number from now on
                 return self.attend(query, key, value, mask)
             absent = [name for name, tensor in passed.items() if tensor is None]
             if not absent or "NoneType" not in str(error):
@@ -190,14 +191,14 @@ class ByFunction:
 
 
 class FunctionAttention(ByFunction, Attention):
-    """A function, with the harness's own projections."""
+    """A function with the harness's own projections."""
 
 
 def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
-    """The implementation that a class makes by one method alone, which is a function of query, key and value.
+    """The implementation from a class with one method, which is a function of query, key and value.
 
     Raises:
-        ValueError: it cannot be made without arguments, or the method is no such function.
+        ValueError: the class needs arguments, or the method is no such function.
     """
     required = _required(list(inspect.signature(kind).parameters.values()))
     if required:
@@ -224,9 +225,9 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
     call: Call | None = None,
     is_approximate: bool = False,
 ) -> Implementation:
-    """The implementation that a function of query, key, value and some of KEYWORDS makes; `spec` is its name.
+    """The implementation from a function of query, key, value and some of KEYWORDS; `spec` is its name.
 
-    With `call` it is called by that alone, and nothing follows from its signature.
+    With `call` it is called only through that, and its signature is not read.
 
     Raises:
         ValueError: it cannot be called like that.
@@ -256,7 +257,7 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
 
 
 def _omissible(function: Callable[..., Tensor], names: Mapping[str, str], spec: str) -> set[str]:
-    """The name of the parameter `scale` where its default is None, which stands for 1 / sqrt(K)."""
+    """The name of the parameter `scale` if its default is None, which means 1 / sqrt(K)."""
     name = names.get("scale", "")
     has_default = name and _signature(function, spec).parameters[name].default is None
     return {name} if has_default else set()
@@ -288,10 +289,10 @@ def takes_heads(parameters: Collection[str]) -> bool:
 
 
 def keywords(function: object, spec: str) -> dict[str, str]:
-    """Those of KEYWORDS that a function takes, each with the function's own name for it; `mask`, if it takes any.
+    """The members of KEYWORDS that a function takes, each with the function's own name for it; `mask` if it takes any.
 
     Raises:
-        ValueError: the function has no signature, takes no three tensors by position, or needs more than there is.
+        ValueError: the function has no signature, takes no three tensors by position, or needs an unknown argument.
     """
     signature = _signature(function, spec)
     parameters = list(signature.parameters.values())
@@ -322,7 +323,7 @@ def keywords(function: object, spec: str) -> dict[str, str]:
 
 
 def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
-    """The signature of a function, module or partial; torch's own function has one as well.
+    """The signature of a function, module or partial; also of torch's own function.
 
     Raises:
         ValueError: it has none.
@@ -341,7 +342,7 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
 
 
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
-    """The names and declarations, with those that a partial's arguments and the alignment of `masks` imply."""
+    """The names and declarations, with those implied by a partial's arguments and the alignment of `masks`."""
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:
         declared = replace(declared, masks=("causal",))
@@ -355,18 +356,18 @@ def _with_bound(function: object, names: dict[str, str], declared: Declared) -> 
 
 
 def _bound(function: object) -> Mapping[str, object]:
-    """The arguments that a partial has by name."""
+    """The arguments that a partial binds by name."""
     return function.keywords if isinstance(function, partial) else {}
 
 
 def words(error: BaseException) -> str:
-    """An exception on one line, for the message of another."""
+    """An exception on one line, for use in another message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
-    """The names of the parameters without a default."""
+    """The names of parameters without a default."""
     return [
         each.name
         for each in parameters
@@ -375,7 +376,7 @@ def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
 
 
 def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
-    """Why a function that is passed these cannot be passed the mask, or None."""
+    """Return why a function with this signature cannot be passed the mask, or None."""
     rule, names, only = workload.mask_rule, signature.names, ""
     takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
     if not rule.is_additive and "softcap" not in names:
@@ -397,7 +398,7 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
 
 
 def _hiding(rule: Mask) -> Mask:
-    """The one part that hides keys, or the whole mask."""
+    """The part that hides keys if there is only one, or the whole mask."""
     hiding = [part for part in rule.parts if part.hides]
     return hiding[0] if len(hiding) == 1 else rule
 
@@ -411,7 +412,7 @@ def hides_by_bias(made: Implementation, workload: Workload) -> bool:
 
 
 def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
-    """The arguments about the mask of one call by the function's own names, and the queries whose output becomes 0."""
+    """The mask arguments of one call by the function's own names, and the queries whose output becomes 0."""
     names, rule, dtype = signature.names, mask.rule, query.dtype
     passed: dict[str, Any] = {}
     if "softcap" in names:
@@ -428,7 +429,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         dense = mask.numbers(dtype) if has_changes else None if is_causal else mask.visible
         has_empty = (
             signature.declared.has_no_empty_rows and not is_causal and mask.sinks is None
-        )  # a sink is seen by all
+        )  # every query sees a sink
         empty = mask.empty if has_empty else None
         passed[names["mask"]] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
         return passed, empty
@@ -450,11 +451,11 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
 
 
 def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
-    """Whether a mask hides what a mask of that kind hides: where T = S, either alignment of the causal one."""
+    """Whether a mask hides the same keys as one of that kind; if T = S, both causal alignments do."""
     kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
     return isinstance(_hiding(rule), kinds)
 
 
 def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:
-    """The numbers that the mask adds to scores, without those it hides: broadcastable to (B, H, T, S)."""
+    """The numbers that the mask adds to scores, without hiding: broadcastable to (B, H, T, S)."""
     return mask.adjust(torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device))

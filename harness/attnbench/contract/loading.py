@@ -1,7 +1,7 @@
-"""An Implementation from a name: a plug's value, a module class or a plain function, compiled where that is asked for.
+"""Load an Implementation by name: from a module class, a plain function or a plugin's value, compiled on request.
 
-`fused+compile` is `fused` by torch.compile, as one graph and at fixed sizes. What Inductor makes of it may be another
-kernel altogether, as the operators that ran show: the plain form without a mask becomes SDPA's flash kernel.
+`fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may turn it into another
+kernel, as the operators that ran show: the plain form without a mask becomes SDPA's flash kernel.
 """
 
 import copy
@@ -39,22 +39,22 @@ def implementation(spec: str) -> Implementation:
     """The implementation that `name` or `path/to/file.py:Name` names, compiled for `name+compile`.
 
     Raises:
-        ValueError: the value is none of the forms that can take part.
-        Exception: whatever importing somebody's module raises.
+        ValueError: the value has no form that can take part.
+        Exception: any error of importing a user's module.
     """
     base, option = plugins.variant(spec)
     is_ours = plugins.split(base)[0] is None and not plugins.is_foreign(base)
     plain = bundled.named(plugins.split(base)[1]) if is_ours else from_value(plugins.load(base), base)
-    return compiled(plain) if option else plain  # plugins.py knows no other option
+    return compiled(plain) if option else plain  # plugins.py allows no other option
 
 
 def from_value(value: object, spec: str) -> Implementation:
-    """The implementation that a value makes; `spec` is its name.
+    """Create the implementation from a value; `spec` is its name.
 
     A class takes part as a subclass of Attention, through `from_weights(weights)`, or by its `attend` alone.
 
     Raises:
-        ValueError: the value is none of the forms that can take part.
+        ValueError: the value has no form that can take part.
     """
     if isinstance(value, Implementation):
         return value if value.source else dataclasses.replace(value, source=spec)
@@ -93,7 +93,7 @@ def compiled(given: Implementation) -> Implementation:
 
     def build(weights: Weights) -> nn.Module:
         module = given.build(weights)
-        plain = copy.copy(module).eval()  # the same parameters; its forward calls the attend that is not compiled
+        plain = copy.copy(module).eval()  # the same parameters; its forward calls the uncompiled attend
         for name in ("attend", "forward"):
             if hasattr(plain, name):
                 setattr(module, name, _compiled(getattr(plain, name)))
@@ -109,8 +109,8 @@ def compiled(given: Implementation) -> Implementation:
         build=build,
         unsupported=unsupported,
         compiles=True,
-        executed_flops=lambda _: None,  # what the compiler makes of it is unknown
-        has_dropout=False,  # what is compiled keeps the attribute as it was when it was built
+        executed_flops=lambda _: None,  # unknown after compilation
+        has_dropout=False,  # compiled code keeps the attribute's value from when it was built
     )
 
 
@@ -121,7 +121,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def call(*given: Any, **named: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
         mask: BoundMask = named["mask"] if "mask" in named else given[-1]
-        if mask not in ready:  # what it makes at first use must not be captured as part of the graph
+        if mask not in ready:  # tensors created at first use must not be captured in the graph
             if mask.is_none:
                 assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
             else:

@@ -1,4 +1,4 @@
-"""Ways in which the same numbers may lie in memory: of query, key and value, of what is handed back, and of masks."""
+"""Memory layouts of the same numbers: for query, key and value, for incoming gradients, and for masks."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ def transposed(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """One number after the start of a buffer, or as few as keep the alignment."""
+    """One number after the start of a buffer, or the fewest that keep the alignment."""
     step = max(1, alignment_bytes // tensor.itemsize)
     buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
     return buffer[step:].view(tensor.shape).copy_(tensor)
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Tokens before heads, and unused numbers between the rows: GAP, or what alignment needs."""
+    """Tokens before heads, with unused numbers between the rows: GAP, or as alignment needs."""
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -41,7 +41,7 @@ def longer(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def _unused(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Numbers that nobody may read: NaN, or True."""
+    """Filler that must not be read: NaN, or True."""
     return torch.full(shape, math.nan if like.is_floating_point() else 1, dtype=like.dtype, device=like.device)
 
 
@@ -70,7 +70,8 @@ MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Forms in which a function may be handed its mask or bias at sizes (B, H, T, S), other than it is made."""
+"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S)."""
 OTHER_MASKS = {OF_HEADS, OF_OTHERS, ONE_ROW, COPIED_ROW}
-"""Forms that are other masks: what holds for a key holds for the next one, in every head or in every other one; or all
-queries have the first one's row."""
+"""Forms that are different masks: each key takes its neighbour's rule, in every head or in every other one; or all
+queries take the first one's row.
+"""

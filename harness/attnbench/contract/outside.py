@@ -1,7 +1,7 @@
-"""Work that the harness does outside of a function's call, so that the function itself is attention alone.
+"""Work that the harness does outside a function's call, so that the function is attention alone.
 
 Grouped heads are repeated, score changes become a mask of numbers, sinks become one more key, queries that see no key
-see all of them and give 0 afterwards, and axes are moved. All of it is done before a timed call, and is never timed.
+see all of them and give 0 afterwards, and axes are moved. All of it happens before a timed call and is never timed.
 
 Shapes as in the contract.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A call of a function with its arguments in place.
+    """A function's call with its arguments in place.
 
     `tensors` are passed by position and `passed` by name; `empty`, broadcastable to (B, H, T, V), marks the output of
     queries that see no key, which becomes 0; `is_tokens_first` says that the output is (B, T, H, V).
@@ -36,13 +36,13 @@ class Prepared:
 
 
 class Bound:
-    """A function's call with everything in place: `call` has no arguments and does nothing but call the function.
+    """A function's call with everything in place: `call` has no arguments and only calls the function.
 
-    Tensors that `prepare` makes, such as repeated heads, are leaves of their own: a backward pass ends there.
+    Tensors that `prepare` creates, such as repeated heads, are their own leaves: a backward pass ends there.
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: list[Tensor]) -> None:
-        """Prepare the call on query, key and value by `prepare`, which is called with these."""
+        """Prepare the call by calling `prepare` with query, key and value."""
         self._prepare, self._inputs = prepare, inputs
         with torch.enable_grad():
             self._prepared = prepare(*inputs)
@@ -58,7 +58,7 @@ class Bound:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is done outside: it is called with the inputs themselves, and its output is the answer."""
+        """Whether nothing is done outside: the function gets the inputs themselves, and its output is the answer."""
         prepared = self._prepared
         has_finish = prepared.empty is not None or prepared.is_tokens_first
         made = [*prepared.tensors, *prepared.passed.values()]
@@ -67,7 +67,7 @@ class Bound:
         return are_inputs and not has_finish and not has_graph
 
     def refresh(self) -> None:
-        """Prepare again into the same memory, after the values of the inputs have changed."""
+        """Prepare again into the same memory, after the inputs' values have changed."""
         with torch.no_grad():
             prepared = self._prepare(*self._inputs)
             fresh = [*prepared.tensors, *prepared.passed.values()]
@@ -77,12 +77,12 @@ class Bound:
 
 
 def as_leaf(value: Any) -> Any:  # noqa: ANN401 - an argument of any kind
-    """A tensor cut off from its graph, with a gradient of its own; any other value as it is."""
+    """A tensor detached from its graph, with its own gradient; any other value unchanged."""
     return value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for the query heads that read it; itself if G == H."""
+    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for its query heads; the tensor itself if G == H."""
     group_size = num_heads // tensor.shape[1]
     return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
 
@@ -93,7 +93,7 @@ def show_rows(mask: Tensor, empty: Tensor) -> Tensor:
 
 
 def as_numbers(mask: Tensor | None, like: Tensor, key_len: int) -> Tensor:
-    """A mask as numbers to add to the scores of queries `like` (B, H, T, K), -inf where it hides: (..., T, S)."""
+    """A mask as numbers to add to the scores of queries `like` (B, H, T, K), -inf where hidden: (..., T, S)."""
     zeros = torch.zeros((1, 1, like.shape[2], key_len), dtype=like.dtype, device=like.device)
     if mask is None:
         return zeros

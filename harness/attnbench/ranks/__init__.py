@@ -1,7 +1,7 @@
-"""Attention over several ranks: a call whose tokens are shared out to a group of processes.
+"""Attention over several ranks: the tokens of a call are split among a group of processes.
 
-A call hands query, key and value to `over_ranks` with a function of one rank's share. With one rank it is called here;
-with more it is called in each process of a group (group.py), each with its own tokens (rank.py).
+A call passes query, key and value to `over_ranks` with a function for one rank's share. With one rank the function runs
+here; with more it runs in each process of a group (group.py), each with its own tokens (rank.py).
 
 Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
 """
@@ -23,7 +23,7 @@ __all__ = ["Rank", "RankLostError", "RankSilentError", "not_over_ranks", "over_r
 
 
 def not_over_ranks(workload: Workload) -> str | None:
-    """Why no implementation over ranks computes the workload, in words, or None."""
+    """Return why no implementation over ranks can compute the workload, or None."""
     if workload.mask not in {"none", "causal"}:
         return f"it takes the masks none and causal, and not {workload.mask}"
     if workload.seq_len != workload.kv_len:
@@ -41,7 +41,7 @@ def not_over_ranks(workload: Workload) -> str | None:
 
 
 class _OverRanks(torch.autograd.Function):
-    """A call whose graph is in the ranks."""
+    """A call whose graph lives in the ranks."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
@@ -52,7 +52,7 @@ class _OverRanks(torch.autograd.Function):
         group: RankGroup,
         asked: Asked,
     ) -> Tensor:
-        """The output of the ranks."""
+        """The ranks' output."""
         call, output = group.forward((query, key, value), asked)
         if asked.keeps_graph:
             ctx.group, ctx.call = group, call
@@ -63,7 +63,7 @@ class _OverRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradients that the ranks have made."""
+        """The ranks' gradients."""
         made = ctx.group.backward(ctx.call, grad_output, ctx.like)
         needed = zip(made, ctx.needs_input_grad[:3], strict=True)
         return (*(each if needs else None for each, needs in needed), None, None)
@@ -74,10 +74,10 @@ def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are sh
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `mask.world_size` ranks.
 
-    `share` is a function of a module, which each rank imports.
+    `share` is a module-level function that each rank can import.
 
     Raises:
-        RankLostError: a rank is gone; the message says which.
+        RankLostError: a rank has died; the message says which.
         RankSilentError: a rank did not answer in time.
         RuntimeError: a rank raised an error.
     """

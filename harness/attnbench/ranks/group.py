@@ -1,8 +1,8 @@
-"""A group of processes, one for each rank, that compute one call together: started once, and called many times.
+"""A group of processes, one per rank, that compute one call together. It starts once and serves many calls.
 
-Tensors pass through a file in memory that all have mapped; messages are JSON on a socket for each rank. Nothing that a
-rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing
-(process.py), and end with this process, however it ends.
+Tensors pass through a shared memory file that all processes map; messages are JSON on one socket per rank. Nothing that
+a rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing (process.py),
+and they end with this process, however it ends.
 """
 
 import math
@@ -28,13 +28,13 @@ from torch import Tensor
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
 TIMEOUT_S = 30.0
-"""So long a call may take where the environment does not say."""
+"""The time limit of a call if the environment sets none."""
 START_TIMEOUT_S = 50.0
-"""A rank imports torch, which takes long where much else is going on."""
+"""A rank imports torch, which is slow on a busy machine."""
 PATIENCE = 0.5
-"""A rank waits this share of it for another one, so that it can say so before the time is up."""
+"""A rank waits this share of the time limit for another rank, so that it can report before the limit ends."""
 GRACE_S = 1.0
-"""After one rank has failed, the others may say for so long what happened to them."""
+"""Time for the other ranks to report after one has failed."""
 LARGEST_MESSAGE = 2**16
 MOST_REPORTS = 64
 ALIGNMENT = 64
@@ -42,7 +42,7 @@ Size = tuple[torch.dtype, tuple[int, ...]]
 
 
 class RankLostError(RuntimeError):
-    """The process of a rank is gone."""
+    """A rank's process has died."""
 
 
 class RankSilentError(RuntimeError):
@@ -50,7 +50,7 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks are to call, and how the tokens are shared out (rank.py)."""
+    """The function for the ranks to call, and the split of the tokens (rank.py)."""
 
     module: str
     function: str
@@ -63,7 +63,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a whole tensor is in the shared memory; its axis 2 is the tokens."""
+    """The place of a whole tensor in shared memory; its axis 2 is the tokens."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -71,19 +71,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """The tensor's size."""
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def within(self, memory: Tensor) -> Tensor:
-        """The tensor in that memory, a view."""
+        """The tensor as a view of that memory."""
         raw = memory[self.offset : self.offset + self.num_bytes]
         return raw.view(getattr(torch, self.dtype)).view(self.shape)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: forward with what is asked, or backward through the graph of that call.
+    """One pass: a forward call, or backward through the graph of that call.
 
-    `memory_bytes` is the size of a new file in memory, which comes with the message; 0 where it is the same as before.
+    `memory_bytes` is the size of a new shared memory file that comes with the message; 0 if the file is unchanged.
     """
 
     call: int
@@ -95,23 +95,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says of one pass. Its time runs from when all ranks are ready to when it has its own result."""
+    """One rank's report of one pass. Its time runs from when all ranks are ready until it has its own result."""
 
     error: str = ""
-    is_communication: bool = False  # the error is that another rank is late, or gone
+    is_communication: bool = False  # the error is that another rank is late or has died
     call_s: float = 0.0
-    waited_s: float = 0.0  # of it, for other ranks and for what they send
+    waited_s: float = 0.0  # part of it spent on other ranks and their data
     bytes_sent: int = 0
 
 
 class RankGroup:
     """`world_size` processes that compute together; they start with the first call, and again after a failure.
 
-    `reports` has, for each of the last passes since it was cleared, what each rank says of it.
+    `reports` holds every rank's report for each recent pass since it was cleared.
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start nothing yet. `device` is the kind that torch has: gloo on the CPU, NCCL on CUDA."""
+        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA."""
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
         self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
@@ -120,7 +120,7 @@ class RankGroup:
         self._stop: Callable[[], object] | None = None
         self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
         self._num_calls = 0
-        self._first_call = 0  # of those that the processes which are there have computed
+        self._first_call = 0  # of the calls that the current processes have computed
         self._forget: list[int] = []
 
     def forward(self, tensors: Sequence[Tensor], asked: Asked) -> tuple[int, Tensor]:
@@ -136,18 +136,18 @@ class RankGroup:
         return self._pass(call, None, [grad_output], sizes)
 
     def forget(self, call: int) -> None:
-        """Let the ranks free the graph of a call, with the next one."""
+        """Let the ranks free the graph of a call, with the next request."""
         self._forget.append(call)
 
     def stop(self) -> None:
-        """End all its processes; the next call starts others."""
+        """End all processes; the next call starts new ones."""
         if self._stop is not None:
             self._stop()
         self._lines, self.processes, self._stop = [], [], None
         self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
 
     def _start(self) -> None:
-        folder = tempfile.mkdtemp(prefix="attnbench-ranks-")  # where the ranks find one another
+        folder = tempfile.mkdtemp(prefix="attnbench-ranks-")  # where the ranks find each other
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self.world_size)]
         theirs = [theirs.fileno() for _, theirs in pairs]
         patience_s = str(PATIENCE * self.timeout_s)
@@ -179,7 +179,7 @@ class RankGroup:
             raise RuntimeError("the ranks that held the graph of this call are gone")
         try:
             return self._try_pass(call, asked, given, made)
-        except BaseException:  # what the ranks answer to a pass that was broken off would be taken for the next one's
+        except BaseException:  # otherwise the answers to an interrupted pass would be taken for those to the next one
             self.stop()
             raise
 
@@ -213,7 +213,7 @@ class RankGroup:
         message = msgspec.json.encode(request)
         try:
             for line in self._lines:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it is gone, as its answer will show
+                with suppress(BrokenPipeError, ConnectionResetError):  # the rank has died; its missing answer shows it
                     socket.send_fds(line, [message], files)
         finally:
             if files:
@@ -240,10 +240,10 @@ class RankGroup:
         return file
 
     def _answers(self, what: str, timeout_s: float) -> list[bytes]:
-        """One line of each rank.
+        """Read one line from each rank.
 
         Raises:
-            RankLostError: a rank is gone; all are ended.
+            RankLostError: a rank has died; all are ended.
             RankSilentError: a rank is silent; all are ended.
             RuntimeError: a rank raised an error; all are ended.
         """
@@ -289,13 +289,13 @@ class RankGroup:
 
 
 def _failure(answer: bytes) -> str:
-    """Whose failure a rank reports: its `own`, one of `another` rank, or none."""
+    """Classify a rank's report: a failure of its `own`, one of `another` rank, or none."""
     report = msgspec.json.decode(answer, type=Report)
     return "" if not report.error else "another" if report.is_communication else "own"
 
 
 def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], folder: str) -> None:
-    """End the process that the ranks were forked from, which ends them (PR_SET_PDEATHSIG)."""
+    """End the process that the ranks were forked from, which ends them too (PR_SET_PDEATHSIG)."""
     for line in lines:
         line.close()
     launcher.kill()
@@ -305,5 +305,5 @@ def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], fo
 
 @cache
 def group_of(world_size: int, device: str) -> RankGroup:
-    """The one group of that size in this process."""
+    """The group of that size in this process; there is only one."""
     return RankGroup(world_size, device)

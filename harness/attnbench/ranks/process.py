@@ -1,7 +1,7 @@
 """`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
 
-This one imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers one request after the
-other until its socket ends. Each ends at once with the process that started it.
+This process imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers requests one by
+one until its socket closes. Each ends at once with the process that started it.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore  # as torch.distributed has it, which does not say so to mypy
+from torch._C._distributed_c10d import FileStore  # torch.distributed reexports it, but not for mypy
 
 from attnbench import devices
 from attnbench.ranks.group import LARGEST_MESSAGE, Asked, Report, Request
@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
-    """Fork the ranks, and wait for them; `starter` is the process that asked for them."""
+    """Fork the ranks and wait for them; `starter` is the process that requested them."""
     end_with(starter)
     launcher, children = os.getpid(), []
     for rank, line in enumerate(lines):
@@ -55,14 +55,14 @@ def main(starter: int, folder: str, device: str, patience_s: float, lines: list[
 
 
 def end_with(starter: int) -> None:
-    """Be killed when the process that started this one ends; at once if it has already."""
+    """Ask to be killed when the process that started this one ends; exit at once if it has already ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != starter:
         os._exit(1)
 
 
 def answer_all(line: socket.socket, folder: str, device: str, patience_s: float, place: tuple[int, int]) -> None:
-    """Join the group, and answer requests until there are no more."""
+    """Join the group and answer requests until there are no more."""
     rank, world_size = place
     torch.set_num_threads(1)
     devices.device(device).use(rank)
@@ -86,7 +86,7 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
             os.close(files[0])
         try:
             report = member.answer(request)
-        except Exception as error:  # noqa: BLE001 - it is reported, and the group is ended by who reads it
+        except Exception as error:  # noqa: BLE001 - it is reported, and the reader ends the group
             traceback.print_exc()
             said = (str(error).strip().splitlines() or ["no message"])[0]
             is_communication = isinstance(error, CommunicationError)
@@ -95,17 +95,16 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
 
 
 class Member:
-    """One rank: it keeps the graphs of its calls for their backward passes."""
+    """One rank; it keeps the graphs of its calls for their backward passes."""
 
     def __init__(self, rank: int, world_size: int, device: str) -> None:
-        """Keep nothing yet."""
         self.rank, self.world_size, self.device = rank, world_size, device
         self.memory = torch.empty(0, dtype=torch.uint8)
         self.graphs: dict[int, tuple[Tensor, list[Tensor], Rank]] = {}
         self.functions: dict[tuple[str, str, str], Share] = {}
 
     def answer(self, request: Request) -> Report:
-        """Compute this rank's share of a pass, and write it where it belongs."""
+        """Compute this rank's share of a pass and write it into the shared memory."""
         for call in request.forget:
             self.graphs.pop(call, None)
         if request.asked is not None:
@@ -137,7 +136,7 @@ class Member:
         return report
 
     def backward(self, request: Request) -> Report:
-        """The backward pass through a graph that is kept."""
+        """The backward pass through a stored graph."""
         output, leaves, rank = self.graphs[request.call]
         (grad_output,) = [self.take(each.within(self.memory), rank) for each in request.given]
         made, report = self.timed(
@@ -147,7 +146,7 @@ class Member:
         return report
 
     def timed(self, compute: Callable[[], list[Tensor]], rank: Rank) -> tuple[list[Tensor], Report]:
-        """What it computes, and how long from when all ranks are ready."""
+        """Run `compute`, and time it from when all ranks are ready."""
         with rank.waiting():
             dist.barrier()
         rank.bytes_sent, rank.waited_s = 0, 0.0
@@ -158,7 +157,7 @@ class Member:
         return made, Report(call_s=call_s, waited_s=rank.waited_s, bytes_sent=rank.bytes_sent)
 
     def take(self, whole: Tensor, rank: Rank) -> Tensor:
-        """This rank's tokens of a whole tensor, a copy on its device."""
+        """A copy of this rank's tokens of a whole tensor, on its device."""
         parts = [whole[:, :, each.start : each.stop] for each in rank.tokens()]
         return torch.cat(parts, dim=2).to(self.device)
 
@@ -166,7 +165,7 @@ class Member:
         """Write this rank's tokens into the whole tensors.
 
         Raises:
-            ValueError: what was made has another shape or dtype than its share.
+            ValueError: a result has another shape or dtype than its share.
         """
         for tensor, place in zip(made, request.made, strict=True):
             whole = place.within(self.memory)
@@ -174,7 +173,7 @@ class Member:
             if tuple(tensor.shape) != shape or tensor.dtype != whole.dtype:
                 found = f"{tuple(tensor.shape)} in {tensor.dtype}"
                 raise ValueError(f"its share has shape {found} instead of {shape} in {whole.dtype}")
-            if rank.order == "whole":  # each has everything, and writes a part
+            if rank.order == "whole":  # each rank has all tokens and writes a part
                 own = tokens_of("contiguous", self.rank, self.world_size, rank.length)
                 tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - its part of the same
             else:
@@ -183,7 +182,7 @@ class Member:
                 whole[:, :, tokens.start : tokens.stop] = part
 
     def function(self, asked: Asked) -> Share:
-        """The function that is asked for, imported by the name of its module, or from its file."""
+        """Import the requested function, by the name of its module or from its file."""
         key = (asked.module, asked.function, asked.file)
         if key not in self.functions:
             try:

@@ -1,4 +1,4 @@
-"""One rank of a call: its tokens, and what it sends to the others and receives from them.
+"""One rank of a call: its tokens, and its communication with the other ranks.
 
 Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
 """
@@ -17,10 +17,11 @@ Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
 
 
 def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
-    """The tokens of a rank, in its order: one part of all (`contiguous`), two (`zigzag`), or all of them (`whole`).
+    """The tokens of a rank, in its order: one part (`contiguous`), two (`zigzag`), or all tokens (`whole`).
 
-    A zigzag rank has one of the first and one of the last of twice as many parts, so that under a causal mask each has
-    as many visible pairs. Parts differ by a token where the length does not divide, and are empty where it is short.
+    In `zigzag` the tokens are split into 2W parts for W ranks, and a rank has one early and one late part, so that
+    under a causal mask all ranks have equally many visible pairs. Parts differ by a token if the length does not
+    divide, and are empty if it is short.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
     """
@@ -31,14 +32,14 @@ def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range
 
 
 class CommunicationError(RuntimeError):
-    """What one rank could not send or receive: another one is late, or gone."""
+    """A rank could not send or receive, because another one is late or has died."""
 
 
 @dataclass(kw_only=True)
 class Rank:
-    """One of the ranks of a call: its place, and what it sends to the others, counted where it is sent.
+    """One rank of a call: its place, and its messages to the others, with counters.
 
-    `bytes_sent` are those of tensors addressed to other ranks; `waited_s` is the time spent in sending and receiving.
+    `bytes_sent` counts tensors addressed to other ranks; `waited_s` is the time spent in sending and receiving.
     """
 
     rank: int = 0
@@ -55,13 +56,13 @@ class Rank:
         return tokens_of(self.order, self.rank if rank is None else rank, self.world_size, self.length)
 
     def num_tokens(self, rank: int) -> int:
-        """How many tokens a rank has."""
+        """The number of tokens of a rank."""
         return sum(map(len, self.tokens(rank)))
 
     def pass_on(self, tensors: Sequence[Tensor], num_tokens: int) -> Callable[[], list[Tensor]]:
-        """Begin to send to the next rank, and to receive from the one before; what is returned waits for it.
+        """Start sending to the next rank and receiving from the previous one; call the result to wait.
 
-        What comes has the same shapes but for axis 2, of `num_tokens`.
+        The received tensors have the same shapes except for axis 2, which has `num_tokens`.
         """
         sent = [tensor.contiguous() for tensor in tensors]
         received = [each.new_empty((*each.shape[:2], num_tokens, *each.shape[3:])) for each in sent]
@@ -76,13 +77,13 @@ class Rank:
             with self.waiting():
                 for each in under_way:
                     each.wait()
-            del sent[:]  # kept until it has left
+            del sent[:]  # kept until it has been sent
             return received
 
         return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor (B, G, t, K), in order of the ranks; the shorter are sent as long as the longest."""
+        """Every rank's tensor (B, G, t, K), in order of the ranks; shorter ones are padded for sending."""
         if self.world_size == 1:
             return [tensor]
         numbers = [self.num_tokens(rank) for rank in range(self.world_size)]
@@ -95,7 +96,7 @@ class Rank:
         return [each[:, :, :number] for each, number in zip(found, numbers, strict=True)]
 
     def exchange(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one tensor to each rank, this one included, and receive one of each, of these shapes (all to all)."""
+        """Send one tensor to each rank, including itself, and receive one of these shapes from each (all to all)."""
         if self.world_size == 1:
             return [tensors[0]]
         flat = [as_bytes(tensor.contiguous()) for tensor in tensors]
@@ -112,7 +113,7 @@ class Rank:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time; an error is one of communication."""
+        """Count the time spent, and turn errors into CommunicationError."""
         start = time.perf_counter()
         try:
             yield
@@ -123,10 +124,10 @@ class Rank:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's numbers as bytes, in the same memory: whatever the dtype, every backend can send it."""
+    """A contiguous tensor's bytes, in the same memory: every backend can send them, whatever the dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """What its numbers take."""
+    """The size of a tensor's data."""
     return tensor.numel() * tensor.element_size()

@@ -1,7 +1,7 @@
-"""Attention in blocks of queries and keys that a ring of ranks passes round, merged by their logsumexp.
+"""Attention in blocks: keys and values circulate around a ring of ranks, and results are merged by logsumexp.
 
-Each rank keeps its queries. Keys and values go round once in the forward pass, and once more in the backward pass, with
-their gradients, which go one place further and so come home. Halves are computed in float32.
+Each rank keeps its queries. Keys and values go round once in the forward pass. In the backward pass they go round again
+with their gradients, which move one place further and so return to their owner. Half precision is computed in float32.
 
 Source: https://arxiv.org/abs/2310.01889, and https://github.com/zhuzilin/ring-flash-attention.
 """
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from attnbench.ranks.rank import Rank
 
 Slices = tuple[slice, slice, bool]
-"""Some of a rank's queries, some of the keys that it has, and whether they are the same tokens under a causal mask."""
+"""Some of a rank's queries, some of its current keys, and whether both are the same tokens under a causal mask."""
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def grouped(query: Tensor, num_kv_heads: int) -> Tensor:
-    """(B, H, t, K) -> (B, G, H/G * t, K): the queries that read one key/value head side by side."""
+    """(B, H, t, K) -> (B, G, H/G * t, K): the queries of one key/value head side by side."""
     return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[-1])
 
 
@@ -41,7 +41,7 @@ def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -
 
 
 def blocks(rank: Rank, source: int) -> Iterator[Slices]:
-    """The pairs of a rank's parts and of the source's that are not hidden altogether."""
+    """The pairs of a rank's parts and the source's parts that are not completely hidden."""
     at = 0
     for queries in rank.tokens():
         start = 0
@@ -57,7 +57,7 @@ def blocks(rank: Rank, source: int) -> Iterator[Slices]:
 
 
 class _RingPass(torch.autograd.Function):
-    """The two passes of one rank."""
+    """The forward and backward pass of one rank."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
@@ -88,7 +88,7 @@ class _RingPass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Equations of FlashAttention-2, algorithm 2, block by block."""
+        """The equations of FlashAttention-2, algorithm 2, block by block."""
         query, key, value, out, logsumexp = ctx.saved_tensors
         rank: Rank = ctx.rank
         wide_query, wide_grad = wide(query), wide(grad_output)

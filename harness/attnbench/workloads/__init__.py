@@ -1,1 +1,1 @@
-"""What is asked: a workload and its axes, masks, sweeps, and counts of its work. Knows nothing of torch."""
+"""Workloads and their axes, masks, sweeps, and counts of their work. This package does not import torch."""

@@ -1,7 +1,7 @@
-"""Numbers that follow from a workload alone, in whole numbers: visible pairs, FLOPs, bytes. One pure function each.
+"""Exact counts that follow from a workload alone: visible pairs, FLOPs, bytes. One pure function each.
 
-FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and are not counted.
-Source: FlashAttention's count, of whose five products in a backward pass one makes the scores again,
+FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and not counted.
+Source: FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
 
@@ -12,7 +12,7 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 
 def score_matrix_bytes(workload: Workload) -> int:
-    """What the textbook form needs for one score matrix: B * H * T * S numbers of the workload's dtype."""
+    """Bytes of one score matrix in the textbook form: B * H * T * S numbers of the workload's dtype."""
     return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
@@ -21,16 +21,16 @@ def every_pair(workload: Workload) -> int:
     return workload.batch_size * workload.seq_len * workload.kv_len
 
 
-@lru_cache(maxsize=1024)  # for some masks it takes a step for each query, and reports ask many times
+@lru_cache(maxsize=1024)  # some masks take a step for each query, and reports ask often
 def visible_pairs(workload: Workload) -> int:
     """The (batch, query, key) triples of one head in which the query sees the key, summed over the batch."""
     return workload.mask_rule.num_visible(workload.batch_size, workload.seq_len, workload.kv_len)
 
 
 def product_flops(workload: Workload, pairs: int, *, recomputes_scores: bool) -> int:
-    """FLOPs of a call that computes so many pairs of each head, and in scope `module` projects all its tokens.
+    """FLOPs of a call that computes `pairs` pairs in each head; scope `module` adds the projections of all tokens.
 
-    A backward pass has four products for each pair, and with `recomputes_scores` the scores once more.
+    A backward pass has four products for each pair, and a fifth with `recomputes_scores`.
     """
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
@@ -40,7 +40,7 @@ def product_flops(workload: Workload, pairs: int, *, recomputes_scores: bool) ->
 
 
 def useful_flops(workload: Workload) -> int:
-    """What the result asks for: visible pairs alone, in a backward pass with the scores made again, as is usual.
+    """FLOPs that the result requires: visible pairs only; a backward pass recomputes the scores, as is usual.
 
     Scope `attention`: forward 2 * H * nnz * (K + V), backward 2 * H * nnz * (3K + 2V), nnz summed over the batch.
     """
@@ -48,12 +48,12 @@ def useful_flops(workload: Workload) -> int:
 
 
 def dense_flops(workload: Workload) -> int:
-    """What the textbook form executes: every pair, hidden or not; its weights are kept for the backward pass."""
+    """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
     return product_flops(workload, every_pair(workload), recomputes_scores=False)
 
 
 def least_flops(workload: Workload) -> int:
-    """No call that makes these products can do with fewer: nothing twice, and no token that is not needed."""
+    """A lower bound on the FLOPs of any call that computes these products: nothing twice, and no unneeded token."""
     pairs = visible_pairs(workload)
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
@@ -62,11 +62,11 @@ def least_flops(workload: Workload) -> int:
 
 
 def compulsory_bytes(workload: Workload) -> int:
-    """What has to cross between memory and processor: inputs read once, G key/value heads of them; results written.
+    """Bytes that must cross between memory and processor: inputs read once, G key/value heads, results written.
 
     A backward pass reads the inputs and the output's gradient and writes the inputs' gradients. In scope `module` the
-    input is x (and a context, where S differs from T) with the weights, without biases. A forward and a backward pass
-    are counted one after the other.
+    input is x (and a context, if S differs from T) with the weights, without biases. A forward and a backward pass are
+    counted separately and added.
     """
     forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
@@ -74,13 +74,13 @@ def compulsory_bytes(workload: Workload) -> int:
 
 
 def least_bytes(workload: Workload) -> int:
-    """No call can do with fewer: what no query sees is not read, and nothing twice in a forward and backward pass."""
+    """A lower bound on the bytes of any call: keys that no query sees are not read, and nothing is read twice."""
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
     return numbers * DTYPE_BYTES[workload.dtype]
 
 
 def held_bytes(workload: Workload) -> int:
-    """What a call holds at once at least: inputs and output, and with a backward pass the gradients of all of them."""
+    """A lower bound on the bytes in memory at once: inputs and output, and the gradients of all in a backward pass."""
     queries, keys = _tokens(workload)
     width = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
     numbers = input_numbers(workload, queries, keys) + queries * width
@@ -88,7 +88,7 @@ def held_bytes(workload: Workload) -> int:
 
 
 def arithmetic_intensity(workload: Workload) -> float:
-    """Useful FLOPs for each compulsory byte: high where the matrix units decide, low where memory does."""
+    """Useful FLOPs per compulsory byte: high if compute is the limit, low if memory is."""
     return useful_flops(workload) / compulsory_bytes(workload)
 
 
@@ -106,25 +106,25 @@ def _tokens(workload: Workload) -> tuple[int, int]:
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """As many queries and keys as there must be for the visible pairs: a query sees S keys at most, a key T queries."""
+    """Lower bounds on queries and keys for the visible pairs: a query sees at most S keys, a key T queries."""
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 
 
 def _projection_products(workload: Workload, queries: int, keys: int) -> int:
-    """Multiply-adds of the projections of so many query and key tokens: to heads, and back to the width D."""
+    """Multiply-adds of the projections of `queries` and `keys` tokens: to heads, and back to the width D."""
     if workload.scope == "attention":
         return 0
-    tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # of queries, in and out
+    tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # heads of queries, in and out
     return workload.embed_dim * (workload.head_dim + workload.value_dim) * tokens_of_heads
 
 
 def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
-    """Numbers that a pass moves which reads so many query and key tokens and writes all outputs, or all gradients."""
+    """Numbers moved by a pass that reads `queries` and `keys` tokens and writes all outputs, or all gradients."""
     all_queries, all_keys = _tokens(workload)
     width = (
         workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
-    )  # of an output
+    )  # of the output
     read = input_numbers(workload, queries, keys)
     if is_backward:
         return read + queries * width + input_numbers(workload, all_queries, all_keys)
@@ -132,7 +132,7 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers in so many tokens of the inputs, in the weights of scope `module`, and in all other operands.
+    """Numbers in `queries` and `keys` tokens of inputs, in the weights of scope `module`, and in other operands.
 
     Values that are part of the keys are not counted again.
     """

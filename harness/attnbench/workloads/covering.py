@@ -1,7 +1,7 @@
-"""A pairwise design: few combinations of values, in which any two values of different axes occur together.
+"""A pairwise design: a few combinations in which any two values of different axes occur together.
 
 Most faults need one value or two: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The greedy method is that of
-D. M. Cohen et al., https://doi.org/10.1109/32.605761, with the first of the best candidates in place of a random one.
+D. M. Cohen et al., https://doi.org/10.1109/32.605761, with the first of the best candidates instead of a random one.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, int]
-"""The place of the chosen value of each axis, by axis."""
+"""The index of each axis's chosen value, by axis."""
 Item = tuple[str, int]
 
 
@@ -20,14 +20,14 @@ def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
 
 
 def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Combinations of at least two axes that hold every possible pair of values at least once.
+    """Combinations of at least two axes that contain every possible pair of values at least once.
 
-    `is_possible` is asked about a value of some axes, those with a single value among them, and about whole
-    combinations. A pair that no combination can hold is left out.
+    `is_possible` is called with values of some axes, always including axes with a single value, and with whole
+    combinations. A pair that fits into no combination is left out.
     """
     constant = {axis: 0 for axis, values in axes.items() if len(values) == 1}
     order = sorted(axes, key=lambda axis: (-len(axes[axis]), axis))
-    missing = {  # a set in order
+    missing = {  # an ordered set
         pair: None
         for one, other in itertools.combinations(order, 2)
         for places in itertools.product(range(len(axes[one])), range(len(axes[other])))
@@ -43,7 +43,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
         return sum(pair in missing for pair in pairs(row))
 
     def completed(row: Row) -> Row | None:
-        """The row with a value of each other axis: those that add most missing pairs, of these the least used."""
+        """The row with values for the other axes: those that add most missing pairs, and among these the least used."""
         if not is_possible(valued(row)):
             return None
         if len(row) == len(axes):
@@ -65,9 +65,9 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
 
 
 def dispensable(rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Choose up to `most` names for each row to do without, so that each name still meets each value of each axis.
+    """Choose up to `most` names that each row can omit, so that each name still meets each value of each axis.
 
-    Earlier rows are relieved first, of the names that their values meet most often elsewhere.
+    Earlier rows come first. They omit the names that their values meet most often elsewhere.
     """
     meetings = Counter((name, *item) for row in rows for name in names for item in row.items())
     found = []

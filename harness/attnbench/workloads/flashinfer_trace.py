@@ -1,7 +1,7 @@
-"""flashinfer-trace files: the calls of somebody's own service, as workloads, and workloads in that format.
+"""flashinfer-trace files: read a service's recorded calls as workloads, and write workloads in that format.
 
-A line is a call: `{"definition", "workload": {"uuid", "axes", "inputs"}, ...}`, or the workload alone, and then the
-file's name is that of the definition. A definition's name holds the shapes of one kind of attention.
+A line is a call: `{"definition", "workload": {"uuid", "axes", "inputs"}, ...}`, or the workload alone, in which case
+the file is named after the definition. A definition's name contains the shapes of one kind of attention.
 Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace and docs/op-types.
 """
 
@@ -22,7 +22,7 @@ from attnbench.workloads.workload import Workload
 
 SUFFIX = ".jsonl"
 DTYPE = "bfloat16"
-"""Of query, key and value in all these definitions; the lines do not say."""
+"""The dtype of query, key and value in all these definitions; the lines do not state it."""
 DEFINITIONS = {
     "gqa_paged_decode": "h{H}_kv{G}_d{K}_ps{page}",
     "gqa_paged_prefill_causal": "h{H}_kv{G}_d{K}_ps{page}",
@@ -31,15 +31,15 @@ DEFINITIONS = {
     "mla_paged_prefill_causal": "h{H}_ckv{V}_kpe{rope}_ps{page}",
     "mla_ragged_prefill_causal": "h{H}_qk{K}_vo{V}",
 }
-"""The kinds that are read, and what follows in their names."""
+"""The supported kinds, with the sizes that follow in their names."""
 UNABSORBED = 128
-"""Width of DeepSeek's keys before their projection is absorbed, without the part that is rotated."""
+"""Width of DeepSeek's keys before their projection is absorbed, without the rotated part."""
 MEAN_LENGTHS = "the lengths of a batch are all as their mean, since its indptr is not at hand"
 IN_ONE_PIECE = "keys and values lie in one piece, not in pages"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, as the format has it: its sizes, and where each of its inputs is from."""
+    """One call in this format: its sizes, and the origin of each input."""
 
     uuid: str
     axes: dict[str, int]
@@ -56,12 +56,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def load(
     path: Path, settings: Mapping[str, list[str]]
 ) -> tuple[tuple[Workload, ...], tuple[Mix, ...], dict[str, tuple[Line, ...]]]:
-    """The workloads of all lines, each once; how often each stands there; and the lines of each, by the workload's id.
+    """Load the distinct workloads of a file; also their counts, and the lines of each, by the workload's id.
 
-    Settings, axis -> values as they were typed, take the place of what a line has.
+    Settings (axis -> values as typed) override the values in a line.
 
     Raises:
-        ValueError: no such file, a line that is no workload, or a definition that is not known.
+        ValueError: no such file, a line that is no workload, or an unknown definition.
     """
     lines = _lines(path)
     found: dict[str, Workload] = {}
@@ -107,12 +107,12 @@ def _line(text: str, path: Path, number: int) -> Line:
 
 
 def read(line: Line, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The axes of the workload that a line describes, and in words what of the line they do not hold.
+    """The axes of the workload that a line describes, and in words the parts of the line that they do not express.
 
-    Tensors that it names are looked for below the folder of the file, and below those that this one is in.
+    Tensors are searched for in the file's folder and in its parents.
 
     Raises:
-        ValueError: the definition is not known, or an axis is missing or is no number.
+        ValueError: the definition is unknown, or an axis is missing or is no number.
     """
     kind, shape = _definition(line.definition)
     num_heads, is_decode = shape["H"], kind.endswith("decode")
@@ -144,14 +144,14 @@ def _definition(name: str) -> tuple[str, dict[str, int]]:
 
 
 def _scale(line: Line, width: int, usual: float) -> float:
-    """As the line says, else as it is usual; 0 where it is 1 / sqrt(width) but for a rounding to float32."""
+    """The line's scale, or else the usual one; 0 if it equals 1 / sqrt(width) to within a rounding to float32."""
     value = line.workload.inputs.get("sm_scale", {}).get("value")
     scale = float(value) if isinstance(value, int | float) else usual
     return 0.0 if math.isclose(scale, width**-0.5, rel_tol=1e-6) else scale
 
 
 def _lengths(line: Line, path: Path, page_size: int, *, is_decode: bool) -> tuple[dict[str, Any], list[str]]:
-    """Batch size, lengths and mask, and whether lengths are means."""
+    """Batch size, lengths and mask, and notes if the lengths are means."""
     given = line.workload.axes
 
     def axis(*names: str) -> int:
@@ -175,7 +175,7 @@ def _lengths(line: Line, path: Path, page_size: int, *, is_decode: bool) -> tupl
             for row, n in enumerate(keys)
         ]
     queries = [1] * num_rows if is_decode else _steps(line, path, "qo_indptr", num_rows)
-    if keys is not None and queries is not None:  # rows without a key or a query compute nothing
+    if keys is not None and queries is not None:  # rows without keys or queries compute nothing
         kept = [(q, s) for q, s in zip(queries, keys, strict=True) if q and s]
         if kept and len({q for q, _ in kept}) == 1 and all(q <= s for q, s in kept):
             return _exact(kept[0][0], [s for _, s in kept]), []
@@ -200,7 +200,7 @@ def _steps(line: Line, path: Path, name: str, num_rows: int) -> list[int] | None
 
 
 def _numbers(line: Line, path: Path, name: str) -> list[int] | None:
-    """The tensor of that name as numbers; None where its file or the package that reads it is not here."""
+    """The named tensor as numbers; None if its file, or the package that reads it, is missing."""
     given = line.workload.inputs.get(name, {})
     if given.get("type") != "safetensors":
         return None
@@ -214,15 +214,15 @@ def _numbers(line: Line, path: Path, name: str) -> list[int] | None:
             try:
                 with safe_open(file, framework="np") as tensors:
                     return [int(each) for each in tensors.get_tensor(given["tensor_key"])]
-            except Exception as error:  # noqa: BLE001 - it raises an error of its own, which is no ValueError
+            except Exception as error:  # noqa: BLE001 - it raises its own error class, not ValueError
                 raise ValueError(f"{name} cannot be read from {file}: {error}") from None
     return None
 
 
 def described(workload: Workload) -> Line | None:
-    """The workload in this format; None where no definition has its shapes, its mask and its layout.
+    """The workload in this format; None if no definition has its shapes, mask and layout.
 
-    Its inputs do not hold the tensors of indices, which this format can only name in another file.
+    Its inputs omit the index tensors, which this format can only name in another file.
     """
     plain = {"dtype": DTYPE, "direction": "inference", "scope": "attention", "layout": "contiguous", "sinks": "none"}
     axes = workload.axes()

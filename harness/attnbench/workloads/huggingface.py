@@ -1,7 +1,7 @@
-"""Hugging Face configurations (config.json) as models: what their attention layers are, without weights or a network.
+"""Read the attention layers of a model from its Hugging Face config.json, without weights or a network.
 
-A configuration leaves out what is its architecture's default: the package transformers, where it is installed, fills
-these in; without it what a file does not say is asked for.
+A configuration omits its architecture's defaults. The package transformers, if installed, fills them in; without it a
+missing value is an error that asks for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,23 @@ CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "ma
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 USUAL_CONTEXT = 2048
-"""Where a configuration names none."""
+"""The context length of a configuration that names none."""
 ENCODERS = {
     *("albert", "bert", "camembert", "clip_vision_model", "deberta", "deberta-v2", "deit", "dinov2", "distilbert"),
     *("electra", "esm", "hubert", "modernbert", "mpnet", "roberta", "siglip_vision_model", "vit", "vit_mae"),
     *("wav2vec2", "xlm-roberta"),
 }
-"""Model types whose queries see keys on both sides."""
+"""Model types with bidirectional attention."""
 WITH_SINKS = {"gpt_oss"}
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def load(name_or_file: str) -> Model:
-    """The preset of that name, or the model that a config.json describes, given as its path or its folder's.
+    """Load the preset of that name, or the model of a config.json, given as its path or its folder's path.
 
     Raises:
-        ValueError: there is no such preset; or as of `read`.
+        ValueError: there is no such preset, or `read` fails.
     """
     path = Path(name_or_file)
     is_file = path.suffix == ".json" or (path.is_dir() and name_or_file not in names())
@@ -46,11 +46,11 @@ def load(name_or_file: str) -> Model:
 
 
 def read(path: Path) -> Model:
-    """The model that a configuration describes; `path` is the file, or the folder that it lies in.
+    """Read the model of a configuration; `path` is the file or its folder.
 
     Raises:
-        ValueError: it cannot be read, or says nothing of its attention that is known here; the message names the
-            fields that were looked for.
+        ValueError: the file cannot be read, or describes no known kind of attention; the message names the fields that
+            were searched for.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -64,7 +64,7 @@ def read(path: Path) -> Model:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the defaults of its architecture, where transformers knows it."""
+    """Fill in the architecture's defaults, if transformers knows it."""
     if find_spec("transformers") is None or "model_type" not in given:
         return given
     from transformers import CONFIG_MAPPING
@@ -73,13 +73,13 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         return given
     try:
         made = CONFIG_MAPPING[given["model_type"]](**given).to_dict()
-    except Exception:  # noqa: BLE001 - what the file says is read as it stands
+    except Exception:  # noqa: BLE001 - the file's own values are used
         return given
     return {**made, **{field: value for field, value in given.items() if not isinstance(value, dict)}}
 
 
 def described(config: Mapping[str, Any], name: str, source: str) -> Model:
-    """The model of a configuration, as a mapping.
+    """The model that a configuration, given as a mapping, describes.
 
     Raises:
         ValueError: see `read`.
@@ -140,7 +140,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
 
 
 def _latent(config: Mapping[str, Any], name: str, source: str, heads: int, count: int) -> Model:
-    """DeepSeek's latent attention: keys of two parts, and in decoding one head whose values are part of its keys."""
+    """DeepSeek's latent attention: keys of two parts; decoding uses one key/value head with values in its keys."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
     decode = {"num_kv_heads": 1, "head_dim": latent + rotary, "value_dim": latent, "layout": "value_in_key"}
     layer = Layer(
@@ -165,7 +165,7 @@ def _latent(config: Mapping[str, Any], name: str, source: str, heads: int, count
 
 
 def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:
-    """The first of some fields that holds a whole number above 0."""
+    """The first of `fields` that holds a whole number above 0."""
     values = (config.get(field) for field in fields)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
@@ -179,7 +179,7 @@ def _is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def _counted(config: Mapping[str, Any], count: int) -> dict[str, int]:
-    """How many layers there are of each kind."""
+    """The number of layers of each kind."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
@@ -192,10 +192,10 @@ def _counted(config: Mapping[str, Any], count: int) -> dict[str, int]:
 
 
 def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[str, Any]:
-    """What the queries of such a layer see: fields of a Layer.
+    """The fields of a Layer that describe the visible keys of a kind of layer.
 
     Raises:
-        ValueError: the kind is not known here.
+        ValueError: the kind is unknown.
     """
     if kind == FULL:
         return {}

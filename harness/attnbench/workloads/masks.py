@@ -1,10 +1,10 @@
-"""Masks: which keys each query sees, how they change scores, and how many pairs are visible, exactly. Without torch.
+"""Masks: visible keys of each query, score changes, and exact counts of visible pairs. Does not import torch.
 
-A mask is one class. Its rules use only operators that numpy arrays and torch tensors share, so that the dense form, a
-single tile and a compiled kernel's predicate all come from the same line (docs/adr/0002-mask-is-a-rule.md).
+A mask is one class. Its rules use only operators shared by numpy arrays and torch tensors, so the dense form, a single
+tile and a compiled kernel's predicate all come from the same line (docs/adr/0002-mask-is-a-rule.md).
 
-Where T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
-scaled_dot_product_attention) or from the end (bottom-right, as decoding with a cache needs it). Each is a mask.
+If T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
+scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache). These are separate masks.
 """
 
 import functools
@@ -23,33 +23,33 @@ LARGEST = 2**31
 COUNTED_AT_ONCE = 2**24
 
 Array = Any
-"""The operand of a rule: a numpy array or a torch tensor, by the operators that both have."""
+"""The operand of a rule: a numpy array or a torch tensor, used through operators that both have."""
 Table = Any
-"""What a rule looks up: whole numbers as a numpy array or a torch tensor, one number, None, or a tuple of these."""
+"""The lookup table of a rule: integers as a numpy array or torch tensor, one number, None, or a tuple of these."""
 Span = tuple[Array | None, Array | None]
-"""The first and the last key that a query sees; None: no limit on that side."""
+"""The first and last visible key of a query; None means no limit on that side."""
 
 
 class Mask:
-    """Every key is visible and keeps its score: the mask `none`, and the base of all others.
+    """The mask `none`: every key is visible and keeps its score. Base class of all other masks.
 
-    A mask that hides keys overrides `span`, which returns None where a query's keys are not neighbours: `sees` is then
-    overridden too. One that changes scores sets `changes_scores` and overrides `bias`, or `transform` with its
-    `derivative`. One whose bias is learned sets `is_learned`, too, and overrides `parameters`, `index` and `looked_up`.
-    Sizes are B (batch), T (query length) and S (key length) throughout.
+    A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None and
+    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias`, or `transform` with
+    its `derivative`. A mask with a learned bias also sets `is_learned` and overrides `parameters`, `index` and
+    `looked_up`. Sizes are B (batch), T (query length) and S (key length) throughout.
     """
 
     name: str = "none"
     summary: str = "every key is visible"
     usage: ClassVar[str] = "none"
     num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
-    argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each of them
+    argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each argument
     changes_scores: bool = False
-    is_additive: bool = True  # False: the change depends on the score, so that no bias does the same
-    is_learned: bool = False  # it adds numbers that it looks up in tensors, which are inputs of the call
+    is_additive: bool = True  # False: the change depends on the score, so no bias can express it
+    is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
 
     def __init__(self, *arguments: int) -> None:
-        """Keep the arguments between the parentheses.
+        """Store the arguments between the parentheses.
 
         Raises:
             ValueError: too few or too many arguments, or one out of range.
@@ -65,35 +65,35 @@ class Mask:
 
     @property
     def parts(self) -> "tuple[Mask, ...]":
-        """The masks that this one combines: for most, itself alone."""
+        """The masks that this one combines; a simple mask returns itself."""
         return (self,)
 
     @property
     def hides(self) -> bool:
-        """Whether it may hide a key: so does every mask with a `span` of its own."""
+        """Whether it may hide a key, which is true of every mask that overrides `span`."""
         return type(self).span is not Mask.span
 
     @property
     def changes(self) -> "tuple[Mask, ...]":
-        """The parts that change scores, in the order in which they do."""
+        """The parts that change scores, in order of application."""
         return tuple(part for part in self.parts if part.changes_scores)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Raise ValueError where the arguments do not fit the sizes."""
+        """Raise ValueError if the arguments do not fit the sizes."""
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """What `span` and `sees` look up."""
+        """The lookup table for `span` and `sees`."""
         return None
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
-        """The first and the last key that `query` sees in that batch row, elementwise; `offset` is S - T.
+        """The first and last key that `query` sees in that batch row, elementwise; `offset` is S - T.
 
-        None where it does not see all keys between: they are counted one by one, by `sees`.
+        None if the visible keys are not contiguous; `sees` then decides for each key.
         """
         return None, None
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Whether `query` sees `key` in that batch row, elementwise: whether its `span` holds it."""
+        """Whether `query` sees `key` in that batch row, elementwise. By default, whether `key` lies in the `span`."""
         span = self.span(batch, query, table, offset)
         assert span is not None
         first, last = span
@@ -101,30 +101,30 @@ class Mask:
         return seen if first is None else seen & (first <= key)
 
     def per_head(self, num_heads: int) -> npt.NDArray[Any]:
-        """A number for each head (H,) that `bias` is given: here the head's own index."""
+        """The number that `bias` gets for each head (H,); by default the head's index."""
         return np.arange(num_heads)
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """What an additive mask adds to the score that `query` gives `key`, elementwise, in every batch row alike.
+        """The number that an additive mask adds to the score of `query` and `key`, elementwise.
 
-        `per_head` is the head's number. Hidden keys get -inf after all changes.
+        It is the same in every batch row. `per_head` is the head's number. Hidden keys get -inf after all changes.
         """
         return key * 0.0
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors in which a learned bias is looked up, by name, at sizes (B, T, S)."""
+        """The shapes of a learned bias's tensors by name, at sizes (B, T, S)."""
         return {}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """Where a learned bias is looked up, one index for each of its parameters, elementwise: whole numbers."""
+        """The indices into each parameter of a learned bias, elementwise: integers."""
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The learned bias at `places` (batch row, head, query), which broadcast, in its parameters by name."""
+        """The learned bias at `places` (batch row, head, query), which broadcast, from its parameters by name."""
         return 0.0
 
     def transform(self, score: Array) -> Array:
-        """The score (a torch tensor) as a mask that is not additive changes it, elementwise."""
+        """The changed score (a torch tensor) of a mask that is not additive, elementwise."""
         return score
 
     def derivative(self, score: Array) -> Array:
@@ -132,7 +132,7 @@ class Mask:
         return 1.0
 
     def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """How many keys each query sees, exactly (B, T)."""
+        """The exact number of keys that each query sees (B, T)."""
         sizes = (batch_size, query_len, key_len)
         rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
         span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
@@ -145,21 +145,21 @@ class Mask:
         return np.concatenate([self.dense(*sizes, rows=part).sum(axis=-1, dtype=np.int64) for part in parts], axis=1)
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
-        """How many (batch, query, key) triples are visible, exactly, for one head."""
+        """The exact number of visible (batch, query, key) triples of one head."""
         return int(self.num_seen(batch_size, query_len, key_len).sum())
 
     def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
-        """Whether some query sees no key at all."""
+        """Whether any query sees no key."""
         return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
 
     def at_other_length(self) -> "Mask":
-        """The mask of this kind for any length: a workload is tried at a shorter length first."""
+        """This kind of mask for any length: workloads are first tried at a shorter length."""
         return self
 
     def dense(
         self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """The dense form (B, T, S), True where a key is visible; with `rows` (R,), of those queries alone (B, R, S)."""
+        """The dense form (B, T, S), True where a key is visible; with `rows` (R,), only those queries (B, R, S)."""
         chosen = np.arange(query_len) if rows is None else rows
         batch = np.arange(batch_size)[:, None, None]
         query = chosen[None, :, None]
@@ -177,7 +177,7 @@ class Causal(Mask):
     usage = "causal"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Up to its own position."""
+        """Keys up to its own position."""
         return None, query
 
 
@@ -189,7 +189,7 @@ class CausalBottomRight(Mask):
     usage = "causal_bottom_right"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Up to its own position counted from the end; the first T - S queries see nothing."""
+        """Keys up to its own position counted from the end; the first T - S queries see nothing."""
         return None, query + offset
 
 
@@ -208,7 +208,7 @@ class SlidingWindow(Mask):
 
 
 class SlidingWindowBottomRight(SlidingWindow):
-    """The same counted from the end, as in decoding: the last query sees the last n keys."""
+    """A sliding window counted from the end, as in decoding: the last query sees the last n keys."""
 
     name = "sliding_window_bottom_right"
     summary = "query i sees keys i+S-T-n+1..i+S-T, aligned at the end (bottom-right)"
@@ -228,13 +228,13 @@ class Prefix(Mask):
     num_arguments = (1, 1)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The prefix, or up to its own position: row i has max(n, i + 1) keys."""
-        rest = self.arguments[0] - 1 - query  # of the prefix, after its own position
+        """The prefix and all keys up to its own position: row i has max(n, i + 1) keys."""
+        rest = self.arguments[0] - 1 - query  # the prefix after its own position
         return None, query + rest * (rest > 0)
 
 
 class Padding(Mask):
-    """Row b of the batch has lengths[b] true keys; the rest is padding."""
+    """Row b of the batch has lengths[b] real keys; the rest is padding."""
 
     name = "padding"
     summary = "batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half"
@@ -242,7 +242,7 @@ class Padding(Mask):
     num_arguments = (0, 1_000_000)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """One length for each row, none longer than the keys."""
+        """Require one length for each row, none longer than the keys."""
         if self.arguments and (len(self.arguments) != batch_size or max(self.arguments) > key_len):
             given = f"mask={self} with batch_size={batch_size} and kv_len={key_len}"
             raise ValueError(f"{given} is not allowed: write it as {self.usage}")
@@ -253,16 +253,16 @@ class Padding(Mask):
         return np.asarray(self.arguments or spread, dtype=np.int64)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """True keys only."""
+        """Real keys only."""
         return None, table[batch] - 1
 
     def at_other_length(self) -> Mask:
-        """Lengths as fractions of the new one."""
+        """Padding whose lengths are fractions of the key length."""
         return type(self)()
 
 
 class PaddingToNothing(Padding):
-    """As padding without lengths, but the last row of the batch has no true key at all."""
+    """Default padding, except that the last row of the batch has no real key."""
 
     name = "padding_to_nothing"
     summary = "as padding, and the last batch row sees no key: its output is 0"
@@ -270,7 +270,7 @@ class PaddingToNothing(Padding):
     num_arguments = (0, 0)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The lengths (B,), the last of them 0."""
+        """The lengths (B,); the last is 0."""
         lengths = super().table(batch_size, query_len, key_len).copy()
         lengths[-1] = 0
         return lengths
@@ -288,13 +288,13 @@ class Window(Mask):
     num_arguments = (2, 2)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Both ends are whole numbers of places away."""
+        """From `left` places before to `right` places after its own."""
         left, right = self.arguments
         return query - left, query + right
 
 
 class Chunks(Mask):
-    """The keys come in chunks of n, and a query sees those of its own chunk; decoders add `causal`.
+    """Keys in chunks of n; a query sees its own chunk. Decoders combine it with `causal`.
 
     Source: Llama 4, the layers with rotary positions, `attention_chunk_size` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama4/configuration_llama4.py
@@ -307,26 +307,26 @@ class Chunks(Mask):
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From the chunk's first place to its last."""
+        """From the first place of its chunk to the last."""
         (length,) = self.arguments
         first = query // length * length
         return first, first + length - 1
 
 
 class ChunksBottomRight(Chunks):
-    """The same with positions counted from the end, as in decoding with a cache."""
+    """Chunks with positions counted from the end, as in decoding with a cache."""
 
     name = "chunks_bottom_right"
     summary = "query i sees the keys of the chunk of n that place i+S-T lies in, aligned at the end"
     usage = "chunks_bottom_right(n), n at least 1"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The chunk of its place, counted from the end."""
+        """The chunk of its position counted from the end."""
         return super().span(batch, query + offset, table, offset)
 
 
 class Streaming(Mask):
-    """The first k keys, which draw the attention that no other key wants, and the last n up to the query's own place.
+    """The first k keys, which absorb unused attention, and the last n up to the query's own place.
 
     Source: StreamingLLM, https://arxiv.org/abs/2309.17453, section 3.2 (k = 4).
     """
@@ -338,30 +338,30 @@ class Streaming(Mask):
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: what lies between the first keys and the window is hidden."""
+        """None: keys between the first ones and the window are hidden."""
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """In the window or among the first, and not in the future."""
+        """Keys in the window and the first k, never future ones."""
         length, first = self.arguments
         return (key <= query) & ((key > query - length) | (key < first))
 
 
 class StreamingBottomRight(Streaming):
-    """The same with positions counted from the end, as in decoding with a cache."""
+    """Streaming with positions counted from the end, as in decoding with a cache."""
 
     name = "streaming_bottom_right"
     summary = "query i sees keys i+S-T-n+1..i+S-T and the first k up to i+S-T, aligned at the end"
     usage = "streaming_bottom_right(n,k), both at least 1"
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """As it is with positions counted from the end."""
+        """The rule of `Streaming`, with positions counted from the end."""
         return super().sees(batch, query + offset, key, table, offset)
 
 
 class Tree(Mask):
-    """Speculative decoding: the queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
+    """Speculative decoding: queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
 
-    The queries are the last T of the S keys. `tree(n)` is the tree in which each token has n children, level by level.
+    The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level.
     Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
     """
 
@@ -372,19 +372,19 @@ class Tree(Mask):
     argument_range = (1, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """The queries are among the keys."""
+        """Require at least as many keys as queries."""
         if query_len > key_len:
             given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
             raise ValueError(f"{given} is not allowed: write it as {self.usage}")
 
     def parents(self, query_len: int) -> list[int]:
-        """The parent of each token, which comes before it; -1 for a root."""
+        """The parent of each token, always an earlier token; -1 for a root."""
         return [(token - 1) // self.arguments[0] if token else -1 for token in range(query_len)]
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """For each token its number in a walk of the tree, and the first number after its descendants, both (T,)."""
+        """Each token's number in a walk of the tree, and the first number after its descendants, both (T,)."""
         parents = self.parents(query_len)
-        below = np.ones(query_len, dtype=np.int64)  # descendants, itself included
+        below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
         for token in range(query_len - 1, -1, -1):
             if parents[token] >= 0:
                 below[parents[token]] += below[token]
@@ -396,22 +396,22 @@ class Tree(Mask):
         return entered, entered + below
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: siblings between are hidden."""
+        """None: siblings in between are hidden."""
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """In the cache, or a token in whose part of the tree the query is."""
+        """Keys in the cache, ancestors and the query itself."""
         entered, left = table
         is_token = key >= offset
         token = (key - offset) * is_token
         return ~is_token | ((entered[token] <= entered[query]) & (entered[query] < left[token]))
 
     def at_other_length(self) -> Mask:
-        """A tree of that many tokens."""
+        """A tree of any length."""
         return Tree(2)
 
 
 class TreeOf(Tree):
-    """The same with the parent of each token given."""
+    """A tree with an explicit parent for each token."""
 
     name = "tree_of"
     summary = "as tree, with the parent of each of the T tokens; 0 is the root's, n the n-th token before it"
@@ -421,19 +421,19 @@ class TreeOf(Tree):
     argument_range = (0, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """One parent for each token, and before it."""
+        """Require one earlier parent for each token."""
         super().check(batch_size, query_len, key_len)
         is_before = all(back <= token for token, back in enumerate(self.arguments))
         if len(self.arguments) != query_len or not is_before:
             raise ValueError(f"mask={self} with seq_len={query_len} is not allowed: write it as {self.usage}")
 
     def parents(self, query_len: int) -> list[int]:
-        """As given."""
+        """The arguments."""
         return [token - back if back else -1 for token, back in enumerate(self.arguments)]
 
 
 class Ragged(Mask):
-    """A batch of caches of different lengths: batch row b has lengths[b] keys, and its queries are the last T of them.
+    """A batch of caches of different lengths: row b has lengths[b] keys, and its queries are the last T of them.
 
     With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
@@ -445,24 +445,24 @@ class Ragged(Mask):
     num_arguments = (0, 1_000_000)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """One length for each row, with room for the queries."""
+        """Require one length for each row, with room for the queries."""
         lengths = self.arguments or (key_len,) * batch_size
         if len(lengths) != batch_size or not query_len <= min(lengths) <= max(lengths) <= key_len:
             given = f"mask={self} with batch_size={batch_size}, seq_len={query_len} and kv_len={key_len}"
             raise ValueError(f"{given} is not allowed: write it as {self.usage}")
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The place of each row's first query (B,)."""
+        """The position of each row's first query (B,)."""
         shortest = max(query_len, key_len // 4)
         spread = [key_len - row * (key_len - shortest) // max(1, batch_size - 1) for row in range(batch_size)]
         return np.asarray(self.arguments or spread, dtype=np.int64) - query_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Up to its own place in its row."""
+        """Keys up to its own position in its row."""
         return None, table[batch] + query
 
     def at_other_length(self) -> Mask:
-        """Lengths as fractions of the new one."""
+        """Lengths as fractions of the key length."""
         return Ragged()
 
 
@@ -475,23 +475,23 @@ class Document(Mask):
     num_arguments = (0, 1_000_000)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """The lengths fill the row."""
+        """Require lengths that fill the row."""
         if query_len != key_len or (self.arguments and sum(self.arguments) != query_len):
             given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
             raise ValueError(f"{given} is not allowed: write it as {self.usage}")
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """The first and the last position of the document of each position, both (S,)."""
+        """The first and last position of each position's document, both (S,)."""
         lengths = np.asarray(self.arguments or (key_len - key_len // 2, key_len // 2))
         ends = np.cumsum(lengths)
         return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From the first key of the query's document to its last."""
+        """The keys of the query's document."""
         return table[0][query], table[1][query]
 
     def at_other_length(self) -> Mask:
-        """Two halves of the new one."""
+        """Two documents, each half of the row."""
         return Document()
 
 
@@ -499,13 +499,13 @@ LOW_31 = 2**31 - 1
 PERCENT = 100
 LARGEST_BIAS = 4.0
 BIAS_BITS = 24
-"""An additive bias fills the digits of float32: one that is rounded to fewer bits on its way gives another answer."""
+"""An additive bias uses all digits of float32, so rounding it to fewer bits changes the answer."""
 
 
 def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
-    """A whole number from 0 to 2^31 - 1 for each triple of whole numbers, elementwise.
+    """Pseudo-random integers from 0 to 2^31 - 1, one for each triple of integers, elementwise.
 
-    After each of the three, multiply and shift, as in the final mix of MurmurHash3
+    Multiply and shift after each of the three, as in the final mix of MurmurHash3
     (https://github.com/aappleby/smhasher/wiki/MurmurHash3); no product reaches 2^62.
     """
     mixed: Array = seed
@@ -517,7 +517,7 @@ def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
 
 
 class Boolean(Mask):
-    """An arbitrary boolean mask: in each batch row a query sees its own place, and a share of the other keys."""
+    """An arbitrary boolean mask: a query sees its own place and a random share of the other keys, in each batch row."""
 
     name = "boolean"
     summary = "each query sees about p percent of the keys, drawn for each batch row, and always key i mod S"
@@ -525,19 +525,19 @@ class Boolean(Mask):
     num_arguments = (1, 2)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """A share is no more than all."""
+        """Require a share of at most 100 %."""
         if self.arguments[0] > PERCENT:
             raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> int:
-        """S, which `sees` takes a query's own place from."""
+        """S, from which `sees` computes a query's own place."""
         return key_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: keys between are hidden."""
+        """None: keys in between are hidden."""
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """As it was drawn, or its own place."""
+        """The drawn keys and its own place."""
         percent, seed = (*self.arguments, 0)[:2]
         return (drawn(batch, query, key, seed) % PERCENT < percent) | (key == query % table)
 
@@ -552,7 +552,7 @@ class Additive(Mask):
     changes_scores = True
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The number that was drawn there; `per_head` is the head's index."""
+        """The drawn number; `per_head` is the head's index."""
         half = 2 ** (BIAS_BITS - 1)
         return (drawn(per_head, query, key, sum(self.arguments)) % (2 * half) - half) * (LARGEST_BIAS / half)
 
@@ -562,7 +562,7 @@ STEEPEST = 8.0
 
 
 class Alibi(Mask):
-    """Attention with linear biases: each score less a head's slope times the distance, positions from the start.
+    """Attention with linear biases: subtract a head's slope times the distance, with positions from the start.
 
     The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
@@ -575,7 +575,7 @@ class Alibi(Mask):
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
-        """The slopes (H,): a geometric row for a power of 2, else filled up with every other one of the next row."""
+        """The slopes (H,): geometric for a power of 2, otherwise extended by every other slope of the next power."""
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])
@@ -583,27 +583,27 @@ class Alibi(Mask):
         return slopes
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The further apart, the less."""
+        """Minus the slope times the distance."""
         return -per_head * abs(query - key)
 
 
 class AlibiBottomRight(Alibi):
-    """The same with positions counted from the end, as in decoding and in flash-attn."""
+    """ALiBi with positions counted from the end, as in decoding and in flash-attn."""
 
     name = "alibi_bottom_right"
     summary = "query i takes slope * |i+S-T-j| from its score for key j (ALiBi), aligned at the end"
     usage = "alibi_bottom_right"
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The further apart, the less."""
+        """Minus the slope times the distance, with positions counted from the end."""
         return super().bias(per_head, query + offset, key, offset)
 
 
 class RelativeBuckets(Mask):
-    """A learned bias for each head and bucket of distances: small ones each have a bucket, larger ones share them.
+    """A learned bias for each head and distance bucket: small distances have their own bucket, larger ones share one.
 
-    Half of the n buckets are for keys before the query, half for keys after it, as in the encoder of T5; the widths of
-    the buckets grow as powers up to a distance of `farthest`, beyond which there is one.
+    Half of the n buckets are for keys before the query and half for keys after it, as in T5's encoder. Bucket widths
+    grow geometrically up to a distance of `farthest`; all larger distances share the last bucket.
     Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
     """
@@ -618,10 +618,10 @@ class RelativeBuckets(Mask):
     parameter = "relative_bias"
 
     def __init__(self, *arguments: int) -> None:
-        """Keep the number of buckets and the farthest distance.
+        """Store the number of buckets and the farthest distance.
 
         Raises:
-            ValueError: one alone, too few buckets or too near.
+            ValueError: only one of them, too few buckets, or a distance that is too small.
         """
         super().__init__(*arguments)
         self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
@@ -633,9 +633,9 @@ class RelativeBuckets(Mask):
         return {self.parameter: (num_heads, self.num_buckets)}
 
     def edges(self) -> list[int]:
-        """The first distance of each bucket of one direction but the first."""
+        """The first distance of each bucket in one direction, without the first bucket."""
         number = self.num_buckets // 2 if self.is_two_sided else self.num_buckets
-        single = number // 2  # these have one distance each
+        single = number // 2  # buckets of a single distance
         rest, reach = number - single, self.farthest / single
         wide = [math.ceil(single * reach ** (step / rest) - 1e-9) for step in range(1, rest)]
         return [*range(1, single + 1), *wide]
@@ -648,14 +648,14 @@ class RelativeBuckets(Mask):
         return (bucket + (ahead > 0) * (self.num_buckets // 2) if self.is_two_sided else bucket,)
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The number of its head and bucket."""
+        """The number at its head and bucket."""
         return tables[self.parameter][places[1], index[0]]
 
 
 class RelativeBucketsPast(RelativeBuckets):
-    """The same with all buckets for keys before the query, as in the decoder of T5, and one for those after it.
+    """T5's decoder: all buckets are for keys before the query, and later keys share one.
 
-    A query's place is counted from the end, as in decoding with a cache.
+    A query's position is counted from the end, as in decoding with a cache.
     """
 
     name = "relative_buckets_past"
@@ -669,9 +669,9 @@ class RelativeBucketsPast(RelativeBuckets):
 
 
 class Decomposed(Mask):
-    """Keys in a grid: a query adds a number for the key's row and one for its column, both given for each query.
+    """Keys in a grid: each query adds one number for the key's row and one for its column.
 
-    They are products of the query with learned tables, made before attention is called.
+    The numbers are products of the query with learned tables, computed before attention is called.
     Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
     https://github.com/facebookresearch/segment-anything/blob/main/segment_anything/modeling/image_encoder.py
     """
@@ -685,12 +685,12 @@ class Decomposed(Mask):
     is_learned = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Every row of the grid is full."""
+        """Require a grid with full rows."""
         if self.arguments and key_len % self.arguments[0]:
             raise ValueError(f"mask={self} with kv_len={key_len} is not allowed: write it as {self.usage}")
 
     def columns(self, key_len: int) -> int:
-        """The number of columns."""
+        """The number of columns in the grid."""
         roots = range(math.isqrt(key_len), 0, -1)
         return self.arguments[0] if self.arguments else next(each for each in roots if key_len % each == 0)
 
@@ -702,16 +702,16 @@ class Decomposed(Mask):
         return {"row_bias": (*each, key_len // columns), "column_bias": (*each, columns)}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The key's row and its column."""
+        """The key's row and column."""
         columns = self.columns(key_len)
         return key // columns, key % columns
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The sum of both."""
+        """The row's number plus the column's."""
         return tables["row_bias"][*places, index[0]] + tables["column_bias"][*places, index[1]]
 
     def at_other_length(self) -> Mask:
-        """A grid for that length."""
+        """A grid for any length."""
         return Decomposed()
 
 
@@ -727,11 +727,11 @@ class Softcap(Mask):
     is_additive = False
 
     def transform(self, score: Array) -> Array:
-        """Nearly the score where it is small."""
+        """Return x * tanh(score / x), which is close to a small score."""
         return (score / self.arguments[0]).tanh() * self.arguments[0]
 
     def derivative(self, score: Array) -> Array:
-        """1 - tanh^2."""
+        """1 - tanh^2 of the scaled score."""
         return 1.0 - (score / self.arguments[0]).tanh() ** 2
 
 
@@ -739,19 +739,19 @@ BETWEEN = "+"
 
 
 class Combined(Mask):
-    """A key is visible where every part shows it; scores are changed part by part, left to right, before any is hidden.
+    """A key is visible if every part shows it; parts change scores from left to right, before any key is hidden.
 
-    Hiding commutes, so the parts that hide come first in its text, in the order of the alphabet.
+    The order of hiding does not matter, so hiding parts come first in the text, alphabetically.
     """
 
     usage = "mask+mask, or more"
     summary = "visible is what every part shows; scores are changed from left to right, before keys are hidden"
 
     def __init__(self, *parts: Mask) -> None:
-        """Join two parts or more.
+        """Join at least two parts.
 
         Raises:
-            ValueError: `none` among the parts, one mask twice, or a learned bias with a softcap.
+            ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
         """
         self._parts = (
             *sorted((part for part in parts if not part.changes_scores), key=str),
@@ -777,36 +777,36 @@ class Combined(Mask):
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """Those that hide, then those that change scores."""
+        """The parts that hide, then the parts that change scores."""
         return self._parts
 
     @property
     def hides(self) -> bool:
-        """Whether a part does."""
+        """Whether any part hides keys."""
         return any(part.hides for part in self._parts)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Each part's."""
+        """Check each part."""
         for part in self._parts:
             part.check(batch_size, query_len, key_len)
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """All parts'."""
+        """The parameters of all parts."""
         return {name: shape for part in self._parts for name, shape in part.parameters(sizes, num_heads).items()}
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """Each part's."""
+        """The tables of all parts."""
         return tuple(part.table(batch_size, query_len, key_len) for part in self._parts)
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """What every part that hides shows."""
+        """Whether every hiding part shows the key."""
         parts = [(part, own) for part, own in zip(self._parts, table, strict=True) if part.hides]
         if not parts:
             return super().sees(batch, query, key, table, offset)
         return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
-        """The overlap of spans is a span."""
+        """The overlap of the parts' spans, or None."""
         spans = [part.span(batch, query, own, offset) for part, own in zip(self._parts, table, strict=True)]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
@@ -818,7 +818,7 @@ class Combined(Mask):
         )
 
     def at_other_length(self) -> Mask:
-        """Each part's."""
+        """Each part at any length."""
         return Combined(*(part.at_other_length() for part in self._parts))
 
 
@@ -826,10 +826,10 @@ UNLIMITED = -1
 
 
 def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
-    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None where it is none.
+    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is no window.
 
-    Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 is no limit. So
-    what is aligned at the start (top-left) is a window only where both lengths are the same.
+    Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 means no limit. A
+    mask that is aligned at the start (top-left) is therefore a window only if both lengths are equal.
 
     Source: https://github.com/Dao-AILab/flash-attention, README, changes in 2.1 and 2.3
     """
@@ -847,7 +847,7 @@ def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int
 
 
 def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
-    """Why a kernel that takes windows only cannot take this mask, in words, or None."""
+    """Return why a kernel that only takes windows cannot take this mask, or None."""
     if attention_window(mask, query_len, key_len) is not None:
         return None
     if query_len != key_len:
@@ -856,21 +856,21 @@ def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
 
 
 def masks() -> dict[str, type[Mask]]:
-    """Every mask that has a name of its own: `none`, then the others in the order of the alphabet."""
+    """Every named mask: `none`, then the others in alphabetical order."""
     family = [Mask]
-    for mask in family:  # it grows until the last has no subclass
+    for mask in family:  # grows during the loop, until the last has no subclass
         family += mask.__subclasses__()
-    named = [mask for mask in family[1:] if mask.name and not issubclass(mask, Combined)]  # "": code alone makes it
+    named = [mask for mask in family[1:] if mask.name and not issubclass(mask, Combined)]  # "": created by code only
     others = sorted(named, key=lambda mask: mask.name)
     return {mask.name: mask for mask in (Mask, *others)}
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_mask(text: str) -> Mask:
-    """The mask that `name`, `name(number,number,...)` or several of these with + between them describe.
+    """Parse `name`, `name(number,number,...)`, or several of these joined by +.
 
     Raises:
-        ValueError: an unknown name or arguments that do not fit; the message lists what is allowed.
+        ValueError: an unknown name or arguments that do not fit; the message lists the allowed ones.
     """
     known, parts = masks(), []
     for part in text.split(BETWEEN):

@@ -1,7 +1,7 @@
-"""Models: the attention of each of their layers, in each phase of their use, as workloads with a weight.
+"""Models: the attention of each layer, in each phase of use, as weighted workloads.
 
-A preset is a TOML file in `presets`; a Hugging Face configuration (config.json) is read into the same form. Nothing
-here needs torch, a network, or a model's weights.
+A preset is a TOML file in `presets`; a Hugging Face configuration (config.json) is read into the same form. Torch, a
+network and a model's weights are not needed.
 """
 
 import itertools
@@ -23,30 +23,30 @@ PREFILL_LENS, DECODE_LENS = (512, 2048, 8192), (1024, 8192, 32768)
 DECODE_BATCHES = (1, 32)
 LONGEST_TRAINED = 8192
 RULES = ("count", "phases", "window", "chunk", "softcap", "decode")
-"""What a layer's table may say besides axes of a workload."""
+"""Keys of a layer's table that are not axes of a workload."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of a model that attend alike: how many, and what differs from plain attention.
+    """Layers of a model with the same attention: their number, and their difference from plain attention.
 
-    `window`, `chunk` and `softcap` are made into a mask that fits the phase; 0 is none. `axes` are values of axes of
-    their workloads, `decode` others for that phase alone.
+    `window`, `chunk` and `softcap` become a mask that fits the phase; 0 means none. `axes` are values of the workloads'
+    axes; `decode` has other values for that phase only.
     """
 
     count: int
     phases: tuple[Phase, ...] = PHASES
-    window: int = 0  # a query sees its own place and so many less one before it
-    chunk: int = 0  # it sees its own chunk of so many
+    window: int = 0  # a query sees its own place and window - 1 places before it
+    chunk: int = 0  # a query sees its own chunk of this length
     softcap: int = 0
     axes: dict[str, Any] = {}
     decode: dict[str, Any] = {}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model: where its shapes are from, and its layers.
+    """A model: the source of its shapes, and its layers.
 
-    A decoder is prefilled, decodes and is trained at the usual lengths up to its context; an encoder has lengths of
-    its own in each layer, and one pass over all of its tokens is its prefill.
+    A decoder is measured in prefill, decoding and training at the usual lengths up to its context. Each layer of an
+    encoder has its own lengths, and one pass over all tokens counts as its prefill.
     """
 
     name: str
@@ -59,16 +59,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Those that some layer has a part in; an encoder decodes only where its layers say so."""
+        """Phases in which some layer takes part; an encoder decodes only if its layers say so."""
         named = [phase for phase in PHASES if any(phase in layer.phases for layer in self.layers)]
         is_said = any(layer.phases != PHASES for layer in self.layers)
         return tuple(phase for phase in named if phase != "decode" or self.kind == "decoder" or is_said)
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
-    """The attention of a whole model at one point: workloads, by their ids, and how many layers each stands for.
+    """The attention of a whole model at one point: the ids of its workloads, and the number of layers for each.
 
-    Likewise of a service, whose calls a file has (flashinfer_trace.py): how many calls each stands for.
+    For a service with recorded calls (flashinfer_trace.py), the number of calls for each.
     """
 
     label: str
@@ -76,12 +76,12 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def names() -> list[str]:
-    """The presets."""
+    """The names of the presets."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
 def preset(name: str) -> Model:
-    """The preset of that name.
+    """Load the preset of that name.
 
     Raises:
         ValueError: there is none.
@@ -98,7 +98,7 @@ def preset(name: str) -> Model:
 
 
 def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
-    """Batch sizes and lengths at which a model is usually looked at in that phase."""
+    """The usual batch sizes and lengths of a model in a phase."""
     if model.kind == "encoder":
         return [{}]
     if phase == "prefill":
@@ -111,12 +111,12 @@ def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
 
 
 def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[tuple[Workload, ...], tuple[Mix, ...]]:
-    """The workloads of a model in a phase, each once, and how they make up the model at each of its points.
+    """The distinct workloads of a model in a phase, and their mix at each point.
 
-    Settings, axis -> values as they were typed, take the place of what the model has: every combination is a point.
+    Settings (axis -> values as typed) override the model's values; every combination is a point.
 
     Raises:
-        ValueError: the model has no such phase, or a value that is not allowed.
+        ValueError: the model has no such phase, or a value is not allowed.
     """
     if phase not in model.phases:
         raise ValueError(f"{model.name} has no phase {phase}: choose among {', '.join(model.phases)}")
@@ -135,13 +135,12 @@ def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[
 
 
 def combinations(settings: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Each combination of one value of every axis."""
+    """Each combination of one value for every axis."""
     for values in itertools.product(*settings.values()):
         yield dict(zip(settings, values, strict=True))
 
 
 def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], setting: Mapping[str, str]) -> Workload:
-    """The workload of a layer at a point."""
     direction = "forward_backward" if phase == "training" else "inference"
     axes: dict[str, Any] = {"dtype": model.dtype, "direction": direction, **point, **layer.axes}
     if phase == "decode":
@@ -154,7 +153,7 @@ def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], 
 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
-    """What a decoder's queries see of their cache; a window or chunk that holds all hides nothing."""
+    """The mask of a decoder's queries; a window or chunk that covers all keys hides nothing."""
     is_short = layer.window >= key_len or not layer.window
     if query_len == key_len:
         parts = ["causal"] if is_short else [f"sliding_window({layer.window})"]
@@ -168,14 +167,14 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
 
 
 def _label(phase: str, workloads: list[Workload]) -> str:
-    """A point in words: phase, batch and lengths, those of the longest layer."""
+    """A point in words: phase, batch and lengths of the longest layer."""
     longest = max(workloads, key=lambda each: each.batch_size * each.seq_len * each.kv_len)
     lengths = f"T={longest.seq_len}" + (f" S={longest.kv_len}" if longest.kv_len != longest.seq_len else "")
     return f"{phase} B={longest.batch_size} {lengths}"
 
 
 def summarised(model: Model) -> str:
-    """How many layers attend, and with which shapes H/G/K."""
+    """The number of attention layers, and their shapes H/G/K."""
     shapes = []
     for layer in model.layers:
         plain = {axis: value for axis, value in layer.axes.items() if axis in AXES and not axis.endswith("_len")}

@@ -1,8 +1,8 @@
 """A policy: the fastest implementation at each measured shape of one machine, as a table in a JSON file.
 
-A call takes the winner at the nearest measured shape of its kind, if every size of that shape is within a factor of 2;
-any other call takes PyTorch's own choice. The file is data: nothing in it is executed, and it can name only
-implementations that are installed. It holds for the machine and the versions that it was measured with.
+A call uses the winner at the nearest measured shape of its kind, if every size of that shape is within a factor of 2;
+any other call uses PyTorch's own choice. The file is data: nothing in it is executed, and it can only name installed
+implementations. It is valid for the machine and the versions that it was measured with.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ VARIABLE = "ATTNBENCH_POLICY"
 USUAL_PATH = Path("results", "policy.json")
 FORMAT = 3
 OTHERWISE = "sdpa"
-"""PyTorch's own choice: taken where nothing else was measurably faster nearby."""
+"""PyTorch's own choice, used where nothing else was measurably faster nearby."""
 ITSELF = "fastest"
-"""The implementation that follows a policy, which therefore cannot name it."""
+"""The implementation that follows a policy; a policy cannot choose it."""
 REACH = 1.0 + 1e-9
-"""How far each size of a call may be from the measured one, in log2: a factor of 2, and its rounding error."""
+"""The largest distance of each size from a measured one, in log2: a factor of 2, plus rounding error."""
 LEARN = "`attnbench fastest --sweep NAME --policy FILE`"
 _NAME = re.compile(r"\w+(\+\w+)?")
 
@@ -38,19 +38,19 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Kind(NamedTuple):
-    """What two calls must have in common for one to say something about the other."""
+    """The facts that two calls must share before a measurement of one applies to the other."""
 
     device: str
     dtype: str
     direction: str
-    queries: Literal["one", "many"]  # one, as in decoding
+    queries: Literal["one", "many"]  # one: decoding
     mask: Literal["none", "causal", "other"]
     is_grouped: bool
     num_threads: int
 
 
 class Shape(NamedTuple):
-    """The sizes by which calls of one kind are near each other."""
+    """The sizes that define the distance between calls of one kind."""
 
     batch_heads: int  # batch_size * num_heads
     seq_len: int
@@ -80,7 +80,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     ratio: Annotated[float, msgspec.Meta(gt=0)]
 
     def __post_init__(self) -> None:
-        """Check the name."""
         _check_name(self.winner)
 
     @property
@@ -95,14 +94,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Regret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much longer calls take than with the winner at each measured shape, as a share: 0.02 is 2 %.
+    """The extra time of calls over the winner at each measured shape, as a share: 0.02 is 2 %.
 
-    It is leave-one-out: each shape takes the choice of the table without that shape.
+    Computed leave-one-out: the choice at each shape comes from the table without that shape.
     """
 
-    mean: float  # geometric, over the shapes
+    mean: float  # geometric mean over the shapes
     worst: float
-    sdpa_mean: float  # the same where sdpa is always called
+    sdpa_mean: float  # the mean if sdpa is always called
     sdpa_worst: float
 
 
@@ -110,21 +109,21 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The runs that a policy was learned from."""
 
     runs: tuple[str, ...]
-    candidates: tuple[str, ...]  # measured, winners or not
-    fingerprints: tuple[str, ...] = ()  # of the runs' environments, settings and threads included
-    smallest_effect: float = 0.02  # whatever is faster by less does not win against sdpa
-    seconds: float = 0.0  # that the runs took
+    candidates: tuple[str, ...]  # all that were measured, including losers
+    fingerprints: tuple[str, ...] = ()  # environments of the runs, including settings and threads
+    smallest_effect: float = 0.02  # smaller gains do not win against sdpa
+    seconds: float = 0.0  # total time of the runs
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False, dict=True):
-    """A table of winners, and the evidence for it.
+    """A table of winners and its evidence.
 
     Raises:
         ValueError: the columns are not those of this version, or a name is not that of an implementation.
     """
 
     format: int = FORMAT
-    machine: str  # Environment.machine_fingerprint; a process of another machine ignores the policy
+    machine: str  # Environment.machine_fingerprint; processes on other machines ignore the policy
     date: str
     environment: dict[str, Any]  # the facts behind the fingerprint, for readers
     num_threads: Count  # the number for num_threads=0
@@ -134,12 +133,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rows: tuple[Row, ...]
 
     def __post_init__(self) -> None:
-        """Check the columns."""
         if self.columns != Row.__struct_fields__:
             raise ValueError(f"the columns are {', '.join(Row.__struct_fields__)}")
 
     def choose(self, workload: Workload) -> str:
-        """The name of the implementation to call for query, key and value of that workload."""
+        """The implementation to call for query, key and value of that workload."""
         rows, logs = self._kinds.get(kind_of(workload, self.num_threads), ((), np.empty((0, len(Shape._fields)))))
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
@@ -153,7 +151,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {kind: (rows, logs_of([row.shape for row in rows])) for kind, rows in kinds.items()}
 
     def save(self, path: Path | str) -> None:
-        """Write the file, one row a line."""
+        """Write the file, one line per row."""
         fields = msgspec.to_builtins(self)
         rows = ",\n".join(f"    {json.dumps(row)}" for row in fields.pop("rows"))
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
@@ -166,7 +164,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Read a file.
 
         Raises:
-            ValueError: there is no such file, it is of another version, or it is damaged.
+            ValueError: there is no such file, it has another version, or it is damaged.
         """
         try:
             content = Path(path).read_bytes()
@@ -176,12 +174,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return msgspec.json.decode(content, type=cls)
         except OSError as error:
             raise ValueError(f"cannot read the policy {path}: {error.strerror}; learn it again with {LEARN}") from None
-        except ValueError as error:  # those of msgspec and of Unicode, too
+        except ValueError as error:  # also covers the errors of msgspec and Unicode
             raise ValueError(f"cannot use the policy {path}: {error}; learn it again with {LEARN}") from None
 
 
 class _Version(msgspec.Struct):
-    """The field that every format has."""
+    """The field that every format version has."""
 
     format: int = 0
 
@@ -199,7 +197,7 @@ def logs_of(shapes: Sequence[Shape]) -> Floats:
 
 
 def is_plain(workload: Workload) -> bool:
-    """Whether a workload is attention of query, key and value with a mask and a scale: what a policy chooses for."""
+    """Whether a policy covers a workload: attention of query, key and value with only a mask and a scale."""
     usual = Workload()
     same = ("scope", "dropout", "rotary", "sinks", "is_retired", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
@@ -234,7 +232,7 @@ def default_path() -> Path | None:
 
 
 def digest(spec: str) -> str:
-    """The digest of a spec's source file (plugins.py); for `fastest`, of that and of the policy that it follows."""
+    """The digest of a spec's source file (plugins.py); for `fastest`, the digest of its file and of its policy."""
     source, path = plugins.digest(spec), default_path()
     if plugins.split(plugins.variant(spec)[0]) != (None, ITSELF) or path is None or not path.exists():
         return source

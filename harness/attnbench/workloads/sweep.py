@@ -1,4 +1,4 @@
-"""A sweep: TOML that names axes and their values, made into workloads; `--set axis=value,value` narrows it."""
+"""A sweep: TOML that names axes and their values and expands to workloads; `--set axis=value,value` narrows it."""
 
 import itertools
 import math
@@ -22,43 +22,43 @@ PAIRS = "pairs"
 Values = dict[str, list[Any]]
 """Axes, or names of tables of axes, with their values."""
 SMALLEST_EFFECT = 0.02
-"""Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
+"""Default: smaller differences between times are reported as equal, however certain they are."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list.
+    """The contents of a sweep file. Each table of `grid` is a product of its axes; an axis has a value or a list.
 
-    Axes whose values belong together are a list of tables under any other name, as in
-    `lengths = [{ seq_len = 1, kv_len = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole
-    product: a few of its combinations, in which any two values occur together. A grid's own `leave_out` names
-    implementations that take part there only where they are named.
+    Axes whose values belong together are a list of tables under any other name, as in `lengths = [{ seq_len = 1, kv_len
+    = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole product but a few combinations in which
+    any two values occur together. A grid's own `leave_out` lists implementations that take part there only if they are
+    named.
     """
 
     summary: str
     grid: list[dict[str, Any]]
-    alone: dict[str, Any] = {}  # the values of the axes that `--set` does not name, where it stands without `--sweep`
+    alone: dict[str, Any] = {}  # values of the axes that `--set` does not name, if it is used without `--sweep`
     budget_s: float = 60.0  # wall time of a run
-    call_limit_s: float = 2.0  # a cell whose single call is predicted to last longer is not tried
+    call_limit_s: float = 2.0  # cells with a longer predicted call are skipped
     metrics: tuple[str, ...] = ("latency", "peak_memory")
-    implementations: tuple[str, ...] = ()  # none named: all
-    leave_out: tuple[str, ...] = ()  # of all, those that take part only where they are named
-    allocator: Literal["system", "steady", "retain"] = "system"  # where no code has a process of its own
-    num_blocks: int = 4  # of one visit
-    visit_s: float = 0.0  # a visit has fewer where they would last longer than this, but one; 0: it has not
+    implementations: tuple[str, ...] = ()  # empty: all
+    leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
+    allocator: Literal["system", "steady", "retain"] = "system"  # for code that does not run in its own process
+    num_blocks: int = 4  # per visit
+    visit_s: float = 0.0  # a longer visit has fewer blocks, at least one; 0: no limit
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
-    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
+    smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
 
 
 def names() -> list[str]:
-    """The sweeps that come with attnbench."""
+    """The names of the bundled sweeps."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
 def load(name_or_file: str) -> Sweep:
-    """The sweep of that name, or in that TOML file.
+    """Load the sweep of that name, or the sweep in that TOML file.
 
     Raises:
-        ValueError: no such sweep, unreadable TOML, or a key that no sweep has.
+        ValueError: no such sweep, unreadable TOML, or an unknown key.
     """
     path = Path(name_or_file)
     if path.suffix != ".toml":
@@ -84,10 +84,10 @@ def load(name_or_file: str) -> Sweep:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
-    """`axis=value,value` texts as axis -> values; commas inside parentheses belong to the value.
+    """Parse `axis=value,value` texts into axis -> values; commas inside parentheses belong to the value.
 
     Raises:
-        ValueError: a text without =, without a value, or with an axis that does not exist.
+        ValueError: a text without =, without a value, or with an unknown axis.
     """
     parsed: dict[str, list[str]] = {}
     for setting in settings:
@@ -100,12 +100,12 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """What the settings name and nothing else, in order: each other axis has the value that it has alone.
+    """The workloads that the settings name, in order; other axes have their value from the sweep's `alone`.
 
-    The device is the last of `devices`, where none is named.
+    If no device is named, the last of `devices` is used.
 
     Raises:
-        ValueError: as of `workloads`.
+        ValueError: see `workloads`.
     """
     values = _values({"device": devices[-1], **sweep.alone, **settings}, devices)
     made = _products([values])
@@ -118,13 +118,12 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
 
 
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """Every workload of the sweep that has one of the given values of each axis in the settings, once, in order.
+    """The distinct workloads of the sweep that match the settings, in order.
 
-    An axis that no grid names has all the values of its setting, and so has the device; `all` stands for `devices`.
+    An axis that no grid names takes all values of its setting, and so does the device; `all` stands for `devices`.
 
     Raises:
-        ValueError: an axis that does not exist, a value or combination that is not allowed or that the sweep does not
-            have, or nothing to do.
+        ValueError: an unknown axis, a value or combination that is not allowed or not in the sweep, or no workload.
     """
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     made = _products([values for _, values in _grids(sweep, settings, devices)])
@@ -133,7 +132,7 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
         kept = [workload for workload in made if any(_has(workload, axis, value) for value in values)]
         for value in values:
             if not any(_has(workload, axis, value) for workload in kept):
-                make({axis: value})  # raises where no workload at all could have it
+                make({axis: value})  # raises if no workload at all could have it
                 has = ", ".join(dict.fromkeys(str(getattr(workload, axis)) for workload in made))
                 raise ValueError(
                     f"the sweep has no {axis}={value} here, only {has}: leave out --sweep to run exactly what is set"
@@ -143,10 +142,10 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Which implementations no grid that has a workload lets take part in it: by their names, the workloads' ids.
+    """Implementations that no matching grid admits, by name, with the ids of those workloads.
 
     Raises:
-        ValueError: as of `workloads`; or a `leave_out` is no list of names.
+        ValueError: see `workloads`; or a `leave_out` is no list of names.
     """
     grids = [(_names_in(grid), _products([values])) for grid, values in _grids(sweep, settings, devices)]
     found: dict[str, tuple[str, ...]] = {}
@@ -160,9 +159,9 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
 def _grids(
     sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]
 ) -> list[tuple[dict[str, Any], Values]]:
-    """Each grid and the values of its axes, with those of the settings that no grid names.
+    """Each grid with the values of its axes, plus the settings that no grid names.
 
-    A grid that is covered by pairs has one axis for all that it names: its combinations.
+    A grid covered by pairs has a single axis for all axes that it names: its combinations.
     """
     bare = [{axis: value for axis, value in grid.items() if axis not in {LEAVE_OUT, COVER}} for grid in sweep.grid]
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
@@ -180,14 +179,14 @@ def _grids(
 
 
 def _axes_of(grid: Mapping[str, Any]) -> set[str]:
-    """The axes that a grid names, those in its tables among them."""
+    """The axes that a grid names, including those in its tables."""
     tables = [table for values in grid.values() if isinstance(values, list) for table in values]
     inner = {axis for table in tables if isinstance(table, dict) for axis in table}
     return {axis for axis in grid if axis in AXES} | inner
 
 
 def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
-    """The combination with the axes of its tables in place of these."""
+    """The combination with tables replaced by their axes."""
     flat: dict[str, Any] = {}
     for axis, value in combination.items():
         flat |= _flat(value) if isinstance(value, dict) else {axis: value}
@@ -195,7 +194,7 @@ def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kept(combination: Mapping[str, Any]) -> bool:
-    """Whether there is such a workload: one that needs no other value for any of these axes."""
+    """Whether a workload with exactly these values exists."""
     try:
         workload = make(_flat(combination))
     except ValueError:
@@ -211,7 +210,7 @@ def _names_in(grid: Mapping[str, Any]) -> list[str]:
 
 
 def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
-    """Whether a workload has that value; what is not possible there it has not."""
+    """Whether a workload has that value; values that are impossible there count as absent."""
     try:
         return make(workload.axes() | {axis: value}) == workload
     except ValueError:
@@ -219,12 +218,12 @@ def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - a
 
 
 def _products(grids: list[Values]) -> tuple[Workload, ...]:
-    """The workloads of all grids, each once.
+    """The distinct workloads of all grids.
 
     Raises:
-        ValueError: there are too many or none, or a combination is not allowed.
+        ValueError: too many workloads or none, or a combination that is not allowed.
     """
-    counts = [math.prod(map(len, values.values())) for values in grids]  # before any is made: there may be 10^9
+    counts = [math.prod(map(len, values.values())) for values in grids]  # before any is created: there may be 10^9
     if sum(counts) > MAX_WORKLOADS:
         largest = grids[counts.index(max(counts))]
         factors = " x ".join(f"{len(values)} of {axis}" for axis, values in largest.items() if len(values) > 1)
@@ -241,7 +240,7 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 
 
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
-    """Each axis of a grid with its values, each once."""
+    """Each axis of a grid with its distinct values."""
     _check_axes(axis for axis, values in grid.items() if not _is_tables(values))
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
     if "device" in values:
@@ -260,10 +259,10 @@ def _check_axes(axes: Iterable[str]) -> None:
 
 
 def make(axes: Mapping[str, Any]) -> Workload:
-    """One workload from axis values, which may be texts.
+    """Create one workload from axis values, which may be texts.
 
     Raises:
-        ValueError: an axis that does not exist, or a value of the wrong kind, or not allowed.
+        ValueError: an unknown axis, or a value of the wrong type or outside the allowed ones.
     """
     given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
     _check_axes(given)

@@ -1,4 +1,4 @@
-"""A workload: one point of a sweep, with every axis checked. Knows nothing of torch."""
+"""A workload: one point of a sweep, with every axis checked. Does not import torch."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 BIASES = ("all", "qkv", "out", "none")
 ROTARIES = ("halves", "interleaved")
-"""How the columns of a head pair up: first half with second half (Llama), or neighbours (GPT-J)."""
+"""Pairing of a head's columns: first half with second half (Llama), or neighbours (GPT-J)."""
 SCOPES = ("attention", "module")
 LAYOUTS = ("contiguous", "transposed", "mixed", "expanded", "broadcast", "value_in_key")
 SINKS = ("none", "learned")
@@ -37,18 +37,18 @@ FEATURES = {
     "rotary": "rotary positions (inside of it)",
     "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
 }
-"""What an implementation says that it takes, since one that does not know of it would ignore it; and where it is."""
+"""Features that an implementation must declare, since one that does not know them would ignore them."""
 RETIRED = ("page_size", "cache_dtype")
-"""Fields that are no axes any more: older journals have them."""
+"""Former axes that occur in old journals."""
 MOST_THREADS = 1024
 """PyTorch crashes with too many."""
 MOST_RANKS = 64
-"""Each is a process."""
+"""Each rank is a process."""
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
-"""The variable that says how many seconds a call of several ranks may take."""
+"""The environment variable for the timeout of a call over several ranks, in seconds."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
-"""Axes of whole numbers up to LARGEST."""
+"""Axes of whole numbers from 0 to LARGEST."""
 DEFAULT_HEAD_DIM = 64
 FOLLOWS = {
     "kv_len": "seq_len",
@@ -56,11 +56,11 @@ FOLLOWS = {
     "value_dim": "head_dim",
     "embed_dim": "num_heads * head_dim",
 }
-"""Axes that, given as 0, follow from others alone, and their values then."""
+"""Axes that follow from others if given as 0, and their values then."""
 SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 """Axes in which workloads of one kind differ."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
-"""Axes that every id names."""
+"""Axes that appear in every id."""
 SHORT_NAMES = {
     "kv_len": "s",
     "num_kv_heads": "g",
@@ -71,26 +71,26 @@ SHORT_NAMES = {
 }
 LONGEST_PART = 40
 FEW_SCORES = 2**18
-"""Up to this many scores, a second thread takes longer to wake than it saves."""
+"""Up to this many scores, waking a second thread takes longer than it saves."""
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One point of a sweep. A length, count or width given as 0 takes the value its comment names.
+    """One point of a sweep. If a length, count or width is 0, the comment at its field gives its value.
 
     Raises:
-        ValueError: a value or a combination that no attention can have; the message says what is allowed.
+        ValueError: a value or a combination that no attention can have; the message lists the allowed ones.
     """
 
     batch_size: int = 1
     seq_len: int = 512
-    kv_len: int = 0  # 0: as seq_len
+    kv_len: int = 0  # 0: the value of seq_len
     num_heads: int = 8
-    num_kv_heads: int = 0  # 0: as num_heads
-    head_dim: int = 0  # 0: embed_dim / num_heads, or 64 where embed_dim is not given either
-    value_dim: int = 0  # 0: as head_dim
+    num_kv_heads: int = 0  # 0: the value of num_heads
+    head_dim: int = 0  # 0: embed_dim / num_heads, or 64 if embed_dim is 0 too
+    value_dim: int = 0  # 0: the value of head_dim
     embed_dim: int = 0  # 0: num_heads * head_dim
     dtype: str = "float32"
     device: str = "cpu"  # a file in devices/, or NAME:N for one of several; planning refuses others
@@ -99,21 +99,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     direction: str = "forward"
     scope: str = "attention"
     bias: str = (
-        "all"  # the projections with one: all, none, qkv, qv, qv+out; scope attention has no projections: always all
+        "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has no projections: always all
     )
-    num_threads: int = 0  # 0: one for each physical core
+    num_threads: int = 0  # 0: one per physical core
     seed: int = 0
-    layout: str = "contiguous"  # how query, key and value lie in memory; scope module makes its own: always contiguous
-    float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; of float32 alone
-    scale: float = 0.0  # what products of query and key are multiplied by; 0: 1 / sqrt(head_dim)
-    rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are turned by their places
-    sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
+    layout: str = "contiguous"  # memory layout of query, key and value; scope module makes its own: always contiguous
+    float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; for float32 only
+    scale: float = 0.0  # factor of the products of query and key; 0: 1 / sqrt(head_dim)
+    rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are rotated by their positions
+    sinks: str = "none"  # learned: a number for each head, the score of an extra key with value 0
     page_size: int = 0  # one of RETIRED
     cache_dtype: str = "same"  # one of RETIRED
-    world_size: int = 1  # how many ranks compute one call together
+    world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
-        """Check each axis, fill in the ones that follow from others, check the combination."""
+        """Check each axis, fill in the ones that follow from others, and check the combination."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
@@ -166,7 +166,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
-        if self.scope == "module" or shares == 1:  # one alone is shared with nobody
+        if self.scope == "module" or shares == 1:  # a single query head per key/value head shares nothing
             fill("layout", "contiguous")
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
@@ -177,20 +177,20 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def id(self) -> str:
-        """A stable name, fit for a path: the leading axes always, the others where they differ from the default.
+        """A stable name, usable as a path: the leading axes always, the others if they differ from the default.
 
-        `padding(3,4)` becomes padding.3.4 in it; a value that is too long is cut and ends in a digest.
+        `padding(3,4)` becomes padding.3.4; a value that is too long is truncated and ends in a digest.
         """
         return _id(self)
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Where and in what it is computed: device, dtype and threads, the key of the ceilings that hold for it."""
+        """Device, dtype and number of threads: the key of the ceilings that apply to it."""
         return self.device, self.dtype, self.num_threads
 
     @property
     def score_scale(self) -> float:
-        """What the products of query and key are multiplied by."""
+        """The factor of the products of query and key."""
         return float(self.scale or self.head_dim**-0.5)
 
     @property
@@ -201,32 +201,32 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def rotary_base(self) -> float:
-        """The base of the rotary angles, 10000 where `rotary` names none; 0 where `rotary` is not readable."""
+        """The base of the rotary angles, 10000 if `rotary` names none; 0 if `rotary` cannot be parsed."""
         match = _ROTARY.fullmatch(self.rotary)
         return float(match[2] or DEFAULT_ROTARY_BASE) if match else 0.0
 
     @property
     def is_retired(self) -> bool:
-        """Whether it has an axis that only older journals have: its results are read, and it is not tried again."""
+        """Whether it uses an axis that only old journals have. Its results are read, but it is not run again."""
         return bool(self.page_size) or self.cache_dtype != "same"
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Those of FEATURES that an implementation must take to compute it."""
+        """The members of FEATURES that an implementation needs to compute it."""
         needed = {"scale": self.scale, "sinks": self.sinks != "none", "rotary": self.rotary != "none"}
         needed["learned bias"] = self.mask_rule.is_learned
         return tuple(name for name in FEATURES if needed[name])
 
     @property
     def operands(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs of a call besides query, key and value, by name: sinks (H,), learned biases."""
+        """The shapes of a call's other inputs besides query, key and value, by name: sinks (H,), learned biases."""
         sizes = (self.batch_size, self.seq_len, self.kv_len)
         sinks = {} if self.sinks == "none" else {"sinks": (self.num_heads,)}
         return sinks | self.mask_rule.parameters(sizes, self.num_heads)
 
     @property
     def mask_rule(self) -> Mask:
-        """The mask as data."""
+        """The parsed mask."""
         return parse_mask(self.mask)
 
     @property
@@ -240,13 +240,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """The workload with `length` as its longer length, the other one in proportion, and its mask made to fit."""
+        """The workload with `length` as its longer length, the other one in proportion, and an adapted mask."""
         query_len, key_len = (max(1, round(length * each / self.longest)) for each in (self.seq_len, self.kv_len))
         mask = str(self.mask_rule.at_other_length())
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """The workload with other values of these axes; what followed from them still follows.
+        """The workload with other values of these axes; derived axes are derived again.
 
         Raises:
             ValueError: there is no such workload.
@@ -262,7 +262,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @lru_cache(maxsize=4096)
 def _id(workload: Workload) -> str:
-    """See `Workload.id`; kept, since many rows are of one workload."""
+    """The id, memoized because many rows share a workload."""
     head = f"{workload.scope}-{workload.direction}-{workload.device.replace(':', '')}-{workload.dtype}"
     parts = [head, f"b{workload.batch_size}-t{workload.seq_len}-h{workload.num_heads}-k{workload.head_dim}"]
     axes = workload.axes()
@@ -277,5 +277,5 @@ def _id(workload: Workload) -> str:
 
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
-    """The values that axes given as 0 take, for those that follow from others alone."""
+    """The values of axes that were given as 0 and follow from others."""
     return {axis: math.prod(axes[each] for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}

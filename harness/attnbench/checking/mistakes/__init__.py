@@ -1,7 +1,7 @@
-"""The catalogue of known mistakes: what the diagnosis names, the tests plant and the detection table counts.
+"""The catalogue of known mistakes: the diagnosis names them, the tests plant them, the detection table counts them.
 
 A mistake is the textbook form with some steps replaced (checking/steps.py). A generator yields every mistake of one
-kind that can be made at a workload. To add a mistake, `yield wrong(name, words, step=replacement)` in its generator.
+kind that is possible at a workload. To add a mistake, `yield wrong(name, words, step=replacement)` in its generator.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ GENERATORS: dict[str, Callable[[Workload], Iterator[Mistake]]] = {
 
 
 def catalogue(workload: Workload, only: str = "") -> Iterator[Mistake]:
-    """Every mistake that can be made at this workload, or those of one generator."""
+    """Every mistake that is possible at this workload, or those of one generator."""
     for name, generator in GENERATORS.items():
         if only in {"", name}:
             yield from (

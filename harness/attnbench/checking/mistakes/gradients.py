@@ -1,7 +1,7 @@
-"""Backward passes that are wrong where the output is right: each step of FlashAttention's, with something else in it.
+"""Wrong backward passes after a right output: FlashAttention's backward pass with one step replaced.
 
-The weights P are computed again; dP = dO V^T; dS = P * (dP - D), where D is the row sum of P * dP; dQ = dS K,
-dK = dS^T Q and dV = P^T dO. What is a number times the right gradient is none of these: the diagnosis measures it.
+The weights P are recomputed; dP = dO V^T; dS = P * (dP - D), where D is the row sum of P * dP; dQ = dS K, dK = dS^T Q
+and dV = P^T dO. A constant times the right gradient is not included: the diagnosis measures it.
 Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
@@ -27,13 +27,13 @@ TILE_LENS = (16, 32, 64, 128, 256)
 CLIPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 OF_CONTEXT = {"incoming gradient", "value", "products", "weights of value", "gradient of value", "exchange"}
 OF_WEIGHTS = {"weights", "weights of scores", "row sums", "scores"}
-"""What belongs to the backward pass of these steps; all else to that of the scores."""
+"""Changes in the backward pass of the weights; all others belong to that of the scores."""
 Change = Callable[..., Tensor]
-"""Of what a step gives, and for weights and row sums of the scores and the mask, too."""
+"""A function of a step's result; for weights and row sums, also of the scores and the mask."""
 
 
 class _Written(torch.autograd.Function):
-    """Attention whose backward pass is written out, with some of its steps changed; all heads alike."""
+    """Attention with an explicit backward pass in which some steps are changed; it has no grouped heads."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - operands, and what is changed
@@ -76,7 +76,7 @@ class _Written(torch.autograd.Function):
 
 
 def backward(name: str, words: str, **changes: Change) -> Mistake:
-    """A mistake of some steps of the backward pass, whose names have `_` for a space."""
+    """A mistake in some steps of the backward pass; in the keywords, `_` stands for a space."""
     named = {step.replace("_", " "): change for step, change in changes.items()}
 
     def whole(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
@@ -89,17 +89,17 @@ def backward(name: str, words: str, **changes: Change) -> Mistake:
 
 
 def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded, in the own dtype."""
+    """Round the tensor to another dtype and back."""
     return tensor.to(dtype).to(tensor.dtype)
 
 
 def repeated(tensor: Tensor, first: int) -> Tensor:
-    """The first rows again and again: (..., R, n) -> (..., R, n)."""
+    """Repeat the first rows: (..., R, n) -> (..., R, n)."""
     return tensor[..., torch.arange(tensor.shape[-2], device=tensor.device) % first, :]
 
 
 def row_sums(workload: Workload) -> Iterator[Mistake]:
-    """The row sum of the softmax's gradient, left out or another one."""
+    """Wrong or missing row sums in the softmax's gradient."""
     name = "gradient_row_sums"
     kinds: dict[str, Change] = {
         "is left out": lambda x: 0 * x,
@@ -121,7 +121,7 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
 
 
 def under(_: Tensor, scores: Tensor, mask: RowMask, seen: Seen, *, is_anew: bool = False) -> Tensor:
-    """The weights where other keys are seen, divided by the sums of the forward pass, or by their own."""
+    """The weights with other visible keys, divided by the sums of the forward pass or by new ones."""
     masked = hide(scores, seen(mask))
     if is_anew:
         return masked.softmax(dim=-1).nan_to_num(0.0)
@@ -134,7 +134,7 @@ def sums_of(scores: Tensor, mask: RowMask) -> Tensor:
 
 
 def with_sums(_: Tensor, scores: Tensor, mask: RowMask, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The weights with other logsumexps."""
+    """The weights with changed logsumexps."""
     total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True)
     return (hide(scores, mask.seen) - change(total)).exp().nan_to_num(0.0)
 
@@ -145,7 +145,7 @@ def unnormalised(weights: Tensor) -> Tensor:
 
 
 def weights(workload: Workload) -> Iterator[Mistake]:
-    """The weights that are computed again: under another mask, with other sums."""
+    """Wrong recomputed weights: under another mask, or with other sums."""
     name = "gradient_under_another_mask"
     for each in distinct_masks(workload):
         yield backward(name, each.words, weights=partial(under, seen=each.seen))
@@ -180,14 +180,14 @@ def weights(workload: Workload) -> Iterator[Mistake]:
 
 
 def without_bias(_: Tensor, changed: Tensor, mask: RowMask, *, is_anew: bool) -> Tensor:
-    """The weights of scores without what is added to them, divided by the sums of the forward pass, or by their own."""
+    """The weights of scores without biases, divided by the sums of the forward pass or by new ones."""
     added = [mask.bias(part).to(changed) for part in mask.rule.changes if part.is_additive]
     masked = hide(functools.reduce(torch.sub, added, changed), mask.seen)
     return masked.softmax(dim=-1).nan_to_num(0.0) if is_anew else (masked - sums_of(changed, mask)).exp()
 
 
 def read_as(tensor: Tensor) -> Tensor:
-    """(B, H, T, K) taken for (B, T, H, K) by a view, without a transpose."""
+    """Read (B, H, T, K) as (B, T, H, K) by a view, without a transpose."""
     batch, heads, length, width = tensor.shape
     return tensor.reshape(batch, length, heads, width).transpose(1, 2)
 
@@ -223,12 +223,12 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
 
 
 def zeroed(tensor: Tensor, *_: object, places: range, dim: int) -> Tensor:
-    """The tensor without these rows or columns."""
+    """The tensor with these rows or columns set to 0."""
     return tensor.index_fill(dim, torch.arange(places.start, places.stop, device=tensor.device), 0.0)
 
 
 def lost(workload: Workload) -> Iterator[Mistake]:
-    """Tiles of queries or keys that are left out of a sum, or counted with another sign."""
+    """Tiles of queries or keys that are missing from a sum, or counted with the wrong sign."""
     sums = {
         "key": ("scores_of_key",),
         "value": ("weights_of_value",),
@@ -261,17 +261,17 @@ def lost(workload: Workload) -> Iterator[Mistake]:
 
 
 def above_diagonal(of_scores: Tensor, mask: RowMask, factor: float) -> Tensor:
-    """Those above the diagonal times a factor."""
+    """The gradients of the scores with those above the diagonal times a factor."""
     return of_scores.where(mask.keys <= mask.queries, factor * of_scores)
 
 
 def off_diagonal(of_scores: Tensor, mask: RowMask, tile: int) -> Tensor:
-    """Those of keys that are not in the query's own tile."""
+    """The gradients of the scores for keys outside the query's own tile."""
     return of_scores.where(mask.keys // tile != mask.queries // tile, 0.0)
 
 
 def grouped(workload: Workload) -> Iterator[Mistake]:
-    """The sum over the query heads that share a key."""
+    """Wrong sums over the query heads that share a key."""
     times = workload.num_heads // workload.num_kv_heads
     if times == 1:
         return
@@ -291,7 +291,7 @@ def grouped(workload: Workload) -> Iterator[Mistake]:
 
 
 def roundings(workload: Workload) -> Iterator[Mistake]:
-    """What is rounded, cut off or clipped in the backward pass alone."""
+    """Rounding, truncating or clipping only in the backward pass."""
     halves = {"bfloat16": torch.bfloat16, "float16": torch.float16} if workload.dtype.startswith("float") else {}
     eights = {"8 bits (e5m2)": torch.float8_e5m2, "8 bits (e4m3)": torch.float8_e4m3fn}
     for words, dtype in (halves | eights).items():
@@ -316,7 +316,7 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
 
 
 def wrong_gradients(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of the backward pass alone; none where other operands have gradients."""
+    """Every mistake of the backward pass alone; none if other operands have gradients."""
     if workload.operands or workload.direction == "inference":
         return
     for kind in (row_sums, weights, permuted, lost, grouped, roundings):

@@ -1,4 +1,4 @@
-"""Scale, normalisation and precision."""
+"""Mistakes of scale, normalisation and precision."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ from attnbench.contract import Weights
 from attnbench.workloads.workload import Workload
 
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
-"""What hidden keys get in place of minus infinity."""
+"""Scores of hidden keys instead of minus infinity."""
 FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
-"""Where a running maximum starts in place of minus infinity."""
+"""Initial values of a running maximum instead of minus infinity."""
 WEAK = -1e3
-"""A higher fill shows on normal inputs."""
+"""Higher fills show on normal inputs."""
 LONG = 1024
 
 
@@ -30,7 +30,7 @@ def scaled(scale: float) -> Mistake:
 
 
 def scales(workload: Workload) -> Iterator[Mistake]:
-    """Scores that are scaled by something else, or not at all."""
+    """Scores with another scale, or none."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
     rows = [
         ("no_scale", "the scores are not scaled, by 1/sqrt(K) say", 1.0),
@@ -63,29 +63,29 @@ def scales(workload: Workload) -> Iterator[Mistake]:
 
 
 def softmax_over(masked: Tensor, _: RowMask, dims: tuple[int, ...]) -> Tensor:
-    """The softmax over some axes; hidden keys have no share."""
+    """The softmax over the axes `dims`; hidden keys get no share."""
     powers = (masked - masked.amax(dims, keepdim=True)).exp().nan_to_num(0.0)
     return powers / powers.sum(dims, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
 
 
 def exponentials(masked: Tensor) -> Tensor:
-    """Exponentials with the maximum subtracted, 0 where a query sees no key."""
+    """Exponentials after subtracting the maximum; 0 if a query sees no key."""
     return (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
 def shares(powers: Tensor, more: float = 0.0, least: float = 0.0) -> Tensor:
-    """Powers divided by their sum, to which a number is added, or which is a number at least."""
+    """Powers divided by their sum, plus `more` and at least `least`."""
     return powers / (powers.sum(dim=-1, keepdim=True) + more).clamp(min=least)
 
 
 def floored(masked: Tensor, _: RowMask, floor: float) -> Tensor:
-    """Exponentials where the subtracted maximum is no lower than a number."""
+    """Exponentials after subtracting a maximum that is at least `floor`."""
     powers = (masked - masked.amax(dim=-1, keepdim=True).clamp(min=floor)).exp()
     return shares(powers, least=torch.finfo(masked.dtype).tiny)
 
 
 def normalisations(_: Workload) -> Iterator[Mistake]:
-    """Softmaxes over something else, without maximum or sum, or with something more in the sum."""
+    """Softmaxes over other axes, without maximum or sum, or with an extra term in the sum."""
     for name, dims in (("queries", (-2,)), ("heads", (1,)), ("batch", (0,)), ("queries_and_keys", (-2, -1))):
         words = f"the softmax runs over the {name} instead of the keys".replace("_and_keys", " and keys together")
         flags = "needs_all_rows" * name.startswith("queries")
@@ -168,17 +168,17 @@ def fills(workload: Workload) -> Iterator[Mistake]:
 
 
 def coarse(tensor: Tensor) -> Tensor:
-    """Rounded to bfloat16, in the own dtype."""
+    """Round the tensor to bfloat16 and back."""
     return tensor.bfloat16().to(tensor.dtype)
 
 
 def coarse_weights(weights: Weights) -> Weights:
-    """Every weight rounded."""
+    """Round every weight to bfloat16."""
     return weights.map(coarse)
 
 
 def rounded_powers(masked: Tensor, mask: RowMask, *, is_sum: bool) -> Tensor:
-    """Exponentials rounded before they are divided by their sum, or by the sum of what is left of them."""
+    """Exponentials rounded before they are divided by their sum, or by the sum of the rounded ones."""
     right = steps.weights(masked, mask)
     largest = right.amax(dim=-1, keepdim=True)
     powers = coarse((right / largest).nan_to_num(0.0))
@@ -186,7 +186,7 @@ def rounded_powers(masked: Tensor, mask: RowMask, *, is_sum: bool) -> Tensor:
 
 
 def rounded_bias(scores: Tensor, mask: RowMask) -> Tensor:
-    """What is added to the scores, rounded."""
+    """The masked scores with a rounded bias."""
     for part in mask.rule.changes:
         scores = scores + coarse(mask.bias(part).to(scores.dtype)) if part.is_additive else mask.change(scores, part)
     return hide(scores, mask.seen)
@@ -203,7 +203,7 @@ def rounded_sums(weights: Tensor, value: Tensor, _: RowMask, tile: int, *, is_on
 
 
 def roundings(workload: Workload) -> Iterator[Mistake]:
-    """What is rounded to bfloat16 on the way; in half precision that is within what honest forms do to their scores."""
+    """Intermediate results rounded to bfloat16; in half precision, rounded scores are within honest errors."""
     if workload.dtype in {"float32", "float64"}:
         says = "the {} are rounded to bfloat16 on the way"
         rows: list[tuple[str, str, str, Callable[..., object]]] = [

@@ -1,7 +1,7 @@
-"""Factors on outputs and gradients, and tiles: left out, counted twice, merged wrongly; widths that are cut off.
+"""Wrong factors on outputs and gradients; tiles that are lost, counted twice or merged wrongly; truncated widths.
 
-What holds from a query row on, or in some heads alone, needs no mistake of its own: the diagnosis compares a mistake
-with the rows that are wrong.
+A mistake that starts at a query row, or is limited to some heads, needs no entry: the diagnosis compares mistakes with
+the wrong rows alone.
 """
 
 import math
@@ -18,13 +18,13 @@ from attnbench.workloads.workload import Workload
 
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_TILES = 12
-"""Of more tiles of one length, those at both ends and in the middle are tried."""
+"""With more tiles of one length, only those at both ends and in the middle are tried."""
 SHORT = 32
-"""Up to this length very short tiles are tried, too."""
+"""Up to this length very short tiles are tried too."""
 
 
 def times(tensor: Tensor, factor: float, first: int, *, is_gradient: bool) -> Tensor:
-    """The rows from `first` on (..., R, n) multiplied, or their gradient alone."""
+    """The rows from `first` on (..., R, n) times a factor, or only their gradient."""
     late = (torch.arange(tensor.shape[-2], device=tensor.device) >= first)[:, None].to(tensor.dtype)
     return tensor + (factor - 1) * late * (tensor - tensor.detach() if is_gradient else tensor)
 
@@ -49,7 +49,7 @@ def factors(workload: Workload) -> Iterator[Mistake]:
 
 
 def whole_tiles(length: int) -> Iterator[range]:
-    """Every whole tile of a usual length; of many, those at both ends and in the middle."""
+    """Every whole tile of a usual length; of many tiles, those at both ends and in the middle."""
     for tile in TILE_LENS:
         number = length // tile
         some = sorted({0, 1, number // 2, number - 2, number - 1}) if number > MOST_TILES else range(number)
@@ -58,30 +58,30 @@ def whole_tiles(length: int) -> Iterator[range]:
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """Every whole tile of a usual length, and what lies past the last one, each with what it is."""
+    """Every whole tile of a usual length, and the rest after the last one, each with its description."""
     rest = sorted({length // tile * tile for tile in TILE_LENS if tile < length and length % tile})
     yield from (("what lies past the last whole tile", range(start, length)) for start in rest)
     yield from (("a tile", places) for places in whole_tiles(length))
 
 
 def without(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
-    """The masked scores with those keys hidden."""
+    """The masked scores with `keys` hidden."""
     return hide(mask.changed(scores), mask.seen & ((mask.keys < keys.start) | (mask.keys >= keys.stop)))
 
 
 def twice(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
-    """The masked scores with those keys counted twice."""
+    """The masked scores with `keys` counted twice."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
     return hide(mask.changed(scores) + math.log(2) * among.to(scores.dtype), mask.seen)
 
 
 def unwritten(value: Tensor, keys: range) -> Tensor:
-    """Values (B, H, S, V) of which those of a tile are 0."""
+    """Values (B, H, S, V) with 0 for the keys of a tile."""
     return value.index_fill(2, torch.arange(keys.start, keys.stop, device=value.device), 0.0)
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """A tile of keys left out, counted twice, or without values."""
+    """A tile of keys that is left out, counted twice, or without values."""
     for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == "a tile" else "last_partial_tile_dropped"
@@ -95,13 +95,13 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: list[int], merge: str) -> Tensor:
-    """Each part's own softmax (B, H, R, S) side by side, added up or averaged over the parts that see a key."""
+    """The separate softmaxes of parts (B, H, R, S), side by side, summed or averaged over the parts that see a key."""
     whole = torch.cat([part.softmax(dim=-1).nan_to_num(0.0) for part in masked.split(lengths, dim=-1)], dim=-1)
     return whole if merge == "added up" else whole / whole.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
-    """An online softmax that forgets to rescale its sum, its output, or both when the maximum grows."""
+    """An online softmax that does not rescale its sum, its output, or both when the maximum grows."""
     maximum, powers = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min), []
     for scores in masked.split(tile, dim=-1):
         maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
@@ -112,7 +112,7 @@ def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
 
 
 def merges(workload: Workload) -> Iterator[Mistake]:
-    """Softmaxes over tiles or parts that are joined wrongly."""
+    """Softmaxes over tiles or parts that are merged wrongly."""
     length = workload.kv_len
     usual = [tile for tile in TILE_LENS if tile < length and (tile >= 16 or length <= SHORT)]  # noqa: PLR2004
     splits = {f"over tiles of {tile} keys": [len(part) for part in torch.arange(length).split(tile)] for tile in usual}
@@ -132,7 +132,7 @@ def merges(workload: Workload) -> Iterator[Mistake]:
 
 
 def cut_widths(workload: Workload) -> Iterator[Mistake]:
-    """Only the first numbers of query and key count."""
+    """Only the first columns of query and key count."""
     full = workload.head_dim
     for width in sorted({2**power for power in range(9)} | {full - 1, workload.value_dim}):
         for is_scaled in (False, True) if 0 < width < full else ():
@@ -149,7 +149,7 @@ def cut_widths(workload: Workload) -> Iterator[Mistake]:
 
 
 def wrong_parts(workload: Workload) -> Iterator[Mistake]:
-    """Every factor, and every tile or width that goes wrong."""
+    """Every wrong factor, tile and width."""
     yield from factors(workload)
     yield from tiles(workload)
     yield from merges(workload)

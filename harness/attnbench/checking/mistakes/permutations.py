@@ -17,11 +17,11 @@ OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "keys_and_values": ("heads", (1, 2)),
     "output": ("context", ()),
 }
-"""The step that reads each operand, and where among its own; of the output, the step that returns it."""
+"""The step that reads each operand, and the operand's places in its arguments; the step that returns the output."""
 
 
 def orders(number: int) -> dict[str, list[int]]:
-    """Wrong orders of things by how they are described, none of them twice."""
+    """Distinct wrong orders of `number` things, by description."""
     things = list(range(number))
     known = {
         "in reverse": things[::-1],
@@ -41,30 +41,30 @@ def orders(number: int) -> dict[str, list[int]]:
 
 
 def in_order(axis: int, order: list[int]) -> Callable[[Tensor], Tensor]:
-    """A function that puts one axis of a tensor into another order."""
+    """A function that reorders one axis of a tensor."""
     return lambda tensor: tensor[(slice(None),) * axis + (order,)]
 
 
 def viewed(tensor: Tensor) -> Tensor:
-    """(B, T, H, K) taken for (B, H, T, K) by a view, without a transpose."""
+    """Read (B, T, H, K) as (B, H, T, K) by a view, without a transpose."""
     return tensor.transpose(1, 2).reshape(tensor.shape)
 
 
 def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """Attention among the heads of one position: (B, H, T, K) taken for (B, T, H, K)."""
+    """Attention among the heads of one position: (B, H, T, K) read as (B, T, H, K)."""
     scores = product(query.transpose(1, 2), key.permute(0, 2, 3, 1)) * mask.scale_for(query.shape[-1])  # (B,T,H,H)
     return product(scores.softmax(dim=-1), value.transpose(1, 2)).transpose(1, 2)
 
 
 def of_operands(workload: Workload) -> Iterator[Mistake]:
-    """Query, key, value, keys with their values, or the output in another order of one axis."""
+    """Query, key, value, keys with their values, or the output in another order along one axis."""
     for operand, (step, places) in OPERANDS.items():
         is_output, what = operand == "output", operand.replace("_", " ")
         heads = workload.num_kv_heads if step == "heads" else workload.num_heads
         sizes = (workload.batch_size, heads, workload.kv_len if step == "heads" else workload.seq_len)
         for axis, number in enumerate(sizes):
             if operand == "query" and axis:
-                continue  # as with keys and values, or the output
+                continue  # same as for keys and values, or the output
             for words, order in orders(number).items():
                 if AXES[axis] == "position" and words.startswith("grouped"):
                     continue
@@ -81,7 +81,7 @@ def of_operands(workload: Workload) -> Iterator[Mistake]:
 
 
 def biased(scores: Tensor, mask: RowMask, order: list[int]) -> Tensor:
-    """The masked scores with what is added to them in another order of heads."""
+    """The masked scores with biases in another order of heads."""
     for part in mask.rule.changes:
         if part.is_additive:
             scores = scores + mask.bias(part).expand(scores.shape)[:, order].to(scores.dtype)
@@ -91,7 +91,7 @@ def biased(scores: Tensor, mask: RowMask, order: list[int]) -> Tensor:
 
 
 def of_heads(workload: Workload) -> Iterator[Mistake]:
-    """Biases and sinks of other heads."""
+    """Biases and sinks of the wrong heads."""
     for words, order in orders(workload.num_heads).items():
         if any(part.is_additive for part in workload.mask_rule.changes):
             change = lambda scores, mask, order=order: biased(scores, mask, order)  # noqa: E731
@@ -102,7 +102,7 @@ def of_heads(workload: Workload) -> Iterator[Mistake]:
 
 
 def of_layouts(workload: Workload) -> Iterator[Mistake]:
-    """(B, H, T, K) taken for (B, T, H, K), or the other way round."""
+    """(B, H, T, K) read as (B, T, H, K), or the reverse."""
     if min(workload.num_heads, workload.seq_len) == 1:
         return
     if workload.seq_len == workload.kv_len:

@@ -1,4 +1,4 @@
-"""Mistakes of attention over several ranks: how parts are merged, and where each rank's tokens are."""
+"""Mistakes of attention over several ranks: wrong merging of parts, and wrong places of each rank's tokens."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,14 +16,14 @@ from attnbench.workloads.workload import Workload
 
 
 def within(positions: Tensor, parts: list[range]) -> tuple[Tensor, Tensor]:
-    """The rank that has each token, and the place of the token among its own."""
+    """The rank of each token, and the token's place in that rank."""
     starts = torch.tensor([part.start for part in parts], device=positions.device)
     rank = torch.searchsorted(starts, positions, right=True) - 1
     return rank, positions - starts[rank]
 
 
 def wrong_ranks(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of ranks, where there are several."""
+    """Every mistake of ranks, if there are several."""
     world_size, length = workload.world_size, workload.kv_len
     if world_size == 1 or length < world_size:
         return
@@ -57,7 +57,7 @@ def wrong_ranks(workload: Workload) -> Iterator[Mistake]:
 
 
 def causal_ranks(parts: list[range], order: Tensor) -> Iterator[Mistake]:
-    """Causal masks that go by other places than the tokens'."""
+    """Causal masks by wrong token positions."""
 
     def seen(name: str, mask: RowMask) -> Tensor:
         (of_query, query), (of_key, key) = within(mask.queries, parts), within(mask.keys, parts)

@@ -1,4 +1,4 @@
-"""Mistakes of their own: projections, what models add to attention, caches, rotary positions, memory, gradients."""
+"""Mistakes without a family: projections, extensions of attention, caches, rotary positions, memory, gradients."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ PARTS = ("query", "key", "value")
 DROPPED = 0.5
 STALE: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 MOST_POWER = 3.0
-"""Of a base of rotary positions, which a fit may not exceed."""
+"""The largest power of a rotary base in a fit."""
 ROTARY_BASES = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 Pair = tuple[Tensor, Tensor]
@@ -43,19 +43,19 @@ def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[.
 
 
 def by_feature(parts: list[Tensor]) -> Iterable[Tensor]:
-    """(H*K,) read as (K, H)."""
+    """Read (H*K,) as (K, H)."""
     return (part.flatten(0, 1).unflatten(0, (part.shape[1], part.shape[0])).transpose(0, 1) for part in parts)
 
 
 def by_head(parts: list[Tensor]) -> Iterable[Tensor]:
-    """All queries, all keys, all values read head by head."""
+    """Read all queries, all keys, all values as head by head."""
     num_heads, head_dim = parts[0].shape[:2]
     packed = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
     return [packed[:, place] for place in range(3)]
 
 
 def in_thirds(parts: list[Tensor]) -> Iterable[Tensor]:
-    """Head by head read as all queries, all keys, all values."""
+    """Read head by head as all queries, all keys, all values."""
     packed = torch.stack(parts, dim=1).flatten(0, 2)  # (H,3,K,...) -> (H*3*K,...)
     return (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
 
@@ -125,7 +125,7 @@ def unbiased(weights: Weights) -> Weights:
 
 
 def rotated(tensor: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotary positions (https://arxiv.org/abs/2104.09864): pairs of columns turned by place times frequency."""
+    """Rotary positions (https://arxiv.org/abs/2104.09864): rotate pairs of columns by place times frequency."""
     half = tensor.shape[-1] // 2
     angle = places[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
     cos, sin = angle.cos().to(tensor), angle.sin().to(tensor)
@@ -135,7 +135,7 @@ def rotated(tensor: Tensor, places: Tensor, base: float, *, is_interleaved: bool
 
 
 def rotary(base: float, *, is_interleaved: bool) -> Mistake:
-    """Rotary positions inside; the diagnosis fits the power of the base."""
+    """Built-in rotary positions; the diagnosis fits the power of the base."""
     turn = partial(rotated, base=base, is_interleaved=is_interleaved)
     style = "interleaved, as in GPT-J" if is_interleaved else "in halves, as in Llama"
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
@@ -169,20 +169,20 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
 
 
 def equal_weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """The same weight for every key that is seen."""
+    """Equal weights for all visible keys."""
     seen = mask.seen.to(masked.dtype)
     return (seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(masked)
 
 
 def by_part(scores: Tensor, mask: RowMask, change: Callable[..., Tensor], kinds: tuple[type[Mask], ...]) -> Tensor:
-    """The masked scores where parts of these kinds change the scores by `change(scores, part)` instead."""
+    """The masked scores, with `change(scores, part)` instead of the usual change for parts of these kinds."""
     for part in mask.rule.changes:
         scores = change(scores, part) if isinstance(part, kinds) else mask.change(scores, part)
     return hide(scores, mask.seen)
 
 
 def biased(scores: Tensor, mask: RowMask, bias: Callable[..., Tensor]) -> Tensor:
-    """The masked scores with `bias(right, mask, part)` added where a bias is."""
+    """The masked scores, with `bias(right, mask, part)` in place of each bias."""
     for part in mask.rule.changes:
         added = bias(mask.bias(part), mask, part).to(scores.dtype) if part.is_additive else None
         scores = mask.change(scores, part) if added is None else scores + added
@@ -190,7 +190,7 @@ def biased(scores: Tensor, mask: RowMask, bias: Callable[..., Tensor]) -> Tensor
 
 
 def of_biases(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes of what is added to the scores."""
+    """Mistakes of biases."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
     kinds = {type(part) for part in parts}
 
@@ -214,7 +214,7 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         words = "the gradient of bias is 0: none reaches it"
         yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
         is_shared = all(shape[0] != workload.batch_size for shape in workload.operands.values())
-        if workload.batch_size > 1 and is_shared:  # else the others' gradients are 0
+        if workload.batch_size > 1 and is_shared:  # otherwise the others' gradients are 0
             words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
             of_first = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
             yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
@@ -239,13 +239,13 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
 
 
 def of_first_row(bias: Tensor, batch_size: int) -> Tensor:
-    """The bias (B, H, R, S), of which that of the first batch row alone has a gradient."""
+    """The bias (B, H, R, S) with a gradient only from the first batch row."""
     every = bias.expand(batch_size, *bias.shape[-3:])
     return torch.cat([every[:1], every[1:].detach()])
 
 
 def looked_up(part: Mask) -> Iterator[Mistake]:
-    """A learned bias that is looked up at another index, or in one table alone."""
+    """A learned bias that is looked up at another index, or in only one table."""
 
     def elsewhere(words: str, index: Callable[[RowMask], tuple[Tensor, ...]], without: str = "") -> Mistake:
         def bias(right: Tensor, mask: RowMask, each: Mask) -> Tensor:
@@ -362,7 +362,7 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
 
 
 def values_in_keys(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes of values that lie in the memory of their keys."""
+    """Mistakes with values inside the memory of their keys."""
     if workload.layout == "value_in_key" and workload.value_dim < workload.head_dim:
         words = "the values are the last V numbers of their keys instead of the first"
 
@@ -373,7 +373,7 @@ def values_in_keys(workload: Workload) -> Iterator[Mistake]:
 
 
 def dropped(weights: Tensor, factor: float) -> Tensor:
-    """The weights, some of them 0."""
+    """The weights with some of them set to 0."""
     return weights * (torch.rand(weights.shape, device=weights.device) >= DROPPED) * factor
 
 
@@ -386,18 +386,18 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def reused(output: Tensor) -> Tensor:
-    """A buffer that later outputs are written to."""
+    """Copy the output into a shared buffer that later calls overwrite."""
     return STALE.setdefault((output.shape, output.dtype), output.detach().clone()).copy_(output)
 
 
 def scaled_in_place(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """Scores of a query that is changed."""
+    """Scores after scaling the query in place."""
     query.data.mul_(mask.scale_for(query.shape[-1]))
     return product(query, key.mT)
 
 
 def of_memory(workload: Workload) -> Iterator[Mistake]:
-    """What is random, or depends on how tensors lie in memory or on earlier calls."""
+    """Randomness, and dependence on memory layout or earlier calls."""
     words = "dropout is active in evaluation"
     raised, as_it_was = (after("weights", partial(dropped, factor=factor)) for factor in (1 / (1 - DROPPED), 1.0))
     yield wrong("dropout_in_evaluation", words, "is_random", weights=raised)
@@ -417,7 +417,7 @@ def of_memory(workload: Workload) -> Iterator[Mistake]:
 
 
 def singles(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of its own."""
+    """Every mistake without a family."""
     if workload.scope == "module":
         yield from projections(workload)
     for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory):

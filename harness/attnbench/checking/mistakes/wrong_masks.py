@@ -1,4 +1,4 @@
-"""Wrong masks: the neighbours of the mask that was asked for, and what else hides, shows or shifts keys."""
+"""Wrong masks: neighbours of the workload's mask, and other ways to hide, show or shift keys."""
 
 import functools
 import operator
@@ -24,19 +24,19 @@ AT_END: dict[type[Mask], type[Mask]] = {
     if end.name == f"{start.name}_bottom_right"
 }
 DRAWN = (masks.Boolean, masks.TreeOf, masks.Document, masks.PaddingToNothing)
-"""Masks that nobody has by mistake."""
+"""Masks that do not occur by mistake."""
 MOVES = (-1, 1, -2, 2, -3, 3)
 MOST_ROWS = 256
-"""Masks that show the same to this many queries are taken for the same."""
+"""Masks that show the same keys to the first queries, up to this number, count as equal."""
 
 
 Seen = Callable[[RowMask], Tensor]
-"""The keys that queries see (B, 1, R, S), or what broadcasts to (B, H, R, S)."""
+"""The keys that queries see (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)."""
 
 
 @dataclass(frozen=True)
 class WrongMask:
-    """Other keys that are seen; `words` complete "It looks as if ..."."""
+    """A wrong set of visible keys; `words` complete "It looks as if ..."."""
 
     name: str
     words: str
@@ -45,17 +45,17 @@ class WrongMask:
 
 
 def showing(scores: Tensor, mask: RowMask, seen: Seen) -> Tensor:
-    """The masked scores where other keys are seen."""
+    """The masked scores with other visible keys."""
     return hide(mask.changed(scores), seen(mask))
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
-    """What is seen under a mask and under all of `others`."""
+    """The keys that are visible under a mask and under all of `others`."""
     return functools.reduce(operator.and_, map(mask.seen_under, (other, *others)))
 
 
 def explicit(part: Mask, sizes: tuple[int, int, int]) -> Mask:
-    """The same mask with its lengths written out."""
+    """This mask with its default lengths filled in."""
     if isinstance(part, masks.Padding):
         return masks.Padding(*part.table(*sizes).tolist())
     if isinstance(part, masks.Ragged):
@@ -64,7 +64,7 @@ def explicit(part: Mask, sizes: tuple[int, int, int]) -> Mask:
 
 
 def arguments_nearby(part: Mask) -> Iterator[tuple[int, ...]]:
-    """Other arguments: each alone, or all, off by one or more, twice or half as large, in another order."""
+    """Near arguments: each alone, or all, off by one or more, doubled or halved, or in another order."""
     numbers = part.arguments
     for place in range(len(numbers)):
         moved = {numbers[place] + move for move in MOVES} | {2 * numbers[place], numbers[place] // 2}
@@ -76,7 +76,7 @@ def arguments_nearby(part: Mask) -> Iterator[tuple[int, ...]]:
 
 
 def siblings(part: Mask) -> Iterator[tuple[type[Mask], tuple[int, ...]]]:
-    """Masks of other kinds with the same numbers, or with those that other libraries would read."""
+    """Masks of other kinds with the same numbers, or with the numbers as other libraries read them."""
     numbers = part.arguments
     most = numbers[:2]
     readings = [(), numbers, numbers[:1], most[::-1]]
@@ -90,7 +90,7 @@ def siblings(part: Mask) -> Iterator[tuple[type[Mask], tuple[int, ...]]]:
 
 
 def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, Mask]]:
-    """Masks for which a part may be taken, each with the name of such a mistake."""
+    """Masks that a part may be confused with, each with the mistake's name."""
     at_start = {end: start for start, end in AT_END.items()}
     written = explicit(part, sizes)
     known: list[tuple[str, type[Mask], tuple[int, ...]]] = []
@@ -126,7 +126,7 @@ def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
 
 
 def moved(seen: Tensor, step: int, end: str) -> Tensor:
-    """What is seen, shifted along the keys; those at the end stay as they were, are hidden, or come from the other."""
+    """The visible keys shifted along the key axis; those at the end stay, are hidden, or wrap around."""
     result, places = seen.roll(step, -1), slice(0, step) if step > 0 else slice(step, None)
     if end != "rolled":
         result[..., places] = seen[..., places] & (end == "stays")
@@ -141,7 +141,7 @@ def by_head(mask: RowMask) -> Tensor:
 
 
 def of_queries(mask: RowMask) -> Tensor:
-    """The padding applied to the queries."""
+    """The padding applied to queries instead of keys."""
     parts = [part for part in mask.rule.parts if part.hides]
     padding = next(part for part in parts if isinstance(part, masks.Padding))
     lengths = torch.from_numpy(padding.table(*mask.sizes))[:, None, None, None].to(mask.rows.device)
@@ -150,7 +150,7 @@ def of_queries(mask: RowMask) -> Tensor:
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask ignored, inverted, shifted, or given to others than those it is for."""
+    """The whole mask ignored, inverted, shifted, or applied to the wrong queries, rows or heads."""
     rule, square = workload.mask_rule, workload.seq_len == workload.kv_len
     if not any(isinstance(part, CAUSAL) for part in rule.parts):
         for kind, end in zip(CAUSAL, (START, END), strict=True):
@@ -196,9 +196,9 @@ ALIGNMENTS = {"bottom_right_for_top_left", "top_left_for_bottom_right"}
 
 
 def distinct_masks(workload: Workload) -> Iterator[WrongMask]:
-    """Every wrong mask at a workload, none of which shows what another does.
+    """Distinct wrong masks at a workload.
 
-    One query that is aligned at the other end may see all keys, as one whose mask is ignored: both are named.
+    A single query aligned at the other end may see all keys, as with an ignored mask: both are named.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (-1, workload.num_heads, -1, -1)
