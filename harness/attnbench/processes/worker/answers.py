@@ -122,8 +122,6 @@ class Bench:
 
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
 NO_INFINITY = "its bias may not hold -inf, which hides keys from a function without a parameter mask: name mask, too"
-    "its bias may not hold -inf, which hides keys from a function without the parameter mask: name a mask, too"
-)
 NO_FLOAT64 = "in float64 it gives no finite output: a number leaves float32's range, as finfo.min does times a boolean"
 
 
