@@ -1,9 +1,9 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file holds 203 wrong functions and 121 right ones. Their authors knew the definition of
+`blind.tar.xz` next to this file holds 337 wrong functions and 205 right ones. Their authors knew the definition of
 attention, the signature that a function may have, and public bug reports; each file names its source. They proved each
-wrong function against a float64 loop, by ten times the error of an honest form at least. The archive keeps them out of
-imports and lint.
+wrong function against a float64 loop, by ten times the error of an honest form at least, those from m301 on by four
+times. The archive keeps them out of imports and lint. Verdicts in `blind.json` are kept: delete it to check all again.
 """
 
 import csv
@@ -23,10 +23,12 @@ from studies.acceptance.outcome import upper_limit
 
 ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
+SILENT = {"right", "right where tried"}
 BATCH = 20
 """Files of one command: they share its oracle."""
 BEFORE = (
     ("42 functions of a first set, by the engine before", 31, 42),
+    ("134 of these (from m301 on), before inference mode, rows of bias and long sums", 111, 134),
     ("178 of these, before the rules about strides, ties, sizes and frozen operands", 160, 178),
 )
 """Mistakes by outsiders that were called wrong: set and version, caught, total."""
@@ -91,7 +93,7 @@ def page(verdicts: dict[str, dict[str, str]], table: dict[str, dict[str, dict[st
         )
         lines += ["", f"## {len(found)} {KINDS[kind]}", "", "| verdict | functions |", "| --- | --- |"]
         lines += [f"| {verdict} | {number} |" for verdict, number in counts.most_common()]
-        bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict == "right" for verdict in found.values())
+        bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
         says = "Called wrong" if kind == "honest" else "Called right silently"
         limit = upper_limit(bad, len(found), 0.95)
         lines += ["", f"{says}: {bad} of {len(found)}, {bad / len(found):.1%}, at most {limit:.1%}."]
