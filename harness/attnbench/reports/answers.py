@@ -220,7 +220,8 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
     more = len(names) - 1
     alike = f"; {more} other{'s' * (more > 1)} beat{'s' * (more == 1)} {base}, too" if more else ""
     where, part = _place(won, others)
-    too = f" and on {len(won) - len(part)} other shapes" if len(part) < len(won) else ""
+    num_others = len(won) - len(part)
+    too = f" and on {num_others} other shape{'s' * (num_others != 1)}" if num_others else ""
     lines = [f"Take {choice} {where} ({_gain(part, choice)} faster than {base}){too}{alike}."]
     if elsewhere := [each for each in others if each.faster]:
         lines.append(f"Others are faster than {base} on {_named(elsewhere)}.")
