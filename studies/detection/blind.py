@@ -89,7 +89,8 @@ def page(verdicts: dict[str, dict[str, str]], table: dict[str, dict[str, dict[st
     ]
     for kind, found in verdicts.items():
         counts = Counter(
-            verdict.partition(",")[0] + (" by convention" if "," in verdict else "") for verdict in found.values()
+            verdict.partition(",")[0] + (" by convention" if verdict.startswith("right") and "," in verdict else "")
+            for verdict in found.values()
         )
         lines += ["", f"## {len(found)} {KINDS[kind]}", "", "| verdict | functions |", "| --- | --- |"]
         lines += [f"| {verdict} | {number} |" for verdict, number in counts.most_common()]
@@ -101,7 +102,7 @@ def page(verdicts: dict[str, dict[str, str]], table: dict[str, dict[str, dict[st
             continue
         lines += ["", "Before:", "", "| of which | called wrong |", "| --- | --- |"]
         lines += [f"| {what} | {caught} of {number}, {caught / number:.0%} |" for what, caught, number in BEFORE]
-        missed = {name: verdict for name, verdict in found.items() if verdict != "WRONG"}
+        missed = {name: verdict for name, verdict in found.items() if not verdict.startswith("WRONG")}
         lines += ["", "Not called wrong:", "", "| function | verdict | wrong where |", "| --- | --- | --- |"]
         lines += [f"| {name} | {verdict} | {table[kind][name]['setting']} |" for name, verdict in missed.items()]
     return "\n".join([*lines, ""])

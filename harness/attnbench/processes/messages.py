@@ -87,7 +87,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
-    hides_by_bias: bool = False
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
     peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
