@@ -122,7 +122,7 @@ class Bench:
 
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
 NO_INFINITY = "its bias may not hold -inf, which hides keys from a function without a parameter mask: name mask, too"
-NO_FLOAT64 = "in float64 it gives no finite output: a number leaves float32's range, as finfo.min does times a boolean"
+NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
 
 
 def takes_infinity(made: Implementation) -> bool:
