@@ -118,6 +118,7 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "did you mean fused?" in reasons["fusde"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]
 )
@@ -180,6 +181,7 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     assert found.stdout.count("needs window") == 1  # once, for any number of cells
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kv_heads", "is_told"), [(1, True), (2, False)])
 def test_it_says_where_grouped_heads_come_repeated(folder: Path, kv_heads: int, *, is_told: bool) -> None:
     found = checked(folder, "mine.py:right", "--set", "num_heads=2", "--set", f"num_kv_heads={kv_heads}")

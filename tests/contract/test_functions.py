@@ -107,6 +107,7 @@ def judged(function, *, is_brief=False, **axes) -> Agreement | str:
     return reason or check(references(workload, is_brief=is_brief), made)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "refused"),
     [
