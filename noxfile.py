@@ -194,7 +194,8 @@ def margins(session: nox.Session) -> None:
     closest = Path(session.create_tmp()) / "closest.jsonl"
     closest.unlink(missing_ok=True)
     env = ONE_THREAD | {"ATTNBENCH_CLOSEST": str(closest.resolve())}
-    session.run("python", "-m", "pytest", *IN_PARALLEL, "-q", "-m", "not browser", "tests/checking", "tests/contract", env=env)
+    options = [*IN_PARALLEL, "-q", "-m", "not browser"]
+    session.run("python", "-m", "pytest", *options, "tests/checking", "tests/contract", env=env)
     session.run("python", "-m", "tests.closest", env=env)
 
 
