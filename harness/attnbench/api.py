@@ -70,9 +70,9 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Outcome:
     """One run: its verdicts, its answer, and every measurement."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str], hint: str = "") -> None:
-        """Wrap a run with the verdict on each implementation by name; `hint` says how to decide more."""
-        self.results, self.verdicts, self.hint = results, dict(verdicts), hint
+    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
+        """Wrap a run with the verdict on each implementation by name."""
+        self.results, self.verdicts = results, dict(verdicts)
 
     @property
     def folder(self) -> Path:
@@ -134,7 +134,7 @@ class Outcome:
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
-        return [*story.troubles(self.results), *wrong, *story.answer(self.results), *[self.hint][: bool(self.hint)]]
+        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -347,15 +347,15 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
     return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
 
 
-def outcome(results: Results, hint: str = "") -> Outcome:
-    """Wrap a run with a verdict for each implementation except the baseline; `hint` says how to decide more."""
+def outcome(results: Results) -> Outcome:
+    """Wrap a run with a verdict for each implementation except the baseline."""
     found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
         found.setdefault(each.implementation, set()).add(each.verdict)
     worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names}, hint)
+    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
 
 
 def _plan(
