@@ -130,7 +130,7 @@ def test_wrong_answers_and_wrong_use_are_reported():
         bench(wrong, new, budget_s=0.0, seed=6, **SMALL)
     with pytest.raises(ValueError, match="does not support"):
         bench("torch_mha", new, budget_s=0.0, **SMALL)
-    with pytest.raises(ValueError, match="there is no axis seq_lenght .did you mean seq_len"):
+    with pytest.raises(ValueError, match=r"there is no axis seq_lenght .did you mean seq_len"):
         bench(new, seq_lenght=3)
 
 

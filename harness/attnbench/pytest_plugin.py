@@ -4,8 +4,8 @@
         found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
         assert found.verdict != "slower"
 
-Pytest loads it automatically if attnbench is installed; heavy imports wait until a test uses the fixture. In a test that
-also has the fixture `benchmark` of pytest-benchmark, the candidate's samples become that test's rounds.
+Pytest loads it automatically if attnbench is installed; heavy imports wait until a test uses the fixture. In a test
+that also has the fixture `benchmark` of pytest-benchmark, the candidate's samples become that test's rounds.
 """
 
 import secrets
@@ -58,7 +58,7 @@ class AttentionBench:
 
         if candidate == baseline:
             raise ValueError(f"{candidate} would be compared with itself: give two different ones")
-        options = {
+        options: dict[str, Any] = {
             "budget": budget_s,
             "seed": self.seed if seed is None else seed,
             "direction": "inference",

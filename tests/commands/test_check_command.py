@@ -169,7 +169,6 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     assert found.stdout.splitlines()[-1].startswith("inconclusive: ")
     assert "WRONG" not in found.stdout
     for line in (
-        "right is called with query, key, value, is_causal, scale",
         "at_times: error on attention-inference-cpu-float32-b1-t16-h2-k8",
         "  RuntimeError: not at 16 (mine.py, line 16)",
         "needs window: after query, key and value, it can be passed mask, is_causal,",
@@ -178,12 +177,6 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     ):
         assert line in found.stdout
     assert found.stdout.count("needs window") == 1  # once, for any number of cells
-
-
-@pytest.mark.parametrize(("kv_heads", "is_told"), [(1, True), (2, False)])
-def test_it_says_where_grouped_heads_come_repeated(folder: Path, kv_heads: int, *, is_told: bool) -> None:
-    found = checked(folder, "mine.py:right", "--set", "num_heads=2", "--set", f"num_kv_heads={kv_heads}")
-    assert ("come repeated" in found.stdout) == is_told
 
 
 def test_it_passes_where_all_are_right_and_refuses_where_none_can_be_tried(folder: Path) -> None:

@@ -23,6 +23,28 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
+def part(plan: Plan, place: int, number: int) -> Plan:
+    """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
+    workloads = plan.workloads[place::number]
+    return msgspec.structs.replace(
+        plan, workloads=workloads, false_share=plan.false_share * len(workloads) / len(plan.workloads)
+    )
+
+
+def shard(plan: Plan, text: str) -> Plan:
+    """The part K/N of a plan, as in 2/8: the second of eight parts that several machines measure.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    place, _, number = text.partition("/")
+    most = len(plan.workloads)
+    if not (place.isdecimal() and number.isdecimal() and 1 <= int(place) <= int(number) <= most):
+        allowed = f"give K/N with 1 <= K <= N <= {most}, the number of shapes, as in 1/{min(2, most)}"
+        raise ValueError(f"--shard {text} is not allowed: {allowed}")
+    return part(plan, int(place) - 1, int(number))
+
+
 def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
@@ -39,16 +61,9 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
             raise ValueError(f"{spec} has changed since the run began: start a new run")
     shares = []
     for place in range(number):
-        workloads = plan.workloads[place::number]
-        part = len(workloads) / len(plan.workloads)
-        smaller = msgspec.structs.replace(
-            plan,
-            workloads=workloads,
-            budget_s=plan.budget_s * part * num_hosts,
-            false_share=plan.false_share * part,
-            mixes=(),
-            traced={},
-        )
+        own = part(plan, place, number)
+        budget_s = plan.budget_s * len(own.workloads) / len(plan.workloads) * num_hosts
+        smaller = msgspec.structs.replace(own, budget_s=budget_s, mixes=(), traced={})
         name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
         shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
     return shares

@@ -134,7 +134,7 @@ class SelectionOptions:
         """
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
-        typed_here = typed(self.context) if self.context else set()
+        typed_here = typed(self.context) if bool(self.context) else set()
         if self.model and "--sweep" in typed_here:
             raise ValueError("--model and --sweep: give one of them")
         others = {"memory_limit", "context", "names", "implementations", "model", "conditions"}

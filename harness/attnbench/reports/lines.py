@@ -1,7 +1,7 @@
 """Plots of time and memory against length."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, workload_of
-from attnbench.reports import Picture, cells, grouped, plot, style
+from attnbench.reports import Picture, Report, cells, grouped, plot, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.units import plain
 from attnbench.workloads.workload import DTYPE_BYTES
@@ -20,19 +20,20 @@ FEWEST_LENGTHS, ENOUGH_LENGTHS = 3, 5
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
-def latencies(results: Results, fewest_lengths: int = 1) -> list[Picture]:
-    """Plot the time of a call against length; empty if no panel has times at `fewest_lengths`."""
+def latencies(results: Results, fewest_lengths: int = 1) -> Picture | None:
+    """Plot the time of a call against length; None if no panel has times at `fewest_lengths`."""
     title = "Time per call against length (median; lower is faster)"
     return _draw(results, _time, (title, "time per call", "s"), fewest_lengths)
 
 
-def memory(results: Results) -> list[Picture]:
+def memory(results: Results) -> Picture | None:
     """Draw the peak memory of a call against length, with the sizes of score matrix and output."""
     title = "Peak memory of one call above its inputs, against length"
     return _draw(results, _bytes, (title, "peak memory", "bytes"))
 
 
-def usual(results: Results) -> list[Picture]:
+@lru_cache(maxsize=1)
+def usual(results: Results) -> Picture | None:
     """The picture of a page: time against length, if some panel has enough lengths."""
     return latencies(results, ENOUGH_LENGTHS)
 
@@ -54,7 +55,7 @@ def _draw(
     point: Callable[[int, Row], plot.Point | None],
     texts: tuple[str, str, str],
     fewest_lengths: int = 1,
-) -> list[Picture]:
+) -> Picture | None:
     title, y_label, unit = texts
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
     drawn, seen, absent, exponents = list[plot.Panel](), list[pd.DataFrame](), list[Row](), list[str]()
@@ -81,13 +82,13 @@ def _draw(
             )
         )
     if not drawn:
-        return []
+        return None
     is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
     notes = [_absences(absent), "Hollow: too few visits for an interval." * is_hollow, *exponents[:1]]
     subtitle = cells.shared(pd.concat(seen))
     note = " ".join(filter(None, notes))
     base = style.label(cells.base(results.plan))
-    return [plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)]
+    return plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)
 
 
 def titles(shown: Sequence[Panel]) -> list[str]:
@@ -131,6 +132,10 @@ def _draw_theory(panel: Panel, axes: Axes) -> None:
 
 
 REPORT = {
-    "latency_plot": style.report("latency_plot", "time against length with intervals, as SVG and PNG", latencies),
-    "memory_plot": style.report("memory_plot", "peak memory against length with theory, as SVG and PNG", memory),
+    "latency_plot": Report(
+        summary="time against length with intervals", files=("latency_plot.svg", "latency_plot.png"), draw=latencies
+    ),
+    "memory_plot": Report(
+        summary="peak memory against length with theory", files=("memory_plot.svg", "memory_plot.png"), draw=memory
+    ),
 }

@@ -7,7 +7,6 @@ Statistician 38, 1984, https://doi.org/10.1080/00031305.1984.10483223.
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,6 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, arm_of, rows
 from attnbench.reports import Picture, Report, cells, grouped, lines, style
-from attnbench.storage.files import put
 from attnbench.storage.records import Arm, Verdict
 from attnbench.units import plain, significant
 
@@ -45,14 +43,14 @@ Rows = Mapping[Arm, Row]
 """The rows of one shape by arm."""
 
 
-def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Picture]:
-    """Draw the first `most` shapes of a run, each row `row` inches high; empty if nothing was compared."""
+def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture | None:
+    """Draw the first `most` shapes of a run, each row `row` inches high; None if nothing was compared."""
     table = cells.shown(results)
     by_shape = grouped(rows(table), lambda each: str(each["workload"]))
     compared = {name: members for name, members in by_shape.items() if any(map(_has_ratio, members))}
     names = list(compared)[:most]
     if not names:
-        return []
+        return None
     titles = cells.names(results)
     shapes = [{arm_of(each): each for each in compared[name]} for name in names]
     arms = order(shapes)
@@ -67,18 +65,16 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
 
     more = f"{len(compared) - most} more shapes have their numbers in records.csv. " if compared.keys() - names else ""
     doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
-    return [
-        style.sheet(
-            range(len(shapes)),
-            fill,
-            (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(arms))),
-            title=f"Which is faster: time as a ratio to {style.label(cells.base(results.plan))}, left of 1 is faster",
-            subtitle=cells.shared(table[table["workload"].isin(names)]),
-            note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
-            num_columns=num_columns,
-            legend={"handles": _handles(shapes), "loc": "outside upper right", "ncols": 5, "handlelength": 1.2},
-        )
-    ]
+    return style.sheet(
+        range(len(shapes)),
+        fill,
+        (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(arms))),
+        title=f"Which is faster: time as a ratio to {style.label(cells.base(results.plan))}, left of 1 is faster",
+        subtitle=cells.shared(table[table["workload"].isin(names)]),
+        note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
+        num_columns=num_columns,
+        legend={"handles": _handles(shapes), "loc": "outside upper right", "ncols": 5, "handlelength": 1.2},
+    )
 
 
 def order(shapes: Sequence[Rows]) -> list[Arm]:
@@ -172,16 +168,16 @@ def _handles(shapes: Sequence[Rows]) -> list[Line2D]:
     ]
 
 
-def write_picture(results: Results, folder: Path) -> list[Path]:
-    """Write the picture of a run's folder: time against length, or else ratios."""
-    return [put(folder / "picture.png", each.png()) for each in (lines.usual(results) or draw(results))[:1]]
-
-
 REPORT = {
-    "picture": Report(summary="the one picture of a run: time against length, or ratios", write=write_picture),
-    "ratio_plot": style.report(
-        "ratio_plot",
-        "which is faster on each shape, with intervals and verdicts, as SVG and PNG",
-        draw,
+    "picture": Report(
+        summary="the one picture of a run: time against length, or ratios",
+        files=("picture.png",),
+        draw=lambda results: lines.usual(results) or draw(results),
+        is_usual=True,
+    ),
+    "ratio_plot": Report(
+        summary="which is faster on each shape, with intervals and verdicts",
+        files=("ratio_plot.svg", "ratio_plot.png"),
+        draw=draw,
     ),
 }

@@ -14,7 +14,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -30,9 +30,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from attnbench import plugins
-from attnbench.analysis.results import Results
-from attnbench.reports import Picture, Report
-from attnbench.storage.files import put
+from attnbench.reports import Picture
 from attnbench.storage.records import BASE, Arm
 from attnbench.units import plain, show
 
@@ -238,24 +236,3 @@ def _fit_for_a_page(svg: str) -> str:
     digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
     numbers: dict[str, int] = {}
     return digest.sub(lambda name: f"{name[1]}{numbers.setdefault(name[0], len(numbers))}", bare)
-
-
-def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
-    """A report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
-    drawn = lru_cache(maxsize=1)(draw)
-    return Report(
-        summary=summary,
-        write=lambda results, folder: save(drawn(results), folder, stem),
-        draw=drawn,
-        is_usual=False,
-    )
-
-
-def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
-    """Write each picture as stem.svg and stem.png, from the second on as stem_2 and so on."""
-    paths = []
-    for number, drawn in enumerate(pictures, start=1):
-        path = folder / (stem if number == 1 else f"{stem}_{number}")
-        vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
-        paths += [put(vector, drawn.svg), put(raster, drawn.png())]
-    return paths
