@@ -188,10 +188,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("num_panels", [1, 2])
-def test_a_title_and_the_legend_next_to_it_fit_a_picture_of_few_panels(
-    tmp_path: Path, figures: list[Figure], num_panels: int
-) -> None:
-    """A legend for three panels once covered the title, and a title left the picture."""
+def test_a_title_fits_a_picture_of_few_panels(tmp_path: Path, figures: list[Figure], num_panels: int) -> None:
+    """A title once left the picture."""
     points = journals.workloads(mask=("none", "causal")[:num_panels], seq_len=(2048,))
     found = journals.write(tmp_path, points, ("sdpa", "fused", "chunked"), num_epochs=1)
     for name in ("memory_plot", "ratio_plot", "latency_plot"):

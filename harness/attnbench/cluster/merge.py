@@ -68,7 +68,6 @@ MAY_DIFFER = {
     **dict.fromkeys(("budget_s", "memory_limit_bytes", "seed"), 0),
     "digests": {},
     "left_out": {},
-    "traced": {},
     "false_share": FALSE_SHARE,
 }
 """Fields of a plan that runs over parts of it need not share, with a value for comparison."""
@@ -111,7 +110,6 @@ def join(runs: Sequence[Path], folder: Path) -> None:
         budget_s=sum(plan.budget_s for plan in plans),
         false_share=min(FALSE_SHARE, sum(plan.false_share for plan in plans)),
         left_out=dict(left_out),
-        traced={name: each for plan in plans for name, each in plan.traced.items()},
     )
     first = parts[0][0]
     assert isinstance(first, events.RunStarted)

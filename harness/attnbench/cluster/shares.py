@@ -63,7 +63,7 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
     for place in range(number):
         own = part(plan, place, number)
         budget_s = plan.budget_s * len(own.workloads) / len(plan.workloads) * num_hosts
-        smaller = msgspec.structs.replace(own, budget_s=budget_s, mixes=(), traced={})
+        smaller = msgspec.structs.replace(own, budget_s=budget_s, mixes=())
         name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
         shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
     return shares

@@ -49,24 +49,20 @@ def print_results(results: Results) -> None:
 
 
 def print_cells(results: Results) -> None:
-    """Print a table for each group of workloads: time and verdict of each cell, then metrics while there is room."""
-    if line := story.hosts(results):
-        say(line)
-    metrics = metric_columns(results)
+    """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        columns = {
-            "length": [cells.length(row) for row in members],
-            "implementation": [plain(cells.arm(row), limit=LONGEST_NAME) for row in members],
-            "time": [show(row["paired_latency_s"], "s") for row in members],
-            "verdict": [_verdict(row) for row in members],
-        }
-        for metric in metrics:
-            if any(row[metric.name] is not None for row in members):
-                wider = columns | {metric.heading: [cells.metric(row, metric) for row in members]}
-                lines = text_lines(list(wider), list(zip(*wider.values(), strict=True)))
-                columns = wider if max(map(len, lines)) <= Console().width else columns
-        print_table(list(columns), list(zip(*columns.values(), strict=True)))
+        lines = [
+            (
+                cells.length(row),
+                plain(cells.arm(row), limit=LONGEST_NAME),
+                show(row["paired_latency_s"], "s"),
+                _verdict(row),
+                show(row.get("peak_memory_bytes"), "bytes"),
+            )
+            for row in members
+        ]
+        print_table(("length", "implementation", "time", "verdict", "peak memory"), lines)
         say("")
     say(story.method(results), "dim")
     say(f"{story.decided(results)}; {story.interference(results)}")

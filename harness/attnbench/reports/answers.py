@@ -32,6 +32,8 @@ class Cell:
     status: str
     seconds: float | None  # of a call: the baseline's time times the ratio
     ratio: float | None
+    low: float | None = None  # of the ratio
+    high: float | None = None
     peak_bytes: float | None
     reason: str = ""  # why it is undecided
     may_be_faster: bool = False  # undecided, but possibly faster by more than the margin
@@ -140,6 +142,8 @@ def _cell(row: Row, mark: Mark | None) -> Cell:
         status=str(row["status"]),
         seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
         ratio=row["ratio"],
+        low=row["ratio_low"],
+        high=row["ratio_high"],
         peak_bytes=row.get("peak_memory_bytes"),
         reason=row["reason"] or "",
         may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),

@@ -25,7 +25,6 @@ from attnbench.analysis.table import (
     metric_columns,
     rows,
     table,
-    varying,
 )
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE, Status, Verdict
@@ -169,9 +168,9 @@ def length(axes: Axes) -> str:
     return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
-def shared(cells: "pd.DataFrame") -> str:
-    """Describe the axes that all cells share."""
-    return title(rows(cells.iloc[:1])[0], leave_out=varying(cells))
+def shared(every: Sequence[Axes]) -> str:
+    """Describe the axes that all of them share."""
+    return title(every[0], leave_out={axis for axis in NAMED if len({each[axis] for each in every}) > 1})
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from attnbench.analysis.growth import Fit, Growth, Outcome
+from attnbench.analysis.table import rows
 from attnbench.reports import Picture, cells, grouped
 from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
@@ -86,7 +87,7 @@ def _longest(growth: Growth) -> Workload:
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """Implementations by the title of their panel."""
-    return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
+    return grouped(growths, lambda growth: f"{cells.shared(rows(growth.panel.cells))} {growth.panel.other}".rstrip())
 
 
 def facts(growth: Growth) -> dict[str, object]:
@@ -126,10 +127,10 @@ def _panel(title: str, members: Sequence[Growth]) -> Panel:
 
     def draw_limit(axes: Axes) -> None:
         if limit:
-            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
+            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1)
 
     return Panel(
-        title=title,
+        title=f"{title}, limit {show(limit, 'bytes')}" if limit else title,
         lines=lines,
         x_label=X_LABELS[members[0].panel.axis],
         ticks={length: number(length) for length in sorted(lengths)},

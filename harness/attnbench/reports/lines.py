@@ -5,7 +5,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from attnbench.analysis.results import Results
@@ -58,7 +57,7 @@ def _draw(
 ) -> Picture | None:
     title, y_label, unit = texts
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
-    drawn, seen, absent, exponents = list[plot.Panel](), list[pd.DataFrame](), list[Row](), list[str]()
+    drawn, seen, absent, exponents = list[plot.Panel](), list[Row](), list[Row](), list[str]()
     for panel, name in zip(chosen, titles(chosen), strict=True):
         lines = []
         for arm, members in panel.lines.items():
@@ -68,7 +67,7 @@ def _draw(
                 lines.append(plot.Line(arm=arm, points=values, label=_growth(panel.letter, values)))
         if not lines:
             continue
-        seen.append(panel.cells)
+        seen += rows(panel.cells)
         exponents += [f"~{panel.letter}^x: growth with length, a least-squares slope."] * any(
             line.label for line in lines
         )
@@ -84,11 +83,16 @@ def _draw(
     if not drawn:
         return None
     is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
-    notes = [_absences(absent), "Hollow: too few visits for an interval." * is_hollow, *exponents[:1]]
-    subtitle = cells.shared(pd.concat(seen))
+    theory = "Grey lines: two score matrices (B H T S, dashed), one (dash-dotted), the output (B H T V, dotted)."
+    notes = [
+        theory * (unit == "bytes"),
+        _absences(absent),
+        "Hollow: too few visits for an interval." * is_hollow,
+        *exponents[:1],
+    ]
     note = " ".join(filter(None, notes))
     base = style.label(cells.base(results.plan))
-    return plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)
+    return plot.plot(drawn, title=title, subtitle=cells.shared(seen), y_label=y_label, unit=unit, note=note, base=base)
 
 
 def titles(shown: Sequence[Panel]) -> list[str]:
@@ -125,9 +129,9 @@ def _draw_theory(panel: Panel, axes: Axes) -> None:
     keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, cell["kv_len"])
     heads = cell["batch_size"] * cell["num_heads"] * DTYPE_BYTES[cell["dtype"]]
     faint: dict[str, Any] = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
-    axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
-    axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
-    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", label="output (B H T V), linear", **faint)
+    axes.plot(x, 2 * heads * queries * keys, linestyle="--", **faint)
+    axes.plot(x, heads * queries * keys, linestyle="-.", **faint)
+    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", **faint)
     axes.set_xlim(low, high)
 
 
