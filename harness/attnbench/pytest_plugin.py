@@ -65,20 +65,20 @@ class AttentionBench:
             "false_share": FALSE_SHARE,
         }
         with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
-            found = compare(candidate, baseline=baseline, results=folder, **(options | more))
-        for record in found.results.records:
+            outcome = compare(candidate, baseline=baseline, results=folder, **(options | more))
+        for record in outcome.results.records:
             if record.is_wrong:
-                where = f"{record.workload.id} (seed {found.results.plan.seed})"
+                where = f"{record.workload.id} (seed {outcome.results.plan.seed})"
                 raise AssertionError(f"{record.implementation} is wrong on {where}: {record.message}")
             if record.status is Status.unsupported:
                 raise ValueError(f"{record.implementation} does not support {record.workload.id}: {record.message}")
         if self.benchmark is not None:
-            (name,) = found.verdicts
-            samples = [each.samples(LATENCY) for each in found.results.records if each.implementation == name]
-            self.benchmark.extra_info.update(ratio=found.ratio, verdict=str(found.verdict))
+            (name,) = outcome.verdicts
+            samples = [cell.samples(LATENCY) for cell in outcome.results.records if cell.implementation == name]
+            self.benchmark.extra_info.update(ratio=outcome.ratio, verdict=str(outcome.verdict))
             CLOCK.load([sample.value for sample in samples[0]])
             self.benchmark.pedantic(CLOCK.play, rounds=len(samples[0]), iterations=1)
-        return found
+        return outcome
 
 
 class ReplayClock:
@@ -126,16 +126,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.option.attnbench_seed is None:
         config.option.attnbench_seed = config.getini("attnbench_seed") or secrets.randbelow(MOST_SEEDS)
-    given = str(config.option.attnbench_seed)
-    if not given.isdecimal():
-        raise pytest.UsageError(f"attnbench_seed={given} is not allowed: give a whole number, 0 or more")
-    config.option.attnbench_seed = int(given)
+    seed = str(config.option.attnbench_seed)
+    if not seed.isdecimal():
+        raise pytest.UsageError(f"attnbench_seed={seed} is not allowed: give a whole number, 0 or more")
+    config.option.attnbench_seed = int(seed)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Print the evidence of a verdict below a failing assertion."""
-    for each in (left, right):
-        if evidence := getattr(each, "evidence", ()) if isinstance(each, str) else ():
+    for side in (left, right):
+        if evidence := getattr(side, "evidence", ()) if isinstance(side, str) else ():
             return [f"{left!r} {op} {right!r}", *evidence]
     return None
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnbench import cli
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
-from attnbench.cluster import shares
+from attnbench.commands.parts import shard
 from tests import journals
 
 POINTS = journals.workloads(scope=("attention",), mask=("none", "causal"), seq_len=(128, 2048))
@@ -80,13 +81,15 @@ def test_what_writes_no_reports_excludes_their_options(called, options):
 
 def test_the_parts_of_a_run_have_every_shape_once_and_their_share_of_false_verdicts(tmp_path):
     plan = journals.write(tmp_path / "whole", POINTS).plan
-    parts = [shares.shard(plan, f"{place}/3") for place in (1, 2, 3)]
+    plan = msgspec.structs.replace(plan, left_out={"fused": (POINTS[0].id, POINTS[1].id)})
+    parts = [shard(plan, f"{place}/3") for place in (1, 2, 3)]
     assert [len(part.workloads) for part in parts] == [2, 1, 1]
     assert {each.id for part in parts for each in part.workloads} == {each.id for each in POINTS}
     assert sum(part.false_share for part in parts) == pytest.approx(plan.false_share)
+    assert sum(part.num_cells for part in parts) == plan.num_cells
     for text in ("0/3", "4/3", "1/5", "1/", "a/b", "/"):
         with pytest.raises(ValueError, match=f"--shard {text} is not allowed: give K/N with 1 <= K <= N <= 4"):
-            shares.shard(plan, text)
+            shard(plan, text)
 
 
 def test_parts_become_one_run_with_the_same_verdicts(results, called):

@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 
 from attnbench.cluster.shares import Share
-from attnbench.plugins import name_of
 from attnbench.storage import events
-from attnbench.storage.events import SCHEMA, Event, Plan
-from attnbench.storage.journal import HOSTS, JOURNAL, journal_of, write
+from attnbench.storage.events import Event, Plan
+from attnbench.storage.journal import HOSTS, JOURNAL, write
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.records import FALSE_SHARE, Status
+from attnbench.storage.records import Status
 
 Measured = tuple[str, list[Event]]
 """A host, and the events of a share that it has finished."""
@@ -60,63 +59,6 @@ def merge(
     measured = [(host, found[name][host]) for name, host in first.items()]
     gone = [(share.plan, lost[share.name]) for share in shares if share.name in lost and share.name not in first]
     write(folder / JOURNAL, merged(started, measured, gone, is_over=is_over))
-
-
-MAY_DIFFER = {
-    **dict.fromkeys(("sweep", "model"), ""),
-    **dict.fromkeys(("workloads", "implementations", "mixes", "unasked", "ladders", "alone"), ()),
-    **dict.fromkeys(("budget_s", "memory_limit_bytes", "seed"), 0),
-    "digests": {},
-    "left_out": {},
-    "false_share": FALSE_SHARE,
-}
-"""Fields of a plan that runs over parts of it need not share, with a value for comparison."""
-
-
-def join(runs: Sequence[Path], folder: Path) -> None:
-    """Write finished runs over different shapes into `folder` as one run, as the parts of `attnbench run --shard` are.
-
-    Raises:
-        ValueError: one has not finished, has shapes of another one, or was measured in another way.
-        DamagedError: a journal is damaged.
-        OSError: the folder cannot be written.
-    """
-    parts = [list(read_events(journal_of(run))) for run in runs]
-    plans = list[Plan]()
-    for run, history in zip(runs, parts, strict=True):
-        has_finished = isinstance(history[-1], events.RunFinished)
-        if not has_finished:
-            raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
-        first = history[0]
-        assert isinstance(first, events.RunStarted)
-        plans.append(first.plan)
-    common = [msgspec.structs.replace(each, **MAY_DIFFER) for each in plans]
-    for run, plan, own in zip(runs, plans, common, strict=True):
-        codes, expected = (
-            {name_of(spec): each.digests.get(spec) for spec in each.specs.values()} for each in (plan, plans[0])
-        )
-        if own != common[0] or codes != expected:
-            raise ValueError(f"{run} and {runs[0]} are no parts of one run: they differ in more than their shapes")
-    places = Counter(workload.id for plan in plans for workload in plan.workloads)
-    if twice := [name for name, number in places.items() if number > 1]:
-        raise ValueError(f"several runs have {twice[0]}: attnbench gate compares two runs of the same shapes")
-    left_out = defaultdict[str, tuple[str, ...]](tuple)
-    for plan in plans:
-        for name, ids in plan.left_out.items():
-            left_out[name] += ids
-    whole = msgspec.structs.replace(
-        plans[0],
-        workloads=tuple(workload for plan in plans for workload in plan.workloads),
-        budget_s=sum(plan.budget_s for plan in plans),
-        false_share=min(FALSE_SHARE, sum(plan.false_share for plan in plans)),
-        left_out=dict(left_out),
-    )
-    first = parts[0][0]
-    assert isinstance(first, events.RunStarted)
-    started = msgspec.structs.replace(first, schema=SCHEMA, run=folder.name, plan=whole)
-    folder.mkdir(parents=True, exist_ok=True)
-    measured = [(run.name, history) for run, history in zip(runs, parts, strict=True)]
-    write(folder / JOURNAL, merged(started, measured, (), is_over=True))
 
 
 def merged(

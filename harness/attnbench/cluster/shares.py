@@ -26,23 +26,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 def part(plan: Plan, place: int, number: int) -> Plan:
     """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
     workloads = plan.workloads[place::number]
-    return msgspec.structs.replace(
-        plan, workloads=workloads, false_share=plan.false_share * len(workloads) / len(plan.workloads)
-    )
-
-
-def shard(plan: Plan, text: str) -> Plan:
-    """The part K/N of a plan, as in 2/8: the second of eight parts that several machines measure.
-
-    Raises:
-        ValueError: there is no such part.
-    """
-    place, _, number = text.partition("/")
-    most = len(plan.workloads)
-    if not (place.isdecimal() and number.isdecimal() and 1 <= int(place) <= int(number) <= most):
-        allowed = f"give K/N with 1 <= K <= N <= {most}, the number of shapes, as in 1/{min(2, most)}"
-        raise ValueError(f"--shard {text} is not allowed: {allowed}")
-    return part(plan, int(place) - 1, int(number))
+    false_share = plan.false_share * len(workloads) / len(plan.workloads)
+    return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
 
 
 def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
@@ -63,9 +48,9 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
     for place in range(number):
         own = part(plan, place, number)
         budget_s = plan.budget_s * len(own.workloads) / len(plan.workloads) * num_hosts
-        smaller = msgspec.structs.replace(own, budget_s=budget_s, mixes=())
-        name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
-        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
+        own = msgspec.structs.replace(own, budget_s=budget_s, mixes=())
+        name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(own))}"
+        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=own, files=files))
     return shares
 
 

@@ -75,7 +75,7 @@ def report(
 
 def _joined(folders: Sequence[Path]) -> Path:
     """Join parts of a run into a new one next to the first; return its folder."""
-    from attnbench.cluster.merge import join
+    from attnbench.commands.parts import join
     from attnbench.storage.files import writing_to
 
     folder = folders[0].with_name(f"{folders[0].name}-joined")

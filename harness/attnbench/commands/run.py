@@ -48,8 +48,8 @@ def run(
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
-    from attnbench.cluster.shares import shard
     from attnbench.commands import running, terminal
+    from attnbench.commands.parts import shard
     from attnbench.processes.execution import new_folder
     from attnbench.reports import endings
     from attnbench.storage.journal import HOSTS

@@ -186,7 +186,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_cells(self) -> int:
         """Number of cells: each arm on each requested workload, except those left out."""
-        return len(self.asked) * len(self.specs) - sum(map(len, self.left_out.values()))
+        return sum(len(self.cells(workload)) for workload in self.asked)
 
     @property
     def num_searches(self) -> int:

@@ -20,6 +20,15 @@ function percent(share) {
   return `${(100 * share).toFixed(1)}%`;
 }
 
+/** Dark on light colours, and light on dark ones. */
+function inkOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? INK : "white";
+}
+
+const INK_FIELD = { field: "ink", type: "nominal", scale: null, legend: null };
+const EMPTY = { data: { values: [{}] }, mark: { type: "text", fontSize: 13 }, encoding: { text: { value: "no time here" } } };
+
 /** The text of what the page has made for a tooltip, which may be HTML. */
 function plain(text) {
   return new DOMParser().parseFromString(String(text), "text/html").body.innerText;
@@ -36,15 +45,15 @@ class Chart {
     Object.assign(this, { data, options });
     this.width = Math.max(200, this.container.clientWidth || 600);
     this.height = options.height ?? (this.container.clientHeight || 300);
-    const colours = options.colors?.length ? options.colors : COLOURS;
+    this.colours = options.colors?.length ? options.colors : COLOURS;
     const columns = Math.max(1, Math.floor(this.width / 240));
     const legend = { orient: "bottom", title: null, labelLimit: 220, columns };
-    const config = { font: "sans-serif", view: { stroke: null }, axis: { gridColor: FAINT }, range: { category: colours }, legend };
+    const config = { font: "sans-serif", view: { stroke: null }, axis: { gridColor: FAINT }, range: { category: this.colours }, legend };
     const title = options.title ? { text: options.title, fontWeight: "normal", color: INK } : undefined;
     const size = { width: this.width, height: this.height, autosize: { type: "fit", contains: "padding" }, padding: 8 };
     const place = document.createElement("div");
     this.container.replaceChildren(place);
-    const drawing = vegaEmbed(place, { ...size, background: null, title, config, ...this.spec() }, { actions: false, renderer: "svg" });
+    const drawing = vegaEmbed(place, { ...size, background: null, title, config, ...this.spec() }, { actions: false, renderer: "svg", logLevel: 1 });
     this.drawing = drawing;
     drawing.then(({ view }) => {
       if (drawing !== this.drawing) return; // a later one is on its way
@@ -52,6 +61,10 @@ class Chart {
       this.connect(view);
       events.trigger(this, "ready");
     });
+  }
+
+  inkOf(place) {
+    return inkOn(this.colours[place % this.colours.length]);
   }
 
   connect(view) {
@@ -79,9 +92,10 @@ class Chart {
 class PieChart extends Chart {
   spec() {
     const rows = this.data.rows.filter((row) => row[1] > 0);
+    if (!rows.length) return EMPTY;
     const total = rows.reduce((sum, row) => sum + row[1], 0);
     const values = rows.map(([name, value], place) => ({
-      name: String(name), value, place, text: `${number(value)} (${percent(value / total)})`,
+      name: String(name), value, place, ink: this.inkOf(place), text: `${number(value)} (${percent(value / total)})`,
       label: value / total < LABELLED ? "" : percent(value / total),
     }));
     const most = Math.max(1, Math.floor(this.height / 20) - 2);
@@ -94,13 +108,13 @@ class PieChart extends Chart {
         {
           mark: { type: "arc", innerRadius: hole, stroke: "white" },
           encoding: {
-            color: { field: "name", type: "nominal", sort: null, legend },
+            color: { field: "name", type: "nominal", scale: { domain: values.map((each) => each.name) }, legend },
             tooltip: [{ field: "name" }, { field: "text", title: "time" }],
           },
         },
         {
-          mark: { type: "text", radius: { expr: "min(width, height) / 2 * 0.72" }, fill: "white", stroke: INK, strokeWidth: 2.5, paintOrder: "stroke" },
-          encoding: { text: { field: "label" } },
+          mark: { type: "text", radius: { expr: "min(width, height) / 2 * 0.72" } },
+          encoding: { text: { field: "label" }, color: INK_FIELD },
         },
       ],
     };
@@ -134,7 +148,8 @@ class AxesChart extends Chart {
   spec() {
     const labels = this.data.series().map((each) => each.label);
     const color = { field: "series", type: "nominal", title: null, scale: { domain: labels } };
-    const x = { field: "x", type: "ordinal", sort: null, axis: { ...this.axis("hAxis"), labelAngle: 0, labelOverlap: true, labelLimit: 120 } };
+    const texts = { labelExpr: "labels[datum.value]", labelAngle: 0, labelOverlap: true, labelLimit: 120 };
+    const x = { field: "row", type: "ordinal", axis: { ...this.axis("hAxis"), ...texts } }; // several may have one label
     const y = { field: "value", type: "quantitative", axis: this.axis("vAxis"), stack: this.isStacked ? "zero" : null };
     const tooltip = { field: "text", type: "nominal", title: " " };
     const beside = this.isStacked ? {} : { xOffset: { field: "series", type: "nominal", sort: labels } };
@@ -150,7 +165,8 @@ class AxesChart extends Chart {
         encoding: { x, y: { ...y, stack: null, axis: { ...y.axis, grid: false, orient: "right" } }, color, tooltip },
       });
     }
-    return { data: { values: this.values() }, layer, resolve: { scale: { y: "independent" } } };
+    const params = [{ name: "labels", value: this.data.rows.map((row) => String(row[0])) }];
+    return { params, data: { values: this.values() }, layer, resolve: { scale: { y: "independent" } } };
   }
 }
 
@@ -168,9 +184,11 @@ class LineChart extends AxesChart {
   spec() {
     const [low, high] = this.domain;
     const x = { field: "x", type: "quantitative", scale: { domain: [low, high], nice: false }, axis: this.axis("hAxis") };
-    const y = { field: "value", type: "quantitative", axis: this.axis("vAxis") };
-    const color = { field: "series", type: "nominal", title: null };
     const values = this.values().filter((each) => Number.isFinite(each.value) && each.x >= low && each.x <= high);
+    if (!values.length) return EMPTY;
+    const most = Math.max(...values.map((each) => each.value));
+    const y = { field: "value", type: "quantitative", scale: { domain: [0, most || 1] }, axis: this.axis("vAxis") };
+    const color = { field: "series", type: "nominal", title: null, scale: { domain: this.data.series().map((each) => each.label) } };
     const brush = { name: "brush", select: { type: "interval", encodings: ["x"] } };
     const marks = { data: { name: "chosen" }, mark: { type: "point", filled: true, size: 90, stroke: "white" } };
     return {
@@ -232,6 +250,7 @@ class Timeline extends Chart {
     const last = Math.max(...this.data.rows.map((row) => row[4]));
     const pixels = (this.width - 24) / (last - first || 1);
     const taken = new Set();
+    const names = [...new Set(this.data.rows.map((row) => row[1]))];
     const values = [];
     for (const [level, name, text, start, end] of this.data.rows) {
       const pixel = `${level}/${Math.round((start - first) * pixels)}`;
@@ -240,7 +259,8 @@ class Timeline extends Chart {
       taken.add(pixel);
       const room = Math.floor(width / CHARACTER) - 1;
       const label = room < 5 ? "" : name.length <= room ? name : `${name.slice(0, room - 1)}\u2026`;
-      values.push({ level, name, text, label, start: start - first, end: Math.max(end, start + 1 / pixels) - first });
+      const ink = this.inkOf(names.indexOf(name));
+      values.push({ level, name, text, label, ink, start: start - first, end: Math.max(end, start + 1 / pixels) - first });
     }
     const x = { field: "start", type: "quantitative", axis: { title: "ms", grid: true, tickCount: 8 } };
     const y = { field: "level", type: "ordinal", sort: null, axis: null };
@@ -249,11 +269,11 @@ class Timeline extends Chart {
       layer: [
         {
           mark: { type: "bar", stroke: "white", strokeWidth: 0.4 },
-          encoding: { x, x2: { field: "end" }, y, color: { field: "name", type: "nominal", legend: null }, tooltip: { field: "text", title: " " } },
+          encoding: { x, x2: { field: "end" }, y, color: { field: "name", type: "nominal", scale: { domain: names }, legend: null }, tooltip: { field: "text", title: " " } },
         },
         {
-          mark: { type: "text", align: "left", dx: 4, fill: "white", stroke: INK, strokeWidth: 2.5, paintOrder: "stroke" },
-          encoding: { x, y, text: { field: "label" } },
+          mark: { type: "text", align: "left", dx: 4 },
+          encoding: { x, y, text: { field: "label" }, color: INK_FIELD },
         },
       ],
     };
