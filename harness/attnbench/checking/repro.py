@@ -4,7 +4,6 @@
 """
 
 import inspect
-import math
 import shutil
 import sys
 import textwrap
@@ -37,7 +36,6 @@ $words
 `python repro.py` needs torch, and $tensors and $copy in its folder. It exits with 1 while the fault is there.
 """
 
-import math
 import sys
 from pathlib import Path
 
