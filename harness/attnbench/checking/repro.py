@@ -41,7 +41,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from candidate import $name as candidate
 
 TENSOR, ROWS = "$tensor", ($first, $last)
@@ -68,7 +68,7 @@ def answers(attention, inputs, gradient):
     return dict(zip(names, (output.detach(), *found)))
 
 
-saved = torch.load(Path(__file__).with_name("$tensors"), weights_only=True)
+saved = torch.load(os.path.join(sys.path[0], "$tensors"), weights_only=True)
 heads_first = (lambda tensor: tensor.transpose(1, 2)) if saved["is_tokens_first"] else (lambda tensor: tensor)
 gradient, empty = saved["gradient"], saved["empty"]
 
