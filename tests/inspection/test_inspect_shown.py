@@ -69,7 +69,7 @@ def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
 
 
 def test_tables_are_aligned_and_fit_the_terminal():
-    reported = shown(found_in("leaving", "all of it is attention", "a b c d"), width=80)
+    reported = shown(look("fused", ["all of it is attention", "a b c d"]), width=80)
     assert all(len(line) <= 80 for line in reported.splitlines())
     table = text.step_tables(look("fused", [TIME]).walks[0], "weights")[0]
     assert len({len(line) for line in table.lines(200)[2:]}) == 1
