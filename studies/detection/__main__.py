@@ -58,9 +58,7 @@ def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
         frame.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
     (to / PAGE).write_text(table.markdown(cells, absent, trials, _words()), encoding="utf-8")
     steps = dict(zip(cells["mistake"], cells["step"], strict=True))
-    picture = chart.draw(cells, steps)
-    for suffix in (".svg", ".png"):
-        picture.save(to / f"detection{suffix}")
+    chart.draw(cells, steps).save(to / "detection.png")
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     rejected = trials[(trials["inputs"] == "all") & ~trials["is_right"]]
     return len(missed), len(rejected)

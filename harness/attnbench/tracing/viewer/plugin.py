@@ -16,13 +16,12 @@ from torch_tb_profiler.plugin import TorchProfilerPlugin
 from torch_tb_profiler.profiler.diffrun.contract import OpAgg
 from werkzeug import Response
 
-import attnbench
 from attnbench.tracing import folders
 
 THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
 CHARTS = ("data", "charts", "table", "google")
-LIBRARY = Path(attnbench.__file__).parent / "reports" / "vega.js"
+LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"
 """Vega-Lite, the copy that report.html carries."""
 REPLACED = {
     "index.html": {
