@@ -13,7 +13,6 @@ from attnbench.analysis.breakdown import (
     num_operators,
     paired_times,
     ran,
-    reasons,
     timed,
     times,
     where,
@@ -205,33 +204,6 @@ def test_faults_of_the_timed_calls_count_before_those_of_the_operators_pass() ->
     samples = tuple(Sample(value=1.0, num_calls=2, num_faults=faults) for faults in (0, 20, 4000))
     assert timed(seen, Measurement(metric="latency", unit="s", samples=samples)).num_faults == 10
     assert timed(seen, None) == seen
-
-
-FLASH = times(Operators(calls=(operator("aten::_scaled_dot_product_flash_attention_for_cpu", 1.0),)), 1.0)
-
-
-def textbook(num_faults: float = 0.0, size: int = 128 * MIB) -> Operators:
-    calls = operator("aten::bmm", 4.0, size, 2), operator("aten::_softmax", 2.0, size), operator("aten::div", 1.0)
-    return Operators(calls=calls, num_faults=num_faults, fault_s=1e-4)
-
-
-def test_the_two_largest_reasons_in_words() -> None:
-    assert reasons(textbook(), 7.0, FLASH, LONG) == ["57 % matmul (bmm)", "29 % softmax"]
-
-
-def test_page_faults_name_the_score_matrix_only_where_it_is_one() -> None:
-    assert reasons(textbook(35000), 7.0, FLASH, LONG) == [
-        "50 % page faults on the 128 MiB score matrix",
-        "24 % matmul (bmm)",
-    ]
-    assert reasons(textbook(35000, 96 * MIB), 7.0, FLASH, LONG)[0] == "50 % page faults on blocks of up to 96.0 MiB"
-
-
-def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
-    less = Operators(calls=(operator("aten::bmm", 1.0), operator("aten::copy_", 3.0)))
-    best = Operators(calls=(operator("aten::bmm", 3.0),))
-    assert reasons(less, 4.0, times(best, 3.0), LONG) == ["100 % copy"]
-    assert reasons(best, 3.0, times(best, 3.0), LONG) == []
 
 
 def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Break the time of a call down by kind of operator, and explain why one cell is slower than another."""
+"""Break the time of a call down by kind of operator."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,15 +9,9 @@ from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, PAGE_FAULTS, compiled, makers
 from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
 from attnbench.storage.samples import Samples
-from attnbench.units import show
-from attnbench.workloads.counts import score_matrix_bytes
-from attnbench.workloads.workload import Workload
 
 SMALL_SHARE = 0.05
 """Kinds with a smaller share of the time are not mentioned."""
-ALIKE = 1.05
-"""Cells within this factor of the fastest get no explanation."""
-FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 
 
 def ran(operators: Operators) -> str:
@@ -84,21 +78,6 @@ def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) ->
     return {key: taken[key] + (rest * (room[key] - taken[key]) / left if left > 0 else 0.0) for key in room}
 
 
-def reasons(operators: Operators, call_s: float, best: dict[str, float], workload: Workload) -> list[str]:
-    """The two main reasons why a cell is slower than the best: "41 % page faults on the 128 MiB score matrix".
-
-    `call_s` is the time of a call of this cell, `best` the `times` of the best cell. The share of a kind is its part of
-    all extra time; kinds that take less time than in the best cell are ignored.
-    """
-    extra = {kind: max(0.0, own_s - best.get(kind, 0.0)) for kind, own_s in times(operators, call_s).items()}
-    total = sum(extra.values())
-    if not total:
-        return []
-    largest = sorted(extra, key=lambda kind: -extra[kind])[:2]
-    shares = {kind: extra[kind] / total for kind in largest if extra[kind] >= SMALL_SHARE * total}
-    return [f"{100 * share:.0f} % {_described(kind, operators, workload)}" for kind, share in shares.items()]
-
-
 def where(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % matmul (bmm), 21 % softmax, 17 % mask (where)".
 
@@ -107,18 +86,6 @@ def where(operators: Operators) -> str:
     shares = times(msgspec.structs.replace(operators, num_faults=0.0), 1.0)
     largest = sorted((kind for kind in shares if shares[kind] >= SMALL_SHARE), key=lambda kind: -shares[kind])
     return ", ".join(f"{100 * shares[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
-
-
-def _described(kind: str, operators: Operators, workload: Workload) -> str:
-    """Name a kind together with its cause in this cell, such as a large tensor."""
-    if kind == PAGE_FAULTS:
-        largest = max(one.largest_bytes for one in operators.calls)
-        if not largest:
-            return kind
-        size = show(largest, "bytes")
-        blocks = f"the {size} score matrix" if largest == score_matrix_bytes(workload) else f"blocks of up to {size}"
-        return f"{kind} on {blocks}"
-    return _named(kind, operators)
 
 
 def _named(kind: str, operators: Operators) -> str:
@@ -141,29 +108,4 @@ def paired_times(
     for (workload, arm), seconds in own_s.items():
         base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))
         found[workload, arm] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
-    return found
-
-
-def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key, str]:
-    """Explain for each cell why it is slower than the fastest of its workload, by the operators that ran.
-
-    `times_s` is the result of `paired_times`. Cells without times or without profiled operators have no entry.
-    """
-    workloads: dict[Workload, dict[Key, Operators]] = {}
-    for record in records:
-        if record.operators is not None and times_s.get(record.key):
-            seen = timed(record.operators, record.measurement(LATENCY))
-            workloads.setdefault(record.workload, {})[record.key] = seen
-    found = {}
-    for workload, cells in workloads.items():
-        fastest = min(cells, key=lambda key: times_s[key])
-        best = times(cells[fastest], times_s[fastest])
-        for key, operators in cells.items():
-            if key == fastest:
-                found[key] = FASTEST
-            elif times_s[key] < ALIKE * times_s[fastest]:
-                found[key] = NEAR
-            else:
-                why = reasons(operators, times_s[key], best, workload)
-                found[key] = "; ".join(why) or "no kind of operator takes longer"
     return found

@@ -9,7 +9,7 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,7 +37,6 @@ from attnbench.storage.records import (
 )
 from attnbench.storage.samples import Samples
 from attnbench.units import percent
-from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
 """If a session can only detect more than a factor of two, it supports no statement about sizes."""
@@ -180,49 +179,6 @@ def control_effects(results: Results) -> dict[Key, Effect]:
 def whole(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Results for one workload: names by verdict against the baseline, the fastest first."""
-
-    workload: Workload
-    baseline: str
-    faster: tuple[Comparison, ...]
-    equal: tuple[Comparison, ...]
-    slower: tuple[Comparison, ...]
-    undecided: tuple[Comparison, ...]
-
-    @property
-    def fastest(self) -> str:
-        """The name with the least time among those faster than the baseline, or the baseline; not a verdict."""
-        return self.faster[0].implementation if self.faster else self.baseline
-
-
-def answers(results: Results) -> list[Answer]:
-    """One answer for each workload, in the order of the plan; empty for a session with two sides."""
-    if results.plan.sides is not None:
-        return []
-    by_workload: dict[str, list[Comparison]] = {}
-    for each in comparisons(results):
-        by_workload.setdefault(each.workload.id, []).append(each)
-    return [answer(found) for found in by_workload.values()]
-
-
-def answer(found: Iterable[Comparison]) -> Answer:
-    """Group the comparisons of one workload by verdict; needs at least one comparison."""
-    ordered = sorted(found, key=lambda each: each.ratio)
-    by_verdict: Mapping[Verdict, tuple[Comparison, ...]] = {
-        verdict: tuple(each for each in ordered if each.verdict is verdict) for verdict in Verdict
-    }
-    return Answer(
-        workload=ordered[0].workload,
-        baseline=ordered[0].baseline,
-        faster=by_verdict[Verdict.faster],
-        equal=by_verdict[Verdict.equivalent],
-        slower=by_verdict[Verdict.slower],
-        undecided=by_verdict[Verdict.undecided],
-    )
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:

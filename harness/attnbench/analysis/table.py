@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
+from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import DeviceSummary, warnings_of
@@ -61,7 +61,7 @@ CELL_COLUMNS = (
     *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "num_processes", "paired_latency_s"),
     *("ratio", "ratio_low", "ratio_high", "verdict", "reason", "margin", "minimum_detectable_effect", "more_s"),
     *("is_same_kernel", "allocator"),
-    *("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower"),
+    *("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values()),
     *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
     *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
     *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
@@ -82,7 +82,7 @@ DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
     *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
-    *("allocator", "ran", "why_slower", "diagnosis", "warnings", "fingerprint", "throttled_by"),
+    *("allocator", "ran", "diagnosis", "warnings", "fingerprint", "throttled_by"),
 )
 NEVER_MISSING = (
     *(
@@ -261,7 +261,6 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 def _cells(results: Results) -> Iterator[Row]:
     compared = {each.key: each for each in comparisons(results)}
     times_s = paired_times(results.records, results.plan.reference, compared)
-    reasons = why_slower(results.records, times_s)
     for record in results.records:
         latency = record.measurement(LATENCY)
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
@@ -278,7 +277,6 @@ def _cells(results: Results) -> Iterator[Row]:
             **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
             "allocator": results.plan.allocator,
             **_ran(record, latency, time),
-            "why_slower": reasons.get(record.key),
             "useful_flops": counts.useful_flops(record.workload),
             "executed_flops": record.executed_flops,
             "compulsory_bytes": counts.compulsory_bytes(record.workload),
