@@ -14,7 +14,7 @@ import msgspec
 
 from attnbench.analysis.comparisons import by_side, compared, doubts, num_processes
 from attnbench.analysis.gate import certain, machine
-from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
+from attnbench.analysis.gate.certain import Match, key_of, tried
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
     EVERY,
@@ -33,6 +33,7 @@ from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdict
 from attnbench.statistics.effects import WHOLE, effects
+from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, Reason, mean_between_runs
 from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status
@@ -58,7 +59,8 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             words = f"{results.run} compared two sides, and is judged by itself and against no other run"
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
-    matches = match_runs(base, candidate)
+    has_same_inputs = base.plan.seed == candidate.plan.seed
+    matches = certain.match_records(base.records, candidate.records, has_same_inputs=has_same_inputs)
     rulings, suite = between_runs(base, candidate, matches, asked)
     if list(base.environments) == list(candidate.environments):  # across machines the thresholds are wider anyway
         change = machine.between(base, candidate)
@@ -69,7 +71,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
         (rulings, suite),
         asked,
         notes=list(_notes(base, candidate, asked)),
-        invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
+        invalid=[*invalid_reasons(base, "the base"), *invalid_reasons(candidate, "the candidate")],
         doubtful=[*(f"base: {line}" for line in doubts(base)), *(f"candidate: {line}" for line in doubts(candidate))],
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
@@ -82,9 +84,9 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     """
     sides = results.plan.sides
     assert sides is not None
-    matches = match_records(*by_side(results))
+    matches = certain.match_records(*by_side(results))
     timed, judged = side_by_side(results, matches, thresholds)
-    invalid = list(invalid_reasons(results, thresholds, "the session"))
+    invalid = list(invalid_reasons(results, "the session"))
     if sides.is_apart:  # the user chose two environments
         invalid = [reason for reason in invalid if "environments" not in reason]
     own = side(results)
@@ -192,7 +194,7 @@ def side(results: Results) -> Side:
     )
 
 
-def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
+def invalid_reasons(results: Results, name: str) -> Iterator[str]:
     """Reasons why the times of a run are not valid."""
     if results.elapsed_s is None:
         yield f"{name} did not come to its end: go on with {results.plan.resume_command(results.run)}"
@@ -200,7 +202,7 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         yield f"{name} is what is left of a damaged one, in {LOST.format(results.num_lost)}"
     if len(results.environments) > 1:
         yield f"{name} saw {len(results.environments)} environments: the machine changed during the run"
-    if results.num_discarded > thresholds.discarded_share * results.num_blocks:
+    if results.num_discarded > MANY * results.num_blocks:
         share = f"{results.num_discarded} of {results.num_blocks} blocks"
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
@@ -287,7 +289,7 @@ def between_runs(
             least=least,
             values=values,
         )
-        if cells[match.key].effect.error is not None and _are_enough(cells[match.key].effect, thresholds):
+        if cells[match.key].effect.error is not None:
             by_workload.setdefault(match.key[0], []).append(verdict.between_runs(earlier, later, 0.0))
     see = max(thresholds.see, 2 * least)
     rulings = [*judge_times(cells, thresholds, see), *others]
@@ -303,10 +305,6 @@ def between_runs(
     )
     (suite,) = judge_times({EVERYTHING: whole}, thresholds, thresholds.see)
     return rulings, suite
-
-
-def _are_enough(effect: Effect, thresholds: Thresholds) -> bool:
-    return effect.num_measured >= thresholds.fewest_epochs
 
 
 def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obstacle: str) -> Ruling:
@@ -376,13 +374,13 @@ def judge_times(
     judged = verdict.judge({key: each.effect for key, each in cells.items()}, margins, error)
     found = []
     for key, cell in cells.items():
-        made = _ruling(key, judged[key], cell, thresholds, see)
-        found.append(made if cell.match is None else suspected(made, cell.match, thresholds))
+        own = _ruling(key, judged[key], cell, see)
+        found.append(own if cell.match is None else suspected(own, cell.match, thresholds))
     return found
 
 
-def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None) -> Ruling:
-    kind, reason, words = _decided(judged, cell, thresholds, see)
+def _ruling(key: Key, judged: Judgement, cell: Timed, see: float | None) -> Ruling:
+    kind, reason, words = _decided(judged, cell, see)
     return ruling(
         key,
         LATENCY,
@@ -397,16 +395,13 @@ def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, se
     )
 
 
-def _decided(
-    judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None
-) -> tuple[Kind, Reason | None, str]:
+def _decided(judged: Judgement, cell: Timed, see: float | None) -> tuple[Kind, Reason | None, str]:
     """The kind of change of a time, the reason if it is undecided, and both in words."""
     change, low, high, allowed = _change(judged), judged.low, judged.high, cell.allowed
-    is_enough = low is not None and high is not None and (see is None or _are_enough(judged.effect, thresholds))
-    if low is None or high is None or not is_enough:
+    if low is None or high is None:
         if allowed == math.inf:
             return Kind.same, None, f"{change}; any growth is allowed"
-        return Kind.undecided, Reason.few_processes, _too_few(judged.effect, thresholds, see)
+        return Kind.undecided, Reason.few_processes, _too_few(judged.effect, see)
     usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # rules that allow growth must not hide improvements
     if high < 1 and judged.ratio < 1 / (1 + usual):
         return Kind.faster, None, f"faster: {change}"
@@ -427,12 +422,9 @@ def _decided(
     return Kind.undecided, Reason.imprecise, f"undecided: {change}; {show}{more}"
 
 
-def _too_few(effect: Effect, thresholds: Thresholds, see: float | None) -> str:
-    fewest = FEWEST_PROCESSES if see is None else max(FEWEST_PROCESSES, thresholds.fewest_epochs)
-    where = "" if see is None else " in each run"
-    return (
-        f"measured in {processes(effect.num_measured)}; a gate judges from {fewest}{where} on: give --rounds {fewest}"
-    )
+def _too_few(effect: Effect, see: float | None) -> str:
+    seen = f"measured in {processes(effect.num_measured)}; a gate judges from {FEWEST_PROCESSES}"
+    return f"{seen}{'' if see is None else ' in each run'} on: give --rounds {FEWEST_PROCESSES}"
 
 
 def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
