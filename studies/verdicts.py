@@ -26,8 +26,8 @@ from studies import frame
 
 FOLDER = Path("results/gallery")
 JOURNALS = ("journal.jsonl", "journal.jsonl.gz")
-DECIDED = {"faster", "slower", "equivalent"}
 GONE = "not compared any more"
+TABLE = "verdicts.csv.gz"
 PAGE = """# Verdicts of old runs by today's method
 
 Written by `python -m studies.verdicts`. Each journal of the gallery, in each commit that changed it, is judged again,
@@ -41,7 +41,7 @@ Journals whose commit stored no table of verdicts are not compared: {without}.
 
 {changes}
 
-{explained} [All of them](verdicts.csv) are in a table.
+{explained} [All of them](verdicts.csv.gz) are in a table.
 """
 
 
@@ -78,7 +78,7 @@ def archived() -> Iterator[Archived]:
             stored = {
                 (row["workload"], row["implementation"]): row["verdict"]
                 for row in csv.DictReader(io.StringIO(table))
-                if row["verdict"] in {*DECIDED, "undecided"}
+                if row["verdict"] in set(Verdict)
             }
             yield Archived(sweep=path.parent.name, commit=commit, results=results, stored=stored)
 
@@ -141,7 +141,7 @@ def judge_again(
     ]
     texts = {"runs": markdown_table(runs), "without": "; ".join(without) or "none"}
     frame.save(to / "README.md", PAGE.format(**texts, changes=markdown_table(table), explained=explained))
-    frame.save(to / "verdicts.csv", pd.DataFrame(changed).to_csv(index=False))
+    pd.DataFrame(changed).to_csv(to / TABLE, index=False, compression={"method": "gzip", "mtime": 0})
     typer.echo(explained)
 
 
