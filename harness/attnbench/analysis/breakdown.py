@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-import msgspec
-import numpy as np
-
 from attnbench.statistics.intervals import median
-from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, PAGE_FAULTS, compiled, makers
-from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
+from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, compiled, makers
+from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Operators, Record
 from attnbench.storage.samples import Samples
 
 SMALL_SHARE = 0.05
@@ -37,45 +34,12 @@ def num_operators(operators: Operators) -> int:
     return sum(one.num_calls for one in operators.calls)
 
 
-def allocated_bytes(operators: Operators) -> int:
-    """Bytes allocated during the call, freed or not."""
-    return sum(one.allocated_bytes for one in operators.calls)
-
-
-def timed(operators: Operators, latency: Measurement | None) -> Operators:
-    """Take the page faults from the timed calls if there are any: a process may need fewer faults as it runs on."""
-    if latency is None or not latency.samples:
-        return operators
-    own = Samples.of(latency.samples)
-    return msgspec.structs.replace(operators, num_faults=median(own.num_faults / np.maximum(1, own.num_calls)))
-
-
-def times(operators: Operators, call_s: float) -> dict[str, float]:
-    """Seconds of one call by kind of operator; they add up to `call_s`.
-
-    The time of page faults is an estimate: their number times the cost of one, at most nine tenths of the call. Page
-    faults happen at the first write to fresh memory, so their time is taken from the kinds in proportion to the bytes
-    allocated.
-    """
-    own_s = sum(one.self_s for one in operators.calls)
-    if not own_s:
-        return {}
-    kinds = {kind: members for kind in KINDS if (members := [one for one in operators.calls if one.kind == kind])}
-    found = {kind: call_s * (sum(one.self_s for one in members) / own_s) for kind, members in kinds.items()}
-    faults_s = min(operators.num_faults * operators.fault_s, 0.9 * call_s)
-    if not faults_s:
-        return found
-    asked = {kind: float(sum(one.allocated_bytes for one in members)) for kind, members in kinds.items()}
-    taken = _spread(faults_s, found, asked)
-    return {PAGE_FAULTS: faults_s} | {kind: found[kind] - taken[kind] for kind in found}
-
-
-def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) -> dict[str, float]:
-    """Spread `amount` by weight without exceeding any `room`; spread the rest by the room that remains."""
-    total = sum(weights.values())
-    taken = {key: min(room[key], amount * weights[key] / total if total else 0.0) for key in room}
-    rest, left = amount - sum(taken.values()), sum(room.values()) - sum(taken.values())
-    return {key: taken[key] + (rest * (room[key] - taken[key]) / left if left > 0 else 0.0) for key in room}
+def shares(operators: Operators) -> dict[str, float]:
+    """Shares of the time of a call by kind of operator, in the order of KINDS; empty if nothing took time."""
+    total_s = sum(one.self_s for one in operators.calls)
+    by_kind = {kind: sum(one.self_s for one in operators.calls if one.kind == kind) for kind in KINDS}
+    ran_kinds = {one.kind for one in operators.calls}
+    return {kind: own_s / total_s for kind, own_s in by_kind.items() if kind in ran_kinds} if total_s else {}
 
 
 def where(operators: Operators) -> str:
@@ -83,9 +47,9 @@ def where(operators: Operators) -> str:
 
     Shares are of the profiled self times of the operators; shares below 5 % are left out.
     """
-    shares = times(msgspec.structs.replace(operators, num_faults=0.0), 1.0)
-    largest = sorted((kind for kind in shares if shares[kind] >= SMALL_SHARE), key=lambda kind: -shares[kind])
-    return ", ".join(f"{100 * shares[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
+    known = shares(operators)
+    largest = sorted((kind for kind in known if known[kind] >= SMALL_SHARE), key=lambda kind: -known[kind])
+    return ", ".join(f"{100 * known[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
 
 
 def _named(kind: str, operators: Operators) -> str:

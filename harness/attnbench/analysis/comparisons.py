@@ -1,7 +1,6 @@
 """Verdicts on one run: each implementation against the baseline of its workload, one number from each process.
 
-Every cell gets a verdict, and a session with two sides gets one more on the whole. analysis/hosts.py compares the hosts
-of a cluster.
+Every cell gets a verdict, and a session with two sides gets one more on the whole.
 """
 
 import functools
@@ -10,7 +9,6 @@ import operator
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +17,7 @@ from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import Visit, by_process, effect_of
+from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -31,6 +29,7 @@ from attnbench.storage.records import (
     Key,
     Operators,
     Record,
+    Role,
     Sample,
     Status,
     Verdict,
@@ -47,46 +46,15 @@ MOST_WAITING = 0.25
 waiting, it is the upper third of the others; with half of them, it is the waiting time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A cell and its baseline, with one log ratio for each visit."""
-
-    record: Record
-    baseline: Record
-    visits: dict[Visit, float]
-
-    @property
-    def numbers(self) -> dict[int, float]:
-        """One log ratio for each process."""
-        return by_process(self.visits)
-
-    @property
-    def effect(self) -> Effect:
-        """The estimated effect: the log ratio and its standard error."""
-        return effect_of(self.visits)
-
-
-@lru_cache(maxsize=1)
-def compared(results: Results) -> dict[Key, Compared]:
-    """Each cell that has times and a baseline."""
-    found: Numbers = {}
-    for workload, arms in live(results).items():
-        taken, discarded = samples_of(results)[workload], results.discarded.get(workload, frozenset())
-        found |= cell_numbers(results.plan, workload, taken, discarded, arms)
-    records = {record.key: record for record in results.records}
-    return {
-        key: Compared(record=records[key], baseline=records[key[0], results.plan.reference(key[1])], visits=own)
-        for key, own in found.items()
-    }
-
-
-def live(results: Results) -> dict[str, list[Arm]]:
-    """Arms with times whose reference has times too, by workload, in the order of the records."""
-    found: dict[str, list[Arm]] = {}
-    for record in results.records:
-        if record.status is Status.ok and record.measurement(LATENCY) is not None:
-            found.setdefault(record.workload.id, []).append(record.arm)
-    return {workload: [arm for arm in arms if results.plan.reference(arm) in arms] for workload, arms in found.items()}
+@lru_cache(maxsize=2)
+def session_effects(results: Results) -> dict[Key, Effect]:
+    """The effect of each cell that has times and a baseline; with two sides, of all cells together, too."""
+    logs: Numbers = {}
+    for workload, taken in samples_of(results).items():
+        arms = [arm for arm in taken if arm.role is Role.measured]
+        discarded = results.discarded.get(workload, frozenset())
+        logs |= cell_numbers(results.plan, workload, taken, discarded, arms)
+    return effects(results.plan, logs)
 
 
 @lru_cache(maxsize=1)
@@ -107,19 +75,18 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
     Comparisons that other work may have disturbed stay undecided.
     """
-    found = {key: cell.visits for key, cell in compared(results).items()}
-    seen = judged(results.plan, effects(results.plan, found))
+    seen = judged(results.plan, session_effects(results))
     return seen | doubted({key: each for key, each in seen.items() if is_disturbed(results, key)})
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
-    pass_s, cells = _pass_s(results), compared(results)
+    pass_s, records = _pass_s(results), {record.key: record for record in results.records}
     return [
-        comparison(each, cells[key].record, cells[key].baseline, pass_s)
+        comparison(each, records[key], records[key[0], results.plan.reference(key[1])], pass_s)
         for key, each in judgements(results).items()
-        if key in cells
+        if key != WHOLE
     ]
 
 
@@ -310,7 +277,7 @@ def throttled(results: Results) -> tuple[str, bool]:
     A power cap is harmless: it is the usual state of a busy GPU.
     """
     active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
-    workloads = [workload for workload, _ in compared(results)] if active else []
+    workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:
         return "", True

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, doubts, num_processes
+from attnbench.analysis.comparisons import by_side, doubts, num_processes, session_effects
 from attnbench.analysis.gate import certain, machine
 from attnbench.analysis.gate.certain import Match, key_of, tried
 from attnbench.analysis.gate.rulings import (
@@ -32,7 +32,7 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdict
-from attnbench.statistics.effects import WHOLE, effects
+from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, Reason, mean_between_runs
@@ -264,7 +264,8 @@ def between_runs(
     ]
     obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
     before, after = (
-        {key_of(cell.record): cell.effect for cell in compared(results).values()} for results in (base, candidate)
+        {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
+        for results in (base, candidate)
     )
     least = thresholds.elsewhere if is_elsewhere else 0.0
     cells: dict[Key, Timed] = {}
@@ -339,15 +340,16 @@ def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresho
 
     The default limit is the session's margin. The limit of the whole is the smallest limit of the rules for its cells.
     """
-    plan, cells = results.plan, compared(results)
-    found = effects(plan, {key: cell.visits for key, cell in cells.items()})
+    plan, found = results.plan, session_effects(results)
     by_key, timed = {match.key: match for match in matches}, dict[Key, Timed]()
-    for key, cell in cells.items():
-        match = by_key[key_of(cell.record)]
+    for key, effect in found.items():
+        if key == WHOLE:
+            continue
+        match = by_key[key[0], key[1].implementation]
         asked = thresholds.asked(*match.key, LATENCY)
         timed[match.key] = Timed(
             match=match,
-            effect=found[key],
+            effect=effect,
             allowed=plan.smallest_effect if asked is None else asked,
             is_asked=asked is not None,
             values=_medians(match),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.comparisons import compared
+from attnbench.analysis.comparisons import session_effects
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
@@ -116,7 +116,7 @@ def _require_sound(candidate: Results) -> None:
     if not candidate.environments:
         reasons.append("the run has no cells")
     fewest = FEWEST_PROCESSES
-    num_epochs = max((each.effect.num_measured for each in compared(candidate).values()), default=fewest)
+    num_epochs = max((each.num_measured for each in session_effects(candidate).values()), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
         more = f"give --rounds {fewest} or more, and run again"
