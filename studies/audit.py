@@ -8,13 +8,13 @@ presets, and random ones. On each, all implementations are checked and then time
 selects the best, and the other visits measure all choosers, so that luck does not count as regret.
 """
 
-import argparse
 import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
@@ -31,6 +31,7 @@ from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
 from attnbench.workloads.counts import dense_flops, score_matrix_bytes
 from attnbench.workloads.workload import Workload
+from studies import frame
 
 CHOOSERS = {
     "PyTorch's automatic choice": "sdpa",
@@ -279,7 +280,7 @@ more. What a dispatch adds is not in the times. The policy was learned from
 
 Made by `python -m studies.audit --run DIR train held_out table --to DIR`.
 """
-    (to / "audit.md").write_text(text, encoding="utf-8")
+    frame.save(to / "audit.md", text)
     return text
 
 
@@ -288,26 +289,27 @@ def visits(plan: Plan) -> str:
     return f"{plan.num_rounds} visits, each in a fresh process"
 
 
-def main() -> None:
+def main(
+    steps: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(STEPS)}. Default: all.")] = None,
+    *,
+    run: Annotated[Path, typer.Option(metavar="DIR", help="Where both runs lie.")] = Path("results/audit"),
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/gallery/fastest"),
+    num_threads: int = 1,
+    number: Annotated[int, typer.Option(help="Of drawn shapes; 0: as in the gallery.")] = 0,
+) -> None:
     """Measure the named parts, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="*", choices=STEPS, default=[])
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="where both runs lie")
-    parser.add_argument("--to", type=Path, default=Path("results/gallery/fastest"), metavar="DIR")
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--number", type=int, default=0, help="of drawn shapes; 0: as in the gallery")
-    given = parser.parse_args()
-    threads = given.num_threads
-    for step in given.steps or STEPS:
+    if unknown := set(steps or ()) - set(STEPS):
+        raise typer.BadParameter(f"{min(unknown)}: choose among {', '.join(STEPS)}")
+    for step in steps or STEPS:
         if step == "table":
-            typer.echo(table(given.run, given.to))
+            typer.echo(table(run, to))
         elif step == "train":
-            shapes = of_each_kind(given.number or NUM_TRAINED, SEED_TRAINED, threads)
-            measure(given.run / step, shapes, SEED_TRAINED, VISITS_TRAINED)
+            shapes = of_each_kind(number or NUM_TRAINED, SEED_TRAINED, num_threads)
+            measure(run / step, shapes, SEED_TRAINED, VISITS_TRAINED)
         else:
-            shapes = of_presets(threads) + drawn(given.number or NUM_DRAWN, SEED_DRAWN, threads)
-            measure(given.run / step, shapes, SEED_DRAWN, VISITS_HELD_OUT)
+            shapes = of_presets(num_threads) + drawn(number or NUM_DRAWN, SEED_DRAWN, num_threads)
+            measure(run / step, shapes, SEED_DRAWN, VISITS_HELD_OUT)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

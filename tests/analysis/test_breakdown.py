@@ -1,22 +1,17 @@
 """Breakdowns of scripted profiles: own time, allocations, kinds, and the reasons for a distance."""
 
 import math
-from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
     num_operators,
-    paired_times,
     ran,
     shares,
     where,
 )
-from attnbench.analysis.comparisons import comparisons
-from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import (
     KINDS,
     OUTSIDE,
@@ -27,9 +22,8 @@ from attnbench.storage.operator_kinds import (
     observed,
     plain_name,
 )
-from attnbench.storage.records import Arm, Operator, Operators
+from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
-from tests import journals
 
 MIB = 2**20
 LONG = Workload(seq_len=2048, num_heads=8)  # its score matrix: 128 MiB
@@ -182,23 +176,3 @@ def test_shares_by_kind_sum_to_one(drawn: list[tuple[str, float, int]]) -> None:
     known = shares(Operators(calls=tuple(operator(name, self_s, size) for name, self_s, size in drawn)))
     if sum(self_s for _, self_s, _ in drawn) > 0:
         assert math.fsum(known.values()) == pytest.approx(1.0, rel=1e-6)
-
-
-def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:
-    """In a session of two sides each implementation has its own base."""
-    results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
-    records = {record.implementation: record for record in results.records}
-    compared = {each.key: each for each in comparisons(results)}
-    workload = records["sdpa"].workload.id
-
-    def own_s(name: str) -> float:
-        latency = records[name].measurement("latency")
-        assert latency is not None
-        return median(sample.value for sample in latency.samples)
-
-    sdpa, fused = Arm(implementation="sdpa"), Arm(implementation="fused")
-    to_sdpa = paired_times(results.records, lambda _: sdpa, compared)
-    assert to_sdpa[workload, fused] == compared[workload, fused].ratio * own_s("sdpa")
-    to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
-    alone = paired_times(results.records, lambda arm: arm, to_itself)
-    assert alone == {record.key: own_s(name) for name, record in records.items()}

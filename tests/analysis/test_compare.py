@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, control_effects, runs_the_same, too_noisy
+from attnbench.analysis.comparisons import comparisons, control_effects, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Comparison, Verdict
+from attnbench.statistics.intervals import median
+from attnbench.storage.records import LATENCY, Arm, Comparison, Verdict
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests import journals
@@ -76,6 +77,17 @@ def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> 
     names = ("sdpa", *(f"equal_{number}" for number in range(4)))
     equal = comparisons(journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3))
     assert [each.verdict for each in equal] == [Verdict.equivalent] * 120
+
+
+def test_the_time_of_a_cell_is_its_ratio_times_the_time_of_its_baseline(results: Results) -> None:
+    times_s = paired_times(results)
+    timed = {each.key: each.samples(LATENCY) for each in results.records if each.samples(LATENCY)}
+    own_s = {key: median(sample.value for sample in samples) for key, samples in timed.items()}
+    for each in comparisons(results):
+        workload, _ = each.key
+        baseline = workload, Arm(implementation=each.baseline)
+        assert times_s[baseline] == pytest.approx(own_s[baseline])
+        assert times_s[each.key] == pytest.approx(each.ratio * own_s[baseline])
 
 
 def test_the_same_operators_as_the_baselines_are_told(results: Results) -> None:

@@ -1,11 +1,7 @@
 """Break the time of a call down by kind of operator."""
 
-from collections.abc import Callable, Iterable
-
-from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, compiled, makers
-from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Operators, Record
-from attnbench.storage.samples import Samples
+from attnbench.storage.records import Operators
 
 SMALL_SHARE = 0.05
 """Kinds with a smaller share of the time are not mentioned."""
@@ -57,19 +53,3 @@ def _named(kind: str, operators: Operators) -> str:
     main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
-
-
-def paired_times(
-    records: Iterable[Record], reference: Callable[[Arm], Arm], compared: dict[Key, Comparison]
-) -> dict[Key, float]:
-    """Seconds of a call for each cell, comparable within a workload.
-
-    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
-    paired blocks and is more accurate than two separate medians.
-    """
-    own_s = {one.key: median(Samples.of(samples).value) for one in records if (samples := one.samples(LATENCY))}
-    found = {}
-    for (workload, arm), seconds in own_s.items():
-        base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))
-        found[workload, arm] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
-    return found

@@ -17,7 +17,7 @@ from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import by_process
+from attnbench.statistics.intervals import by_process, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -88,6 +88,18 @@ def comparisons(results: Results) -> list[Comparison]:
         for key, each in judgements(results).items()
         if key != WHOLE
     ]
+
+
+@lru_cache(maxsize=1)
+def paired_times(results: Results) -> dict[Key, float]:
+    """Seconds of a call for each timed cell, comparable within a workload.
+
+    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
+    paired blocks and is more accurate than two separate medians.
+    """
+    own_s = {one.key: median(Samples.of(samples).value) for one in results.records if (samples := one.samples(LATENCY))}
+    base_s = {each.key: own_s[each.workload.id, results.plan.reference(each.key[1])] for each in comparisons(results)}
+    return own_s | {each.key: each.ratio * base_s[each.key] for each in comparisons(results)}
 
 
 def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.analysis.breakdown import num_operators, paired_times, ran
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.breakdown import num_operators, ran
+from attnbench.analysis.comparisons import comparisons, paired_times
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import DeviceSummary, warnings_of
 from attnbench.devices import nvml
@@ -256,7 +256,7 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 
 def _cells(results: Results) -> Iterator[Row]:
     compared = {each.key: each for each in comparisons(results)}
-    times_s = paired_times(results.records, results.plan.reference, compared)
+    times_s = paired_times(results)
     for record in results.records:
         latency = record.measurement(LATENCY)
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
