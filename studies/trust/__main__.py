@@ -11,11 +11,12 @@ import typer
 
 from studies import frame
 from studies.trust import outcome, sessions, table, unusual
-from studies.trust.corpus import CHANGED, CONTROL, Case, cases, clean, control
-from studies.trust.outcome import Clean, Row, Tried
+from studies.trust.corpus import CONTROL, Case, cases, clean, control
+from studies.trust.outcome import Clean, Row
+from studies.trust.sessions import Session
 from studies.trust.unusual import Trial
 
-Kept = TypeVar("Kept", Tried, Clean, list[Trial])
+Kept = TypeVar("Kept", Session, Clean, list[Trial])
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 """Sessions without any cheat, at the usual settings and at others; their range shows the noise."""
 
@@ -45,8 +46,8 @@ def trust(
         if key not in references:
             references[key] = _kept(kept / f"clean-{key}.json", Clean, partial(_clean, case, short=short))
             rows += controls(references[key], f"honest-{key}")
-        tried = _kept(kept / f"{case.id}.json", Tried, partial(_tried, case, short=short))
-        row = outcome.row(case, tried, references[key])
+        run = partial(sessions.run, case.source, case.settings, short=short)
+        row = outcome.row(case, _kept(kept / f"{case.id}.json", Session, run), references[key])
         rows.append(row)
         frame.progress(
             f"{number} of {len(chosen)}, {row.id}: {row.outcome}: {row.reason[:90]} | {row.changed_bystanders}"
@@ -95,23 +96,16 @@ def _clean(case: Case, *, short: bool) -> Clean:
     for session in found:
         if session.lost or any(cell.latency_s is None for cell in session.cells.values()):
             raise ValueError(f"a run without any cheat failed: {session.lost or session.cells}; is the machine idle?")
-    return Clean(sessions=found, others=outcome.ask_others(clean(), case.settings))
+    return Clean(sessions=found)
 
 
 def controls(clean: Clean, name: str) -> list[Row]:
     """Judge each clean session by the others, as if it were a case: any error here is noise."""
     rows = []
     for number, session in enumerate(clean.sessions, start=1):
-        rest = tuple(each for each in clean.sessions if each is not session)
-        reference = Clean(sessions=rest, others=clean.others)
-        rows.append(outcome.row(control(f"{name}-{number}"), Tried(session=session, others={}), reference))
+        reference = Clean(sessions=tuple(each for each in clean.sessions if each is not session))
+        rows.append(outcome.row(control(f"{name}-{number}"), session, reference))
     return rows
-
-
-def _tried(case: Case, *, short: bool) -> Tried:
-    session = sessions.run(case.source, case.settings, short=short)
-    asks = case.is_cheat and case.group != CHANGED  # those rules know nothing of later effects of a candidate
-    return Tried(session=session, others=outcome.ask_others(case.source, case.settings) if asks else {})
 
 
 if __name__ == "__main__":
