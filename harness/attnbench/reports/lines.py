@@ -41,7 +41,7 @@ def _time(x: int, row: Row) -> plot.Point | None:
     if row["latency_s"] is None:
         return None
     low, high = row["latency_low_s"], row["latency_high_s"]
-    return plot.Point(x=x, y=row["latency_s"], low=low, high=high, kind="hollow" if low is None else "")
+    return plot.Point(x=x, y=row["latency_s"], low=low, high=high, is_hollow=low is None)
 
 
 def _bytes(x: int, row: Row) -> plot.Point | None:
@@ -82,7 +82,7 @@ def _draw(
         )
     if not drawn:
         return None
-    is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
+    is_hollow = any(value.is_hollow for panel in drawn for line in panel.lines for value in line.points)
     theory = "Grey lines: two score matrices (B H T S, dashed), one (dash-dotted), the output (B H T V, dotted)."
     notes = [
         theory * (unit == "bytes"),

@@ -26,7 +26,6 @@ function inkOn(colour) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? INK : "white";
 }
 
-const INK_FIELD = { field: "ink", type: "nominal", scale: null, legend: null };
 const EMPTY = { data: { values: [{}] }, mark: { type: "text", fontSize: 13 }, encoding: { text: { value: "no time here" } } };
 
 /** The text of what the page has made for a tooltip, which may be HTML. */
@@ -113,8 +112,8 @@ class PieChart extends Chart {
           },
         },
         {
-          mark: { type: "text", radius: { expr: "min(width, height) / 2 * 0.72" } },
-          encoding: { text: { field: "label" }, color: INK_FIELD },
+          mark: { type: "text", radius: { expr: "min(width, height) / 2 * 0.72" }, fill: { expr: "datum.ink" } },
+          encoding: { text: { field: "label" } },
         },
       ],
     };
@@ -272,8 +271,8 @@ class Timeline extends Chart {
           encoding: { x, x2: { field: "end" }, y, color: { field: "name", type: "nominal", scale: { domain: names }, legend: null }, tooltip: { field: "text", title: " " } },
         },
         {
-          mark: { type: "text", align: "left", dx: 4 },
-          encoding: { x, y, text: { field: "label" }, color: INK_FIELD },
+          mark: { type: "text", align: "left", dx: 4, fill: { expr: "datum.ink" } },
+          encoding: { x, y, text: { field: "label" } },
         },
       ],
     };
