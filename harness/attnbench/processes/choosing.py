@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.processes import messages
-from attnbench.processes.stages import Session, Stage, check_cell, named
+from attnbench.processes.stages import Session, Stage, check_cell, named, record_check
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
@@ -172,7 +172,8 @@ class Search:
                 left_s = max(0.0, self.until_s - self.session.elapsed_s)
                 limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
                 self._show_progress(f"{arm} on {workload}")
-                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+                checked = check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+                record_check(self.session, self._workloads[workload], arm, checked)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
         """The ratio of two arms on a workload; None without a common block."""

@@ -91,21 +91,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to the oracle: a workload, and the probes to leave out; `is_brief` needs only one probe."""
-
-    workload: Workload
-    seed: int
-    is_brief: bool = False
-    left_out: tuple[str, ...] = ()
-
-
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits.
 
     A client prepares the cell first, and passes the result to its judge. `is_brief` compares only one kind of input and
-    tries no rules: enough if the implementation has fully passed on a workload of the same kind. During calls of the
-    implementation, the oracle computes the next check's question, `following`.
+    tries no rules: enough if the implementation has fully passed on a workload of the same kind.
     """
 
     seed: int
@@ -113,12 +103,6 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     left_out: tuple[str, ...] = ()  # probe names
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
-    following: Question | None = None
-
-    @property
-    def question(self) -> Question:
-        """The question to the oracle for this check."""
-        return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

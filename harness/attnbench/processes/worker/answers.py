@@ -6,12 +6,10 @@ The heartbeat announces each risky step in advance, so that after a crash or a h
 import math
 import os
 import random
-import threading
 import time
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -156,9 +154,7 @@ class Worker:
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: tuple[messages.Question, agreement.References] | None = None
-        self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
-        self.helper = ThreadPoolExecutor(1)
+        self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
@@ -382,7 +378,7 @@ class Worker:
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
         try:
-            references = self.asked(request)
+            references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
             compared = agreement.compare(references, candidate, known, rejects=request.rejects)
@@ -405,31 +401,24 @@ class Worker:
             executed_flops=request.prepared.executed_flops,
         )
 
-    def asked(self, request: messages.Check) -> agreement.References:
+    def known_answers(self, request: messages.Check) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
         self.heartbeat.beat()
-        if self.references is None or self.references[0] != request.question:
+        question = request.workload, request.seed, request.is_brief, request.left_out
+        if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
-            ahead, self.ahead = self.ahead, None
-            is_known = ahead is not None and ahead[0] == request.question
-            answer = ahead[1].result() if ahead is not None and is_known else self.ask(request.question)
-            self.references = request.question, answer
-        if request.following is not None and request.following != request.question:
-            self.ahead = request.following, self.helper.submit(self.ask, request.following)
-        self.heartbeat.beat()
+            if request.workload.num_scores <= FEW_SCORES:
+                torch.set_num_threads(1)
+            answers = agreement.ask_oracle(
+                request.workload,
+                request.seed,
+                on_step=self.heartbeat.beat,
+                is_brief=request.is_brief,
+                left_out=request.left_out,
+            )
+            self.references = question, answers
+            self.heartbeat.beat()
         return self.references[1]
-
-    def ask(self, question: messages.Question) -> agreement.References:
-        """Ask the oracle; ahead of a check in one thread, since the candidate uses the other processors."""
-        if question.workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
-            torch.set_num_threads(1)
-        return agreement.ask_oracle(
-            question.workload,
-            question.seed,
-            on_step=self.heartbeat.beat,
-            is_brief=question.is_brief,
-            left_out=question.left_out,
-        )
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
         """Prepare the calls of a witness sample."""
