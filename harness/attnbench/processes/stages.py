@@ -311,8 +311,9 @@ def record_check(session: Session, workload: Workload, arm: Arm, reply: messages
         if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
             session.show_left_out(workload, arm, reply.message)
         session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
-        conclusion = {"status": reply.status, "message": reply.message, "is_predicted": reply.is_predicted}
-        reply = events.CellChecked(**named(workload, arm), **conclusion)
+        reply = events.CellChecked(
+            **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
+        )
     assert isinstance(reply, events.CellChecked)
     session.record(reply)
     if reply.status is Status.disagrees:

@@ -41,6 +41,8 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
+MOST_SERIAL = 2**20
+"""Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
 
@@ -407,7 +409,7 @@ class Worker:
         question = request.workload, request.seed, request.is_brief, request.left_out
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
-            if request.workload.num_scores <= FEW_SCORES:
+            if request.workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
             answers = agreement.ask_oracle(
                 request.workload,
