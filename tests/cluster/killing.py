@@ -22,8 +22,8 @@ import psutil
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, NICENESS, SLOT
-from attnbench.cluster.host import folder_of_runs
+from attnbench.cluster.driver import NICENESS, SLOT
+from attnbench.cluster.host import HOST, folder_of_runs
 from attnbench.commands import ExitCode
 from attnbench.storage import events
 from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
@@ -67,7 +67,7 @@ class Machines:
         self._node: dict[str, Any] = {
             "num_cpus": 1,
             "include_dashboard": False,
-            "object_store_memory": LOCAL_MEMORY_BYTES,
+            "object_store_memory": 80_000_000,  # the smallest that Ray allows; messages are small
         }
         self.cluster.add_node(**self._node)
         self.nodes = {name: self.add(name) for name in ("one", "two")}
@@ -81,7 +81,7 @@ class Machines:
         """Add a node that measures; its host has that name."""
         for left in reversed(range(MOST_STARTS)):
             try:
-                return self.cluster.add_node(resources={SLOT: 1}, labels={LABEL: name}, **self._node)
+                return self.cluster.add_node(resources={SLOT: 1}, env_vars={HOST: name}, **self._node)
             except Exception:  # the only type that Ray raises if a busy machine takes more than 30 s to start a node
                 if not left:
                     raise

@@ -9,7 +9,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.storage.events import Plan
 
-SHARES_A_HOST = 4
+MOST_SHARES = 32
 """With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
 
 
@@ -23,16 +23,16 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
-def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
+def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
-    The budget applies to each host.
+    The shares and their names follow from the plan alone. The budget applies to each host.
 
     Raises:
         ValueError: a file of the plan has changed.
         OSError: it cannot be read.
     """
-    number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * num_hosts)))
+    number = max(1, min(len(plan.workloads), MOST_SHARES))
     files = {spec: path.read_bytes() for spec in plan.implementations if (path := _path(spec)) is not None}
     for spec, content in files.items():
         if _digest(content) != plan.digests.get(spec):
@@ -42,14 +42,10 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
         workloads = plan.workloads[place::number]
         part = len(workloads) / len(plan.workloads)
         smaller = msgspec.structs.replace(
-            plan,
-            workloads=workloads,
-            budget_s=plan.budget_s * part * num_hosts,
-            false_share=plan.false_share * part,
-            mixes=(),
-            traced={},
+            plan, workloads=workloads, false_share=plan.false_share * part, mixes=(), traced={}
         )
         name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
+        smaller = msgspec.structs.replace(smaller, budget_s=plan.budget_s * part * num_hosts)
         shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
     return shares
 
