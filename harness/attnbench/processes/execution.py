@@ -41,7 +41,6 @@ from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
-from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
 
@@ -93,14 +92,13 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """
     if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
         refuse_interpreted(plan)
-    state, sense, path = State(), Sense(), folder / JOURNAL
+    state, path = State(), folder / JOURNAL
     earlier = list(read_events(path)) if path.exists() else []
     for event in earlier:
         state.apply(event)
-        sense.add(event)
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
-        session = Session(plan, journal, worker, watch, clock, read_counters, state, sense)
+        session = Session(plan, journal, worker, watch, clock, read_counters, state)
         if not earlier:
             session.record(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)

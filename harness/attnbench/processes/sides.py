@@ -8,6 +8,7 @@ https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export
 
 import ast
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
 from attnbench import plugins
 from attnbench.processes.planning import build_plan
@@ -29,7 +29,9 @@ from attnbench.workloads import policy
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
 IMPLEMENTATION = "IMPLEMENTATION"
-OWNER = "pid"
+OWNER = "owner"
+"""File that the process at work keeps locked."""
+_LOCKS: dict[Path, int] = {}
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
 """Subfolder of a run in progress: checked-out files, and links to modules that workers import."""
@@ -229,27 +231,39 @@ def check_out(sides: Sides) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Note which process owns the files below a run's folder; files of a killed process may be incomplete."""
-    _remove_if_abandoned(folder / SIDES_FOLDER / OWNER)
-    (folder / SIDES_FOLDER).mkdir(parents=True, exist_ok=True)
-    (folder / SIDES_FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+    """Lock the files below a run's folder until they are removed, or this process ends for any reason.
+
+    Files that a killed process left there may be incomplete, and are removed first. A lock also holds where the same
+    folder is mounted in another container.
+    """
+    below = folder.resolve() / SIDES_FOLDER
+    if below in _LOCKS:
+        return
+    _remove_if_abandoned(below)
+    below.mkdir(parents=True, exist_ok=True)
+    _LOCKS[below] = os.open(below / OWNER, os.O_RDWR | os.O_CREAT)
+    with contextlib.suppress(OSError):  # another process has just claimed it, or there are no locks
+        fcntl.flock(_LOCKS[below], fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove_abandoned(results: Path) -> None:
     """Remove files of killed comparisons below `results`: a resumed run checks out again."""
     for owner in (results / "runs").glob(f"*/{SIDES_FOLDER}/{OWNER}"):
-        _remove_if_abandoned(owner)
+        _remove_if_abandoned(owner.parent)
 
 
-def _remove_if_abandoned(owner: Path) -> None:
-    with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
-        if not psutil.pid_exists(int(owner.read_text(encoding="utf-8"))):
-            shutil.rmtree(owner.parent)
+def _remove_if_abandoned(below: Path) -> None:
+    with contextlib.suppress(OSError), (below / OWNER).open("r+") as owner:  # gone, not ours, or locked by its owner
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(below)
 
 
 def remove_checkouts(folder: Path) -> None:
     """Remove the checked-out files below a run's folder, and the folder if it is empty."""
-    shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
+    below = folder.resolve() / SIDES_FOLDER
+    shutil.rmtree(below, ignore_errors=True)
+    if below in _LOCKS:
+        os.close(_LOCKS.pop(below))
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

@@ -19,10 +19,9 @@ from attnbench.processes import messages
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
-from attnbench.storage.fold import State
+from attnbench.storage.fold import CEILINGS, MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
-from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
@@ -78,7 +77,6 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
     state: State = field(default_factory=State)
-    sense: Sense = field(default_factory=Sense)
 
     def __post_init__(self) -> None:
         """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
@@ -102,7 +100,6 @@ class Session:
         """Write an event to the journal, and apply it to the state."""
         self.journal.append(event)
         self.state.apply(event)
-        self.sense.add(event)
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -152,7 +149,7 @@ class Session:
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
-            problem = self.sense.problem(reply)
+            problem = self.state.problem(reply)
             message = f"its process answered what cannot be: {problem}"
             reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
         return reply
@@ -356,10 +353,11 @@ class ObserveStage(Stage):
         cells = session.live_cells
         for number, (workload, arm) in enumerate(cells):
             requests: dict[str, messages.Profile | messages.Observe] = {}
-            if self.with_operators and (workload.id, arm) not in session.state.profiled:
+            if self.with_operators and ((workload.id, arm), PROFILE) not in session.state.done:
                 requests["operators"] = messages.Profile(**session.request_of(workload, arm))
             for metric in self.metrics:
-                if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
+                is_done = ((workload.id, arm), MEASUREMENT + metric) in session.state.done
+                if not is_done and known[metric].fits(workload):
                     requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
             for what, request in requests.items():
                 if session.state.live(workload.id, [arm]):
@@ -387,7 +385,7 @@ class KeptMemoryStage(Stage):
                 cheapest.setdefault((arm, workload.direction == "inference"), workload)
         for (arm, _), workload in cheapest.items():
             for metric in KEPT:
-                if ((workload.id, arm), metric) not in session.state.observed:
+                if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
                     reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
                     if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
                         session.record(reply)
@@ -405,7 +403,7 @@ class CeilingsStage(Stage):
         live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
         places = {workload.place: workload for workload in reversed(live)}
         for number, (place, workload) in enumerate(places.items()):
-            if place in session.state.ceilings:
+            if (place, CEILINGS) in session.state.done:
                 continue
             device, dtype, num_threads = place
             session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))

@@ -2,7 +2,7 @@
 
 A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
 removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
-sense, too (storage/soundness.py). A line that a kill cut short is dropped; any other damage is an error that names it,
+sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it,
 and storage/salvage.py skips damaged lines.
 
 This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
@@ -27,9 +27,10 @@ from typing import IO, NamedTuple, Self
 
 import msgspec
 
-from attnbench.storage import older_schemas, soundness
+from attnbench.storage import older_schemas
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
 from attnbench.storage.files import put, writing_to
+from attnbench.storage.fold import Sense
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
@@ -245,7 +246,7 @@ def events(path: Path) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
             than this version's.
     """
-    sense = soundness.Sense()
+    sense = Sense()
     for line in lines(path):
         wrong = line.wrong
         if line.event is not None and not wrong:
@@ -253,7 +254,7 @@ def events(path: Path) -> Iterator[Event]:
         if line.event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
             raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
-        sense.add(line.event)
+        sense.apply(line.event)
         yield line.event
 
 

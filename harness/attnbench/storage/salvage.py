@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, Plan, RunStarted
+from attnbench.storage.fold import Sense
 from attnbench.storage.journal import JOURNAL, journal_of, lines, write
-from attnbench.storage.soundness import Sense
 
 SALVAGED = "-salvaged"
 
@@ -49,7 +49,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
             continue
         if line.wrong:
             gaps.append(line.number)
-        sense.add(line.event)
+        sense.apply(line.event)
         kept.append(line.event)
     if not kept:
         raise DamagedError(f"{journal} is empty: there is nothing to keep")
