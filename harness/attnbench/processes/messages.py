@@ -87,6 +87,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
+    has_attend: bool = False  # optional methods of its module
+    has_pack: bool = False
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
     peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
@@ -133,16 +135,10 @@ class CandidateRequest(CellRequest, frozen=True, kw_only=True):
     tensors: dict[str, Place]
 
 
-class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
-    """Build a module with these weights."""
-
-    module: int
-
-
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     """Call a module forward; `needs` names the tensors that get gradients. `is_inference`: in torch.inference_mode.
 
-    With `weights` the module is built first: Build is needed only for a cell's first module, to report its methods.
+    With `weights` the module is built first.
     """
 
     module: int
@@ -168,14 +164,6 @@ class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
 
 class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
     """Look for changes of the process since the last such request; a change is a failure."""
-
-
-class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """Optional methods of the candidate's module, and the state of each generator after building it."""
-
-    has_attend: bool
-    has_pack: bool
-    random: tuple[bytes, ...]
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
@@ -321,7 +309,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
         )
 
 
-Consulted = Build | Call | Backward
+Consulted = Call | Backward
 """Requests of the judge to a candidate's process."""
 Aside = Declare | BuildModel | JudgeAttention | TimeSteps
 """Requests without a workload."""
@@ -378,7 +366,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 
-Answer = Built | Tensors | Failed
+Answer = Tensors | Failed
 """Replies to the judge."""
 Request = Start | Work | Aside | Answer
 Reply = (
@@ -406,8 +394,7 @@ Reply = (
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
     Prepare: (Prepared,),
-    Check: (CellChecked, Build, Call, Backward),
-    Build: (Built,),
+    Check: (CellChecked, Call, Backward),
     Call: (Tensors,),
     Backward: (Tensors,),
     Account: (Done,),
@@ -426,7 +413,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     TimeSteps: (StepsTimed,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
-    **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
+    **dict.fromkeys((Tensors, Failed), (CellChecked, Call, Backward)),
 }
 """Replies to each request besides Failed; any other reply counts as a crash."""
 

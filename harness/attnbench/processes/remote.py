@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from attnbench.checking.case import GIVEN, pull_back, set_dropout
 from attnbench.checking.reference import canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import Backward, Build, Built, Call, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import Backward, Call, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
 
-Ask = Callable[[Build | Call | Backward], object]
+Ask = Callable[[Call | Backward], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
@@ -149,10 +150,19 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
         set_states(generators, own)
 
 
+def methods_of(module: nn.Module) -> dict[str, bool]:
+    """The optional methods that a module has, as fields of Prepared."""
+    return {
+        "has_attend": hasattr(module, "attend"),
+        "has_pack": hasattr(module, "pack") and hasattr(module, "pack_out"),
+    }
+
+
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
     """The implementation that the judge checks in place of one in another process."""
+    bases = (*prepared.has_attend * (_Attends,), *prepared.has_pack * (_Packs,), StandIn)
     return Implementation(
-        build=remote.build,
+        build=partial(remote.build, type("StandIn", bases, {})),
         source="another process",
         has_dropout=prepared.has_dropout,
         is_approximate=prepared.is_approximate,
@@ -167,23 +177,13 @@ class Remote:
         self._exchange = Exchange()
         self._generators = generators(cell["workload"].device)
         self.num_modules = self.num_calls = 0
-        self._offers: Built | None = None  # optional methods of the cell's modules
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
 
-    def build(self, weights: Weights) -> nn.Module:
-        """A stand-in for the candidate's module with these weights, which is built there at its first call.
-
-        The cell's first module is built at once.
-        """
+    def build(self, kind: "type[StandIn]", weights: Weights) -> nn.Module:
+        """A stand-in for the candidate's module with these weights, which is built there at its first call."""
         self.num_modules += 1
-        is_first = self._offers is None
-        if self._offers is None:
-            sent = self._exchange.send(weights.tensors())
-            self._offers = self._asked(Build, module=self.num_modules, tensors=sent)
-        bases = (*self._offers.has_attend * (_Attends,), *self._offers.has_pack * (_Packs,), StandIn)
-        made: StandIn = type("StandIn", bases, {})(self, self.num_modules, weights)
-        made.is_built = is_first
+        made = kind(self, self.num_modules, weights)
         weakref.finalize(made, self.forgotten.append, self.num_modules)
         return made
 
@@ -236,7 +236,7 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
+    def _asked(self, kind: type[Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
         """Send a request to the candidate's process; return the reply.
 
         Raises:
@@ -246,7 +246,7 @@ class Remote:
         forget, self.forgotten[:] = tuple(self.forgotten), []
         random = states_of(self._generators)
         reply = self._ask(kind(**self._cell, exchange=self._exchange.path, forget=forget, random=random, **fields))
-        if isinstance(reply, Built | Tensors):
+        if isinstance(reply, Tensors):
             set_states(self._generators, reply.random)
             return reply
         assert isinstance(reply, Failed)
@@ -338,7 +338,7 @@ class Candidates:
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
-    def answer(self, request: Build | Call | Backward, made: Implementation) -> Built | Tensors:
+    def answer(self, request: Call | Backward, made: Implementation) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
         if self._exchange is None or not self._exchange.is_at(request.exchange):
             self.__init__()  # type: ignore[misc]
@@ -347,33 +347,18 @@ class Candidates:
             self._modules.pop(number, None)
         here = generators(request.workload.device)
         with drawing_from(here, request.random):
-            match request:
-                case Build():
-                    reply: Built | Tensors = self._build(request, made, self._exchange)
-                case Call():
-                    reply = self._call(request, made, self._exchange)
-                case Backward():
-                    reply = self._backward(request, self._exchange)
+            if isinstance(request, Call):
+                reply = self._call(request, made, self._exchange)
+            else:
+                reply = self._backward(request, self._exchange)
             return msgspec.structs.replace(reply, random=states_of(here))
-
-    def _build(self, request: Build, made: Implementation, exchange: Exchange) -> Built:
-        module = self._module(request, request.tensors, made, exchange)
-        has_pack = hasattr(module, "pack") and hasattr(module, "pack_out")
-        return Built(has_attend=hasattr(module, "attend"), has_pack=has_pack, random=())
-
-    def _module(
-        self, request: Build | Call, places: Mapping[str, Place], made: Implementation, exchange: Exchange
-    ) -> nn.Module:
-        """Build the request's module with the weights that were sent."""
-        here = device(request.workload.device).torch_device
-        weights = Weights(**{name: exchange.receive(place, here) for name, place in places.items()})
-        module = made.build(weights).eval()
-        self._modules[request.module] = module, weights
-        return module
 
     def _call(self, request: Call, made: Implementation, exchange: Exchange) -> Tensors:
         if request.weights:
-            self._module(request, request.weights, made, exchange)
+            here = device(request.workload.device).torch_device
+            sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
+            weights = Weights(**sent)
+            self._modules[request.module] = made.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if made.has_dropout:
             set_dropout(module, request.dropout)
@@ -412,11 +397,11 @@ class Candidates:
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
         if has_weights:
             leaves |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
-        sent = output.detach().clone()
-        self._calls[request.call] = _Called(output, sent, leaves, request.module, mask)
+        copy = output.detach().clone()
+        self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
-        return self._reply({"output": sent}, changed, seen, exchange)
+        return self._reply({"output": copy}, changed, seen, exchange)
 
     def _backward(self, request: Backward, exchange: Exchange) -> Tensors:
         called = self._calls[request.call]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnbench import plugins
 from attnbench.checking import agreement, witness
-from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, place, reason_against
+from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, draw_weights, place, reason_against
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
@@ -30,7 +30,7 @@ from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import Asides, certificate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
@@ -168,7 +168,6 @@ class Worker:
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
         self.turn = PROBE  # the arm that is responsible for a failure
-        self.built: set[str] = set()  # specs that were built
         self.is_pending = False  # the guard's memory predates an earlier request
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
@@ -200,8 +199,7 @@ class Worker:
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         self.is_altered = False
         self.turn, start = PROBE, time.perf_counter()
-        is_first_build = isinstance(request, messages.Build) and request.spec not in self.built
-        is_quick = self.is_quick(request) and not is_first_build
+        is_quick = self.is_quick(request)
         if not self.is_pending and not is_quick:
             self.guard = state.Guard(self.guard)
         self.guard.expect(state.THREADS)
@@ -211,7 +209,7 @@ class Worker:
             if is_quick:
                 self.guard.require_unchanged()
             elif not isinstance(reply, messages.Failed):
-                self._account(is_making=is_first_build or isinstance(request, messages.LimitedRequest))
+                self._account(is_making=isinstance(request, messages.LimitedRequest))
                 is_accounted = True
         except Exception as error:  # noqa: BLE001 - as said above
             is_predicted = isinstance(error, attempts.OutOfReachError)
@@ -306,7 +304,7 @@ class Worker:
                 return self.check(request)
             case messages.Prepare():
                 return self.prepare(request)
-            case messages.Build() | messages.Call() | messages.Backward():
+            case messages.Call() | messages.Backward():
                 return self.answer_judge(request)
             case messages.Profile():
                 case, made = self.case(request), self.implementation(request.spec)
@@ -352,19 +350,20 @@ class Worker:
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
         cost = attempts.require_within_limits(request, made, self.heartbeat.beat)
         call_s, peak_bytes = (None, None) if cost is None else cost
+        weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
         return messages.Prepared(
             has_dropout=made.has_dropout,
             executed_flops=made.executed_flops(request.workload),
             is_approximate=made.is_approximate,
             call_s=call_s,
             peak_bytes=peak_bytes,
+            **methods_of(made.build(weights)),
         )
 
     def answer_judge(self, request: messages.Consulted) -> messages.Answer:
         """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
-        self.built.add(request.spec)
         try:
             return self.candidates.answer(request, made)
         except RuntimeError as error:
