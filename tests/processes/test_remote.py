@@ -31,7 +31,7 @@ from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
-PREPARED = Prepared(has_dropout=False, executed_flops=None)
+PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
