@@ -226,7 +226,7 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
     made = stand_in(Remote(ask, cell), PREPARED)
     with pytest.raises(CandidateError if raised else CandidateLostError) as found:
-        case_of(made)
+        case_of(made).output()
     assert found.value.failed.message == "TypeError: no"
     if raised:
         assert type(found.value).__name__ == "TypeError"

@@ -119,8 +119,8 @@ def bench_slot() -> Iterator[None]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         began_s = time.monotonic()
-        while left := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
-            for process in left if time.monotonic() - began_s > LEFT_S else ():
+        while leftover := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
+            for process in leftover if time.monotonic() - began_s > LEFT_S else ():
                 with suppress(psutil.Error):
                     process.kill()  # it measures without holding the lock, so its starter was killed
             time.sleep(POLL_S)

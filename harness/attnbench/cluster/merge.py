@@ -32,12 +32,12 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
     Raises:
         DamagedError: a journal is damaged.
     """
-    found = {}
+    histories = {}
     for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
-            found[path.parent.parent.name] = history
-    return found
+            histories[path.parent.parent.name] = history
+    return histories
 
 
 def kind_of(history: Sequence[Event]) -> str:

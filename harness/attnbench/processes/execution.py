@@ -173,9 +173,9 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     ours = harness_folder(below / "modules")
 
     def client(side: events.Side, name: str) -> ProcessClient:
-        own = side_folders(side, below / f"{name}_modules")
+        folders = side_folders(side, below / f"{name}_modules")
         log = folder / f"{name}.log"
-        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
+        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *folders])
 
     return PairedClient(client(plan.sides.base, "worker_base"), client(plan.sides.candidate, "worker"), plan.seed)
 

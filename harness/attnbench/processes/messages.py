@@ -302,7 +302,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
             workload=self.workload.id,
             epoch=self.epoch,
             visit=self.number,
-            arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
+            arms=tuple(ArmSamples(arm=arm, samples=tuple(of_arm)) for arm, of_arm in samples.items()),
             called_s=called_s,
             states=tuple(states),
             probe=f"{self.workload.device}, {self.workload.num_threads} threads",
@@ -439,9 +439,9 @@ class Heartbeat:
     def __init__(self, file: int | None = None) -> None:
         """Map the open file of another process; without one, make a new file."""
         if file is None:
-            with tempfile.TemporaryFile() as made:
-                made.truncate(self._LAYOUT.size)
-                file = os.dup(made.fileno())
+            with tempfile.TemporaryFile() as temporary:
+                temporary.truncate(self._LAYOUT.size)
+                file = os.dup(temporary.fileno())
         self.file = file
         self._memory = mmap.mmap(file, self._LAYOUT.size)
 

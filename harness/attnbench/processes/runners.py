@@ -91,8 +91,8 @@ def take_turns(
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
     called_s, states = 0.0, list[DeviceState]()
-    found = dict(request.known)
-    is_known = all(arm in found for arm in samples if arm != PROBE)
+    seconds = dict(request.known)
+    is_known = all(arm in seconds for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
@@ -101,8 +101,8 @@ def take_turns(
         taken: dict[Arm, Sample] = {}
         num_before = 0
         for part in draws.sample(parts, len(parts)):
-            seed, told = draws.getrandbits(53), tuple(found.items())
-            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=told))
+            seed, known_seconds = draws.getrandbits(53), tuple(seconds.items())
+            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=known_seconds))
             if isinstance(reply, messages.Failed):
                 return reply
             called_s += reply.called_s
@@ -113,7 +113,7 @@ def take_turns(
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
         if step is ready:
-            found |= dict(known({arm: [sample] for arm, sample in taken.items()}))
+            seconds |= dict(known({arm: [sample] for arm, sample in taken.items()}))
             continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
@@ -213,13 +213,13 @@ def _own(
     Any failure in its process is attributed to the implementation that it holds.
     """
     assert part.owner is not None
-    asked = [arm for arm, _ in step.arms]
-    blamed = next((arm for arm in asked if arm != PROBE), part.owner)
+    requested = [arm for arm, _ in step.arms]
+    blamed = next((arm for arm in requested if arm != PROBE), part.owner)
     if isinstance(reply, messages.Failed):
-        return reply if reply.arm in asked and reply.arm != PROBE else msgspec.structs.replace(reply, arm=blamed)
+        return reply if reply.arm in requested and reply.arm != PROBE else msgspec.structs.replace(reply, arm=blamed)
     samples = [sample for taken in reply.arms for sample in taken.samples]
-    is_asked = [taken.arm for taken in reply.arms] == asked
-    is_whole = len(samples) == step.num_blocks * len(asked)
+    is_asked = [taken.arm for taken in reply.arms] == requested
+    is_whole = len(samples) == step.num_blocks * len(requested)
     if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
         message = "its process answers what was not asked, or that a call takes 0 s"
         return messages.Failed(arm=blamed, status=Status.invalid, message=message)
@@ -457,9 +457,9 @@ class IsolatingClient(WorkerClient):
             return self.shared.ask(request)
         shared = Part(self._client(""), tuple(by_runner.pop("")))
         parts = []
-        for name, own in by_runner.items():  # with controls, since the baseline has one
-            arms = dict.fromkeys([*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, "")])
-            parts.append(Part(self._client(name), tuple(arms), owner=own[0][0].as_measured()))
+        for name, specs in by_runner.items():  # with controls, since the baseline has one
+            arms = dict.fromkeys([*specs, *((arm.as_control(), spec) for arm, spec in specs), (PROBE, "")])
+            parts.append(Part(self._client(name), tuple(arms), owner=specs[0][0].as_measured()))
         watch = _Stopwatch(self.now)
         visit = take_turns(request, [shared, *parts], watch.ask)
         if isinstance(visit, messages.Failed):

@@ -75,19 +75,19 @@ def plan(
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
-    given, named = (base_text, candidate_text), fields.get("implementations", ())
+    texts, named = (base_text, candidate_text), fields.get("implementations", ())
     same, roots = list[str](), list[Path]()
     with contextlib.ExitStack() as undo:
         undo.callback(remove_checkouts, folder)
         claim(folder)
-        if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
+        if any(plugins.split(text)[0] is not None for text in texts):  # two files, under the name of the second
             if named:
                 raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-            for text in given:
+            for text in texts:
                 if plugins.split(text)[0] is None:
                     raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
             plugins.check_specs([f"base={base_text}", f"candidate={candidate_text}"])
-            base, candidate = (Side(given=text) for text in given)
+            base, candidate = (Side(given=text) for text in texts)
             kept: dict[str, Pair] = {
                 plugins.name_of(candidate_text): (OneSided(base_text, ""), OneSided(candidate_text, ""))
             }
@@ -105,12 +105,14 @@ def plan(
                 raise ValueError(f"on neither side: {gone[0]}")
         if not kept:
             return None, same
-        own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
-        specs = [spec for specs in own for spec in specs.values()]
+        specs_of = [
+            {name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)
+        ]
+        specs = [spec for specs in specs_of for spec in specs.values()]
         files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
         compared = Sides(
-            base=msgspec.structs.replace(base, implementations=own[0]),
-            candidate=msgspec.structs.replace(candidate, implementations=own[1]),
+            base=msgspec.structs.replace(base, implementations=specs_of[0]),
+            candidate=msgspec.structs.replace(candidate, implementations=specs_of[1]),
             # One process cannot hold two interpreters, nor files that import others of their side.
             is_apart=is_apart
             or base.python != candidate.python
@@ -154,8 +156,8 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     """
     for text, side, name in zip(texts, (sides.base, sides.candidate), ("base", "candidate"), strict=True):
         is_file = plugins.split(text)[0] is not None
-        own = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
-        if (own.root and Path(own.root).resolve(), own.commit, own.python) != (
+        typed = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
+        if (typed.root and Path(typed.root).resolve(), typed.commit, typed.python) != (
             side.root and Path(side.root).resolve(),
             side.commit,
             side.python,
@@ -164,10 +166,10 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     return True
 
 
-def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
+def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
     """Each implementation on both sides, by name: those in `given`, or all files of implementations/ on either."""
     roots = [Path(side.root) for side in sides if side.root]
-    specs = list(dict.fromkeys(given))
+    specs = list(dict.fromkeys(named))
     if not specs and not roots:  # two environments: compare the installed ones
         specs = plugins.implementation_names()
     elif not specs:
@@ -354,8 +356,8 @@ def _places(path: Path, root: Path) -> list[Path]:
     `bench/foo.py`, replaces the package `foo`. All files of a side share a process: a folder near one of them is near
     another only by chance.
     """
-    top, own = root.resolve(), path.parent.resolve()
-    inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
+    top, nearest = root.resolve(), path.parent.resolve()
+    inside = [folder for folder in (nearest, *nearest.parents) if folder.is_relative_to(top)] or [top]
     return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
 
 
@@ -408,9 +410,9 @@ def export(commit: str, target: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        root, own = repository_root(), {"GIT_INDEX_FILE": str(index)}
-        _git("read-tree", commit, folder=root, variables=own)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=own)
+        root, variables = repository_root(), {"GIT_INDEX_FILE": str(index)}
+        _git("read-tree", commit, folder=root, variables=variables)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=variables)
         draft.rename(target)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None

@@ -242,12 +242,12 @@ class CheckStage(Stage):
     def run(self, session: Session) -> str:
         """See Stage."""
         plan, status = session.plan, session.state.status
-        asked = plan.asked
-        workloads = spread(asked) if len(asked) > MANY else asked
+        requested = plan.asked
+        workloads = spread(requested) if len(requested) > MANY else requested
         if self.stops_when_wrong:
             workloads = _most_informative_first(workloads)
         is_brief_allowed = LATENCY in plan.metrics and not self.stops_when_wrong
-        spared = _spared_probes(asked) if LATENCY not in plan.metrics else {}
+        spared = _spared_probes(requested) if LATENCY not in plan.metrics else {}
         wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
         passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
         limit_s = check_limit_s(plan)
@@ -258,7 +258,7 @@ class CheckStage(Stage):
             is_dropped = self.stops_when_wrong and arm in wrong
             if (workload.id, arm) not in status and not is_dropped:
                 if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                    num_omitted = sum((each.id, own) not in status for each, own in cells[number:])
+                    num_omitted = sum((each.id, other) not in status for each, other in cells[number:])
                     reason = f"{num_omitted:,} of {len(cells):,} cells were left out: no more fit into the budget"
                     break
                 done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
@@ -492,7 +492,9 @@ class Visits:
         least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
         if not taken:
             return least
-        block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        block_s = sum(
+            median(sample.value * sample.num_calls for sample in samples) for samples in taken.values() if samples
+        )
         fixed_s = FRESH_S / max(1, len(self.places))
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls

@@ -399,10 +399,10 @@ class ProcessClient(WorkerClient):
 
     def sibling(self) -> "ProcessClient":
         """Another client with a runner of its own and the same judge. Exit it before this one."""
-        made = copy.copy(self)
-        made.runner = WorkerProcess(self.template, self.runner.timeout_s)
-        made.is_sibling = True
-        return made
+        client = copy.copy(self)
+        client.runner = WorkerProcess(self.template, self.runner.timeout_s)
+        client.is_sibling = True
+        return client
 
     @property
     def is_running(self) -> bool:

@@ -101,10 +101,10 @@ class Journal:
             OSError: the disk is full, or fails.
             DamagedError: another process has removed the file.
         """
-        found = os.fstat(self._file.fileno())
-        if self._copy is not None and (not found.st_nlink or found.st_size != len(self._copy)):
+        status = os.fstat(self._file.fileno())
+        if self._copy is not None and (not status.st_nlink or status.st_size != len(self._copy)):
             self._restore()
-        elif not found.st_nlink:
+        elif not status.st_nlink:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
         self._append(event)
 
@@ -167,13 +167,13 @@ def _digest(text: bytes) -> bytes:
 
 def signature_of(line: bytes) -> tuple[int | None, bool] | None:
     """The number at a line's end, None in schema 5, and whether the line is unchanged; None without digests."""
-    found = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
-    if found is None:
+    match = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
+    if match is None:
         return None
-    number, digest = found.groups()
+    number, digest = match.groups()
     if number is None:
-        return None, older_schemas.is_digest_right(line[: found.start()] + b"}", digest)
-    return int(number), digest == _digest(line[: found.end(1)])
+        return None, older_schemas.is_digest_right(line[: match.start()] + b"}", digest)
+    return int(number), digest == _digest(line[: match.end(1)])
 
 
 class Line(NamedTuple):

@@ -57,9 +57,9 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
     assert isinstance(started, RunStarted)
     source = journal.parent
     folder = to or source.with_name(f"{source.name}{SALVAGED}")
-    found = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
-    if not found.is_damaged:
-        return found
+    salvaged = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
+    if not salvaged.is_damaged:
+        return salvaged
     if (folder / JOURNAL).exists():
         raise ValueError(f"{folder} holds a run: choose another folder with --to")
     kept[0] = msgspec.structs.replace(started, schema=SCHEMA, run=folder.name)
@@ -69,4 +69,4 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         write(folder / JOURNAL, kept)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
-    return found
+    return salvaged

@@ -125,12 +125,12 @@ NO_INFINITY = "its bias may not hold -inf, which hides keys from a function with
 NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
 
 
-def takes_infinity(made: Implementation) -> bool:
+def takes_infinity(candidate: Implementation) -> bool:
     """Whether a small call whose bias holds -inf has a finite output; True where it raises, which a check will show."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
-            output = build(small, made, place(draw_normal(small, 0), small)).output()
+            output = build(small, candidate, place(draw_normal(small, 0), small)).output()
     except Exception:  # noqa: BLE001 - whatever the implementation raises
         return True
     return bool(output.isfinite().all())
@@ -270,8 +270,8 @@ class Worker:
             arm = self.turn
         elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
             arm = request.arm  # otherwise the harness's own work
-        said = [failed.message, f"{request.workload.device} {BROKEN}"]
-        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, said)))
+        parts = [failed.message, f"{request.workload.device} {BROKEN}"]
+        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, parts)))
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
@@ -315,8 +315,8 @@ class Worker:
             case messages.Call() | messages.Backward():
                 return self.answer_judge(request)
             case messages.Profile():
-                case, made = self.case(request), self.implementation(request.spec)
-                seen = operators.observe(case, made, on_step=self.heartbeat.beat)
+                case, candidate = self.case(request), self.implementation(request.spec)
+                seen = operators.observe(case, candidate, on_step=self.heartbeat.beat)
                 return CellProfiled(**request.names, operators=seen)
             case messages.Observe():
                 return self.observe(request)
@@ -340,8 +340,8 @@ class Worker:
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
                 return messages.Done()
             case messages.Certify():
-                made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
-                return certificate(request, made, baseline, self.heartbeat.beat)
+                candidate, baseline = self.implementation(request.spec), self.implementation(request.baseline)
+                return certificate(request, candidate, baseline, self.heartbeat.beat)
             case messages.Attempt():
                 self.benches.clear()  # make room for a call that may not fit
                 self.references = None
@@ -350,35 +350,35 @@ class Worker:
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
-        made = self.implementation(request.spec)
-        reason = reason_against(made, request.workload)
+        candidate = self.implementation(request.spec)
+        reason = reason_against(candidate, request.workload)
         if reason is not None:
             return messages.Failed(status=Status.unsupported, message=reason)
-        if hides_by_bias(made, request.workload) and not takes_infinity(made):
+        if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
-        cost = attempts.require_within_limits(request, made, self.heartbeat.beat)
+        cost = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
         call_s, peak_bytes = (None, None) if cost is None else cost
         weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
         return messages.Prepared(
-            has_dropout=made.has_dropout,
-            executed_flops=made.executed_flops(request.workload),
-            is_approximate=made.is_approximate,
+            has_dropout=candidate.has_dropout,
+            executed_flops=candidate.executed_flops(request.workload),
+            is_approximate=candidate.is_approximate,
             call_s=call_s,
             peak_bytes=peak_bytes,
-            **methods_of(made.build(weights)),
+            **methods_of(candidate.build(weights)),
         )
 
     def answer_judge(self, request: messages.Consulted) -> messages.Answer:
         """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
-        made = self.implementation(request.spec)
+        candidate = self.implementation(request.spec)
         try:
-            return self.candidates.answer(request, made)
+            return self.candidates.answer(request, candidate)
         except RuntimeError as error:
-            if not (refused := operators.refusal(request.workload, made, error)):
+            if not (refused := operators.refusal(request.workload, candidate, error)):
                 raise
-            raised, said = type(error).__name__, (str(error).splitlines() or [""])[0]
-            return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=said)
+            raised, text = type(error).__name__, (str(error).splitlines() or [""])[0]
+            return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=text)
 
     def check(self, request: messages.Check) -> CellChecked:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
@@ -461,13 +461,13 @@ class Worker:
 
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
         """Hand the result of a call to the judge; nothing if dropout makes it random."""
-        self.turn, found = request.arm, self.returned[request.number]
+        self.turn, result = request.arm, self.returned[request.number]
         if request.is_last:
             self.witnesses, self.returned = [], []
         if request.workload.dropout > 0:
             return messages.HandedIn(exchange="", tensors={})
         tensors = {}
-        for name, tensor in found.items():
+        for name, tensor in result.items():
             if tensor is not None:
                 require_plain(name, tensor)
                 tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
