@@ -162,10 +162,6 @@ class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
     call: int
 
 
-class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
-    """Look for changes of the process since the last such request; a change is a failure."""
-
-
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
     """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
@@ -323,7 +319,6 @@ Work = (
     | PrepareWitness
     | Witness
     | HandIn
-    | Account
     | JudgeOutput
     | Trace
     | Attempt
@@ -397,7 +392,6 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Check: (CellChecked, Call, Backward),
     Call: (Tensors,),
     Backward: (Tensors,),
-    Account: (Done,),
     Observe: (CellMeasured,),
     Profile: (CellProfiled,),
     PrepareWitness: (Done,),

@@ -19,7 +19,6 @@ import msgspec
 
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
-from attnbench.storage.events import CellChecked
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
@@ -365,9 +364,7 @@ def check(
         answer = runner(reply)
         assert isinstance(answer, messages.Answer)
         reply = judge(answer)
-    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
-    changed = runner(account) if isinstance(reply, CellChecked) else None
-    return changed if isinstance(changed, messages.Failed) else reply
+    return reply
 
 
 def patience(timeout_s: float) -> dict[str, str]:

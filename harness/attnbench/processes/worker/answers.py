@@ -275,8 +275,8 @@ class Worker:
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is one of many, timed or a judge's: a later one looks for its changes of the process."""
-        return isinstance(request, messages.Witness | messages.Consulted | messages.Check | messages.JudgeOutput) or (
+        """Whether a request is timed or a judge's: a later one looks for the functions that it has replaced."""
+        return isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )
 
@@ -331,9 +331,6 @@ class Worker:
                 return self.witness(request)
             case messages.HandIn():
                 return self.hand_in(request)
-            case messages.Account():
-                self.turn = request.arm
-                return messages.Done()
             case messages.JudgeOutput():
                 return self.judge_output(request)
             case messages.Trace():
