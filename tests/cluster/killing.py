@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,6 @@ ENDS = {ExitCode.passed, ExitCode.inconclusive}
 MOST_STARTS = 3
 GONE_S = 1.0
 """Seconds that a node is away before it comes back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A sweep in which a process is killed, and the errors of its end."""
-
-    victim: str
-    after_s: float
-    fewest_decided: int = 0
-    problems: list[str] = field(default_factory=list)
 
 
 class Machines:
@@ -121,28 +110,28 @@ def local(results: Path) -> Results:
     return read(find_runs(results)[-1])
 
 
-def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> Trial:
-    """Run one sweep, and kill a victim `after_s` seconds after a host has started to measure."""
+def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: Results) -> list[str]:
+    """Run one sweep, kill a victim `after_s` seconds after a host has started to measure, and return the errors."""
     results.mkdir(parents=True, exist_ok=True)
     driver = started(results, *SHORT, "--cluster", cluster.address)
     run = begun(results)
     if run is None:
         driver.kill()
         driver.wait()
-        return replace(planned, problems=[f"it did not begin: {(results / 'log').read_text()[-500:]}"])
-    time.sleep(planned.after_s)
-    kill(cluster, planned.victim, driver)
+        return [f"it did not begin: {(results / 'log').read_text()[-500:]}"]
+    time.sleep(after_s)
+    kill(cluster, victim, driver)
     try:
         code = driver.wait(LIMIT_S)
-        if planned.victim == "driver" and code == -signal.SIGKILL:
+        if victim == "driver" and code == -signal.SIGKILL:
             driver = started(results, "--resume", run.name, "--cluster", cluster.address)
             code = driver.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         driver.kill()
         driver.wait()
-        return replace(planned, problems=["it hung"])
+        return ["it hung"]
     problems = [] if code in ENDS else [f"exit code {code}: {(results / 'log').read_text()[-500:]}"]
-    return replace(planned, problems=[*problems, *wrong(run, alone, planned)])
+    return [*problems, *wrong(run, alone)]
 
 
 def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> None:
@@ -180,7 +169,7 @@ def begun(results: Path) -> Path | None:
     return None
 
 
-def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
+def wrong(run: Path, alone: Results) -> list[str]:
     """Describe the errors in the end of a run on a cluster."""
     found = read(run)
     problems = [] if found.elapsed_s is not None else ["it has no end"]
@@ -191,8 +180,6 @@ def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
         if ends.get((workload, arm)) != status
     ]
     decided, without = (_decided(results) for results in (found, alone))
-    if len(decided) < planned.fewest_decided:
-        problems.append(f"only {len(decided)} comparisons are decided, and {len(without)} alone")
     problems += [
         f"{key}: {verdict}, and alone {without[key]}"
         for key, verdict in decided.items()

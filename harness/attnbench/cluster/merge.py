@@ -41,7 +41,7 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
 
 
 def kind_of(history: Sequence[Event]) -> str:
-    """What makes times of two hosts comparable: model of processor and accelerator, cores, version of PyTorch."""
+    """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
     started = next(event for event in history if isinstance(event, events.WorkerStarted))
     known = started.environment
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"

@@ -13,7 +13,7 @@ from attnbench.storage.events import Event
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status
 
 CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "ceilings", "measurement of "
-"""What is done once for a cell or a place; a measurement has its metric's name after it."""
+"""Work that is done once for a cell or a place; a measurement has its metric's name after it."""
 
 
 class ProbeVisit(NamedTuple):
@@ -154,7 +154,7 @@ class State(Sense):
 
 
 def once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[Key | Place, str]:
-    """The key of an event that happens once in a run: a cell or a place, and what is done."""
+    """The key of an event that happens once in a run: a cell or a place, and the work."""
     match event:
         case events.CellMeasured():
             return event.key, MEASUREMENT + event.measurement.metric
