@@ -13,7 +13,7 @@ import attnbench
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
-from attnbench.processes.messages import Check, Failed, Reply, Work
+from attnbench.processes.messages import Check, Reply, Work
 from attnbench.processes.planning import build_plan, rejected
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
@@ -228,28 +228,6 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
     assert "See there" not in said
-
-
-class Unloadable(virtual.SimulatedClient):
-    """Fails to load one of two implementations, and counts its checks."""
-
-    def __init__(self) -> None:
-        super().__init__(World(name="calm"), lambda *_: 1e-3)
-        self.num_tried = 0
-
-    def ask(self, request: Work) -> Reply:
-        if isinstance(request, Check) and request.arm.implementation == "one":
-            self.num_tried += 1
-            return Failed(status=Status.error, message="no such module", is_unloadable=True)
-        return super().ask(request)
-
-
-def test_a_check_tries_once_to_load(tmp_path: Path) -> None:
-    client, plan = Unloadable(), virtual.plan(4, ["one", "other"], budget_s=0.0)
-    execution.execute(msgspec.structs.replace(plan, metrics=()), tmp_path, lambda _: None, ("check",), client=client)
-    assert client.num_tried == 1
-    journal = (tmp_path / "journal.jsonl").read_text()
-    assert journal.count("no such module") == 1
 
 
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:
