@@ -71,12 +71,7 @@ def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path
         assert moved.digests[moved.implementations[0]] == share.plan.digests[spec]
     file.unlink()
     with pytest.raises(ValueError, match="not the file of the plan"):
-        answer_to(share_of_files(share))
-
-
-def share_of_files(share: Share) -> Share:
-    """Build the share with other files than those of its plan."""
-    return msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n"))
+        answer_to(msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n")))
 
 
 def test_two_never_have_the_slot_at_once():

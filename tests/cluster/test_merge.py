@@ -21,10 +21,6 @@ NAMES = ("sdpa", "fused")
 POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
 
 
-def of_a_run(folder: Path) -> Plan:
-    return journals.write(folder, POINTS, NAMES, num_visits=1, num_epochs=1).plan
-
-
 def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = True, environment=journals.ENVIRONMENT):
     """Write a made-up journal of a host to the driver's place for it."""
     path = journal_path(folder, host, share.name)
@@ -47,7 +43,7 @@ def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = Tr
 
 @pytest.fixture
 def run(tmp_path) -> tuple[Path, RunStarted, list[Share]]:
-    plan = of_a_run(tmp_path / "plan")
+    plan = journals.write(tmp_path / "plan", POINTS, NAMES, num_visits=1, num_epochs=1).plan
     started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
     return tmp_path / "run", started, split(plan, "run", 1)
 
