@@ -175,7 +175,6 @@ class Worker:
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
         self.turn = PROBE  # the arm that is responsible for a failure
-        self.is_pending = False  # the guard's memory predates an earlier request
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -208,10 +207,8 @@ class Worker:
         self.turn, start = PROBE, time.perf_counter()
         is_quick = self.is_quick(request)
         self.settle(request.workload.device)
-        if not self.is_pending and not is_quick:
-            self.guard = state.Guard(self.guard)
-        self.guard.expect(state.THREADS)
-        self.is_pending, is_accounted = is_quick, is_quick
+        self.guard.accept_settings()
+        is_accounted = is_quick
         try:
             reply = self._reply(request)
             if is_quick:

@@ -193,16 +193,14 @@ def _matters(owner: str, name: str, before: object, now: object) -> bool:
 class Guard:
     """A snapshot of the process's state."""
 
-    def __init__(self, earlier: "Guard | None" = None) -> None:
-        """Take a snapshot; functions come from an earlier guard that found none replaced."""
+    def __init__(self) -> None:
+        self._functions = Functions()
+        self.accept_settings()
+
+    def accept_settings(self) -> None:
+        """Take the settings as they are: the harness itself has changed some."""
         self._settings = {name: _look(name) for name in SETTINGS}
         self._folder = os.getcwd()  # noqa: PTH109 - called often
-        known = None if earlier is None else earlier._functions
-        self._functions: Functions = known if known is not None and known.are_all else Functions()
-
-    def expect(self, name: str) -> None:
-        """Accept the current value of a setting that the harness itself has changed."""
-        self._settings[name] = _look(name)
 
     def require_unchanged(self) -> None:
         """Compare and restore the settings that the harness itself does not change during a visit.
@@ -220,6 +218,8 @@ class Guard:
         if replaced := self._functions.replaced():
             changes.settings.append(f"{_short(', '.join(replaced))} from what it was to another")
             changes.stuck.append(changes.settings[-1])
+        elif not self._functions.are_all:
+            self._functions = Functions()
         return changes
 
     def _restored_settings(self, compared: Iterable[str]) -> Changes:
