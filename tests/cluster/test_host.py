@@ -1,4 +1,4 @@
-"""A host's work: it has the machine to itself, takes only the plan's own files, and resumes its journal."""
+"""A host's work: it has the machine to itself, takes only unchanged files of the plan, and resumes its journal."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from attnbench.cluster import host as hosts
 from attnbench.cluster.host import Answer, bench_slot, measure, own_name
-from attnbench.cluster.shares import Share, placed, split
+from attnbench.cluster.shares import Share, split
 from attnbench.plugins import name_of
 from attnbench.processes.planning import build_plan
 from attnbench.storage.journal import JOURNAL
@@ -60,18 +60,18 @@ def test_a_host_with_another_version_takes_no_part():
         answer_to(msgspec.structs.replace(share_of("fused"), attnbench="0.0.1"))
 
 
-def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):
+def test_a_file_of_the_plan_is_found_from_anywhere_keeps_its_name_and_is_not_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
-    for spec in (f"{file}:mine", f"other={file}:mine", f"{file}:mine+compile"):
+    for spec in ("mine.py:mine", "other=mine.py:mine", "mine.py:mine+compile"):
         share = share_of(spec)
-        moved = placed(share, tmp_path / "there")
-        assert list(map(name_of, moved.implementations)) == list(map(name_of, share.plan.implementations))
-        assert str(tmp_path / "there") in moved.implementations[0]
-        assert moved.digests[moved.implementations[0]] == share.plan.digests[spec]
-    file.unlink()
-    with pytest.raises(ValueError, match="not the file of the plan"):
-        answer_to(msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n")))
+        assert str(file) in share.plan.implementations[0]
+        assert [*map(name_of, share.plan.implementations)] == [name_of(spec), "sdpa"]
+        assert share.plan.digests.keys() == set(share.plan.implementations)
+    file.write_text("import os\n")
+    with pytest.raises(ValueError, match="has changed since the run began"):
+        answer_to(share)
 
 
 def test_two_never_have_the_slot_at_once():

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from attnbench.cluster.shares import Share, placed
+from attnbench.cluster.shares import Share
 from attnbench.processes.execution import execute
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
@@ -61,7 +61,7 @@ def measure(message: bytes) -> bytes:
     folder = folder_of_runs() / share.run / host / share.name
     with bench_slot():
         if not is_finished(folder / JOURNAL):
-            execute(placed(share, folder.parent / "files"), folder, lambda _: None)
+            execute(share.plan, folder, lambda _: None)
     answer = Answer(host=host, journal=(folder / JOURNAL).read_bytes(), niceness=os.nice(0))
     return msgspec.json.encode(answer)
 
