@@ -33,7 +33,7 @@ DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
 """Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
 HOOKS = [name for name in vars(modules) if name.startswith("_global_") and isinstance(vars(modules)[name], dict)]
-THREADS, GRADIENTS, GARBAGE = "the number of threads", "whether gradients are kept", "whether garbage is collected"
+GRADIENTS, GARBAGE = "whether gradients are kept", "whether garbage is collected"
 SDPA = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
 OF_TORCH = (
     *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
@@ -78,7 +78,7 @@ def _accessors(place: object, read: str, write: str) -> Flag:
 def _settings() -> dict[str, Flag]:
     """Every setting, by name; nearly all are read at every turn of a visit, in some tens of microseconds."""
     flags: dict[str, Flag] = {
-        THREADS: _accessors(torch, "get_num_threads", "set_num_threads"),
+        "the number of threads": _accessors(torch, "get_num_threads", "set_num_threads"),
         "the default dtype": _accessors(torch, "get_default_dtype", "set_default_dtype"),
         "the precision of float32 matmuls": _accessors(
             torch, "get_float32_matmul_precision", "set_float32_matmul_precision"
