@@ -33,7 +33,7 @@ REACH = 16
 """Factor by which a search for a crossover extends in both directions."""
 LENGTH = "length"
 """The axis of a ladder that changes the lengths of query and key together."""
-WAYS = {
+SEARCH_RANGES = {
     LENGTH: (16, 16384),
     "seq_len": (16, 16384),
     "kv_len": (16, 65536),
@@ -208,7 +208,7 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
     requested = {each.id for each in planned.workloads}
     ladders, workloads = [], dict[str, Workload]()
     for base in planned.workloads if searches and len(requested) <= MOST_LADDERS else ():
-        length, (least, most) = base.longest, WAYS[LENGTH]
+        length, (least, most) = base.longest, SEARCH_RANGES[LENGTH]
         shorter, longer = max(least, length // REACH), max(length, min(most, length * REACH))
         values = sorted({*_way(min(shorter, length), length), *_way(length, longer)})
         steps = [base if value == length else base.at_length(value) for value in values]
@@ -229,7 +229,7 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
     """The plan of a run that searches for crossovers of all pairs of these implementations along an axis.
 
-    `low` and `high` bound the search; 0: the default of `WAYS`.
+    `low` and `high` bound the search; 0: the default of `SEARCH_RANGES`.
 
     Raises:
         ValueError: fewer than two implementations are named, or the axis does not increase.
@@ -240,9 +240,9 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
         raise ValueError(
             f"{only} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
         )
-    if axis not in WAYS:
-        raise ValueError(plugins.unknown("axis", axis, WAYS))
-    least, most = WAYS[axis]
+    if axis not in SEARCH_RANGES:
+        raise ValueError(plugins.unknown("axis", axis, SEARCH_RANGES))
+    least, most = SEARCH_RANGES[axis]
     values = ladder(low or least, high or most, 8 if axis == "head_dim" else 1)
     ladders: list[Ladder] = []
     workloads: dict[str, Workload] = {}

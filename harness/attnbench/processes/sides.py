@@ -53,14 +53,14 @@ ENGLISH = {"LC_ALL": "C"}
 """Keeps git's messages untranslated."""
 
 
-class OneSided(NamedTuple):
+class SideSpec(NamedTuple):
     """An implementation on one side: its spec, and why it is missing there, or ""."""
 
     spec: str
     missing: str
 
 
-Pair = tuple[OneSided, OneSided]
+Pair = tuple[SideSpec, SideSpec]
 """An implementation on the base's side and on the candidate's."""
 
 
@@ -89,7 +89,7 @@ def plan(
             plugins.check_specs([f"base={base_text}", f"candidate={candidate_text}"])
             base, candidate = (Side(given=text) for text in texts)
             kept: dict[str, Pair] = {
-                plugins.name_of(candidate_text): (OneSided(base_text, ""), OneSided(candidate_text, ""))
+                plugins.name_of(candidate_text): (SideSpec(base_text, ""), SideSpec(candidate_text, ""))
             }
         else:
             below = folder / SIDES_FOLDER
@@ -189,7 +189,7 @@ def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
     return pairs
 
 
-def _on_side(spec: str, side: Side) -> OneSided:
+def _on_side(spec: str, side: Side) -> SideSpec:
     """An implementation on one side; a typed path is below the side's root.
 
     In a repository, the path was typed relative to the current folder.
@@ -210,8 +210,8 @@ def _on_side(spec: str, side: Side) -> OneSided:
     try:
         plugins.check_specs([f"x={here}"])
     except ValueError as error:
-        return OneSided(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
-    return OneSided(here, "")
+        return SideSpec(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
+    return SideSpec(here, "")
 
 
 def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
