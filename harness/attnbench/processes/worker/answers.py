@@ -336,10 +336,6 @@ class Worker:
             case messages.Certify():
                 candidate, baseline = self.implementation(request.spec), self.implementation(request.baseline)
                 return certificate(request, candidate, baseline, self.heartbeat.beat)
-            case messages.Attempt():
-                self.benches.clear()  # make room for a call that may not fit
-                self.references = None
-                return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
