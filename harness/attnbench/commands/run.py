@@ -39,9 +39,9 @@ def run(
             "--cluster",
             "--shard",
             metavar="ADDRESS|K/N",
-            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local:N for N on this "
-            "machine (needs attnbench\\[cluster]). K/N: only every N-th shape from the K-th on, in one of N jobs; "
-            "attnbench report RUN RUN ... joins them.",
+            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT (needs "
+            "attnbench\\[cluster]). K/N: only every N-th shape from the K-th on, in one of N jobs; attnbench report "
+            "RUN RUN ... joins them.",
         ),
     ] = "",
     as_json: AsJson = False,
