@@ -268,15 +268,6 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
     file: str
 
 
-class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
-    """Make a call that may not fit, and measure its memory.
-
-    `limit_bytes` limits the memory beyond its inputs; 0: all free memory.
-    """
-
-    limit_bytes: int = 0
-
-
 class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
     """Test every law of invariance, then time prefill and decoding."""
 
@@ -354,7 +345,6 @@ Work = (
     | Account
     | JudgeOutput
     | Trace
-    | Attempt
     | Certify
     | Consulted
 )
@@ -370,14 +360,6 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The request succeeded; a judged output is right."""
-
-
-class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
-    """The call fits. `free_bytes` is the free memory before it."""
-
-    call_s: float
-    peak_bytes: int
-    free_bytes: int
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -407,7 +389,6 @@ Reply = (
     | VisitFinished
     | Done
     | HandedIn
-    | Attempted
     | Certificate
     | Declared
     | ModelBuilt
@@ -434,7 +415,6 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     HandIn: (HandedIn,),
     JudgeOutput: (Done,),
     Trace: (Done,),
-    Attempt: (Attempted,),
     Certify: (Certificate,),
     Declare: (Declared,),
     BuildModel: (ModelBuilt,),

@@ -346,10 +346,6 @@ class Worker:
             case messages.Certify():
                 made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
                 return certificate(request, made, baseline, self.heartbeat.beat)
-            case messages.Attempt():
-                self.benches.clear()  # make room for a call that may not fit
-                self.references = None
-                return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
