@@ -156,7 +156,7 @@ def _draw_line(axes: Axes, line: Line, *, is_named: bool) -> None:
         if any(ends):
             axes.errorbar([point.x], [point.y], yerr=[ends[:1], ends[1:]], fmt="none", **bar)
         face, edge, edge_width = ("white", look.colour, 1.3) if point.is_hollow else (look.colour, "white", 0.6)
-        marker = {"marker": look.marker, "mfc": face, "mec": edge, "mew": edge_width, "ms": look.size}
+        marker: dict[str, Any] = {"marker": look.marker, "mfc": face, "mec": edge, "mew": edge_width, "ms": look.size}
         axes.plot([point.x], [point.y], linestyle="", zorder=order + 2, **marker)
         if point.is_ringed:
             axes.plot([point.x], [point.y], "o", ms=13, mfc="none", mec=style.INK, mew=1.4, zorder=order + 2)
