@@ -47,7 +47,7 @@ def gate(
         typer.Option(metavar="FILE", help="Allowed changes. Default: the table gate of ./attnbench.toml, if any."),
     ] = None,
     results: ResultsFolder = Path("results"),
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write gate.md, gate.xml and gate.json here.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write gate.md and gate.json here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch.
