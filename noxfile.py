@@ -139,14 +139,6 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
-def bench_pytest(session: nox.Session) -> None:
-    """Run the quick sweep under pytest-benchmark, stored in results/benchmarks; arguments after -- go to pytest."""
-    install(session, "histogram")
-    options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
-    session.run("pytest", "--override-ini=addopts=", "harness/attnbench/pytest_suite", *options, *session.posargs)
-
-
-@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site in build/site, without a network; a broken link or a missing page is an error."""
     borrow(session, "docs")

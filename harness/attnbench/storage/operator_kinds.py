@@ -185,15 +185,15 @@ def with_kernels(operators: Iterable[Operator], kernels: Iterable[Kernel]) -> tu
         name = plain_kernel(kernel.name)
         times_ns[plain_name(kernel.operator)][name] += kernel.duration_ns
         num_launches[name] += not kernel.operator
-    found = []
+    timed = []
     for one in operators:
-        own = times_ns[one.name] if one.name else Counter[str]()
-        kind = kind_of(own.most_common(1)[0][0]) if own and one.kind == "other" else one.kind
-        found.append(replace(one, kind=kind, self_s=own.total() / 1e9, kernels=tuple(own)))
+        times = times_ns[one.name] if one.name else Counter[str]()
+        kind = kind_of(times.most_common(1)[0][0]) if times and one.kind == "other" else one.kind
+        timed.append(replace(one, kind=kind, self_s=times.total() / 1e9, kernels=tuple(times)))
     for name, own_ns in times_ns[""].items():
         launches = num_launches[name]
-        found.append(Operator(name=name, kind=kind_of(name), num_calls=launches, self_s=own_ns / 1e9, kernels=(name,)))
-    return tuple(sorted(found, key=lambda operator: (-operator.self_s, operator.name)))
+        timed.append(Operator(name=name, kind=kind_of(name), num_calls=launches, self_s=own_ns / 1e9, kernels=(name,)))
+    return tuple(sorted(timed, key=lambda operator: (-operator.self_s, operator.name)))
 
 
 def busy_s(kernels: Iterable[Kernel]) -> float:
@@ -225,9 +225,9 @@ def observed(calls: Iterable[Operator]) -> str:
 
     If kernels of another backend ran under an operator, that backend counts.
     """
-    found: set[str] = set()
+    backends: set[str] = set()
     for one in calls:
         if backend := backend_of(one.name):
             proved = {KERNELS[maker][0] for maker in makers(one.kernels)} - {""}
-            found |= proved or {backend}
-    return "+".join(sorted(found))
+            backends |= proved or {backend}
+    return "+".join(sorted(backends))

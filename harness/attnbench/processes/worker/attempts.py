@@ -109,18 +109,18 @@ class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
     def __init__(self, spec: str, error: BaseException) -> None:
-        causes, told = [error], list[str]()
+        causes, descriptions = [error], list[str]()
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)
         for each in causes:
             lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
-            told.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
+            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
         path, _ = plugins.split(plugins.variant(spec)[0])
         has_its_name = path is not None and path.stem in plugins.imported(spec)
         hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}{hint}")
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
 
 
 def drawing_bytes(workload: Workload) -> int:
@@ -129,7 +129,9 @@ def drawing_bytes(workload: Workload) -> int:
     return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
 
 
-def require_within_limits(request: LimitedRequest, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
+def require_within_limits(
+    request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
+) -> Cost | None:
     """Climb the staircase of shorter lengths; return the predicted cost of a call.
 
     Raises:
@@ -146,12 +148,12 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
 
     def call_cost(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
         on_step()
-        if reason_against(made, step) is not None:
+        if reason_against(candidate, step) is not None:
             return None
         is_first = step not in called
         called.add(step)
         try:
-            case = build(step, made, place(draw_normal(step, 0), step))
+            case = build(step, candidate, place(draw_normal(step, 0), step))
             with case.grad_mode():
                 call = case.call()
                 if is_first:
@@ -168,7 +170,12 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
         return call_s, peak
 
     return require_within(
-        request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles, is_rough=request.is_rough
+        request.call_limit_s,
+        limit_bytes,
+        workload,
+        call_cost,
+        compiles=candidate.compiles,
+        is_rough=request.is_rough,
     )
 
 
