@@ -34,6 +34,7 @@ from tests.signatures import snapshots
 @pytest.fixture
 def two_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     def properties(at):
         index = torch.device(at).index or 0
@@ -50,6 +51,41 @@ def test_each_device_names_itself_and_the_packages_of_kernels():
     names = [device(name).facts().accelerator.partition(",")[0] for name in ("cuda", "cuda:0", "cuda:1")]
     assert names == ["GPU 0", "GPU 0", "GPU 1"]
     assert device("cuda").facts().versions["triton"] == "3.6.0"
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_kinds_of_devices_are_both_named_and_two_of_one_kind_once(monkeypatch):
+    """The environment of a run on cuda:1 once named device 0 alone."""
+    kinds = "GPU 0, 8 bytes, compute capability 9.0; GPU 1, 8 bytes, compute capability 9.0"
+    assert device("cuda").facts().accelerator == kinds
+    alike = SimpleNamespace(name="GPU", uuid="", major=9, minor=0, total_memory=8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: alike)
+    assert device("cuda").facts().accelerator == "GPU, 8 bytes, compute capability 9.0"
+
+
+def test_a_part_of_a_gpu_is_found_by_its_own_kind_of_uuid():
+    class UnknownError(Exception):
+        pass
+
+    def handle_of(uuid):
+        if uuid != "MIG-7":
+            raise UnknownError
+        return uuid
+
+    driver = SimpleNamespace(NVMLError=UnknownError, nvmlDeviceGetHandleByUUID=handle_of)
+    assert nvml.handle("7", driver) == "MIG-7"
+    assert nvml.handle("8", driver) is None
+
+
+def test_settings_of_packages_are_recorded_by_their_prefix_and_a_path_is_not(monkeypatch):
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "1")
+    monkeypatch.setenv("NCCL_TOPO_FILE", "/home/someone/topology.xml")
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    monkeypatch.setenv("NVTEXT", "1")
+    found = environment.collect().settings
+    assert found["NVTE_FLASH_ATTN"] == found["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
+    assert found["NCCL_TOPO_FILE"] == "(a path)"
+    assert "NVTEXT" not in found
 
 
 VALUES = {

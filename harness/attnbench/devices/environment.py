@@ -1,10 +1,13 @@
 """The environment of a run: processor, versions, threads, settings and flags. No host name, no path."""
 
 import hashlib
+import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from attnbench.devices import device, names, processor
+from attnbench.devices import containers, device, names, processor
 from attnbench.storage.records import BOOT, Environment
 
 SETTINGS = (
@@ -33,12 +36,14 @@ SETTINGS = (
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables that affect the speed of attention; recorded if set, like those that a device names."""
+"""Variables that affect the speed of attention; recorded if set, like those that a device names. NAME* is a prefix."""
 
 
-def physical_cores() -> int:
-    """Physical cores that this process may use; at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> int:
+    """Physical cores that this process may use by its affinity mask and its container's quota; at least 1."""
+    allowed, quota = containers.affinity(), containers.quota()
+    if quota is not None:
+        allowed = min(allowed, math.floor(quota[0]))
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
@@ -74,13 +79,23 @@ def collect() -> Environment:
         versions=versions,
         accelerator="; ".join(each.accelerator for each in facts if each.accelerator),
         num_threads=torch.get_num_threads(),
-        settings={name: os.environ[name] for name in settings if name in os.environ},
+        settings=_set(settings),
         flags=flags,
         clocks=_clocks() | {name: text for each in facts for name, text in each.clocks.items()},
         moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )
+
+
+def _set(patterns: Iterable[str]) -> dict[str, str]:
+    """Values of the environment variables with these names or prefixes; a path is not shown."""
+    return {
+        name: "(a path)" if os.sep in value else value
+        for pattern in patterns
+        for name, value in sorted(os.environ.items())
+        if fnmatchcase(name, pattern)
+    }
 
 
 def _native_dtypes() -> tuple[str, ...] | None:
