@@ -4,6 +4,7 @@ A limit holds for a group and all groups below it, so that the smallest one on t
 https://docs.kernel.org/admin-guide/cgroup-v2.html and https://docs.kernel.org/admin-guide/cgroup-v1/.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,12 @@ class MemoryLimit:
 def affinity() -> int:
     """Logical processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processors() -> int:
+    """Logical processors that this process may keep busy, by its affinity mask and its quota; at least 1."""
+    found = quota()
+    return affinity() if found is None else max(1, min(affinity(), math.floor(found[0])))
 
 
 def quota() -> tuple[float, str] | None:

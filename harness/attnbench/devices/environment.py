@@ -1,7 +1,6 @@
 """The environment of a run: processor, versions, threads, settings and flags. No host name, no path."""
 
 import hashlib
-import math
 import os
 import platform
 import re
@@ -41,10 +40,8 @@ SETTINGS = (
 
 def usable_cores() -> int:
     """Physical cores that this process may use by its affinity mask and its container's quota; at least 1."""
-    allowed, quota = containers.affinity(), containers.quota()
-    if quota is not None:
-        allowed = min(allowed, math.floor(quota[0]))
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    allowed = containers.processors()
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def collect() -> Environment:

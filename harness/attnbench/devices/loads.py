@@ -48,7 +48,7 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 
     The caller has set the number of threads.
     """
-    crowding = os.getloadavg()[0] / containers.affinity()
+    crowding = os.getloadavg()[0] / containers.processors()
     here = device(workload.device)
     samples = take(here.loads(workload.dtype), here.clock, limit_s, on_turn)
     name, dtype, num_threads = workload.place

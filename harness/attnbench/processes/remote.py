@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
 from attnbench.checking.case import GIVEN, pull_back, set_dropout
-from attnbench.checking.reference import canonical_gradients, require_plain
+from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
 from attnbench.processes.messages import Backward, Build, Built, Call, Failed, Place, Prepared, Tensors
@@ -407,6 +407,8 @@ class Candidates:
             else:
                 output = module(given["x"], given.get("context"), mask=mask)
         require_plain("output", output)
+        if output.device != (here := next(iter(inputs)).device):
+            raise FormError(f"the output is on {output.device}, and its inputs are on {here}")
         changed = self._changed(given, request.tensors, exchange)
         leaves = {name: given[name] for name in request.needs if name in given}
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
