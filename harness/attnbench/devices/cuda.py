@@ -135,7 +135,7 @@ class Cuda(Device):
         accelerator, versions, clocks = "", {}, dict[str, str]()
         if torch.cuda.is_available():
             first = torch.device(self.name)
-            numbers = range(1, torch.cuda.device_count()) if first.index is None else ()
+            numbers = range(1, 1 if ":" in self.name else torch.cuda.device_count())
             others = (torch.device("cuda", number) for number in numbers)
             accelerator = "; ".join(dict.fromkeys(map(_description, [first, *others])))
             if (library := nvml.library()) is not None:

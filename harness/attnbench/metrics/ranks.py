@@ -23,7 +23,7 @@ def has_ranks(workload: Workload) -> bool:
 
 
 def waits_visibly(workload: Workload) -> bool:
-    """Whether ranks can tell how long they wait: on a device with queues, a wait returns at once."""
+    """Whether the waiting time of ranks is known: on a device with queues, a wait returns at once."""
     return has_ranks(workload) and device(workload.device).is_host
 
 
