@@ -167,7 +167,8 @@ class Cpu(Device):
         with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)
         before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
+        memory = psutil.Process().memory_info()
+        limit = getattr(memory, "data", memory.rss) + limit_bytes + SLACK_BYTES  # only Linux has the former
         limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
         try:
