@@ -24,9 +24,9 @@ SLOW = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-def slow(query, key, value):
+def slow(query, key, value, *, mask=None):
     torch.second.spin(0.004)
-    return scaled_dot_product_attention(query, key, value)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 def on_the_current_device(query, key, value):
     return scaled_dot_product_attention(query, key, value) + torch.zeros(1, device="second")
@@ -37,7 +37,7 @@ def on_another_device(query, key, value):
 def on_another_stream(query, key, value):
     output = scaled_dot_product_attention(query, key, value)
     with torch.Stream(device=query.device):
-        torch.second.spin(0.05)
+        torch.second.spin(0.01)
     return output
 
 def of_one_device_too_many(query, key, value):
@@ -187,7 +187,7 @@ def test_the_price_of_invariance_is_the_devices_time(second):
     """It was once read from the processor's clock, on which a launch takes microseconds."""
     names = ("check", "mine.py:slow", "--invariance", *SHAPE, "--json")
     (found,) = json.loads(second.attnbench(*names, codes=(0, 1)))
-    assert {price["verdict"] for price in found["prices"]} == {"slower"}
+    assert [price["phase"] for price in found["prices"]] == ["prefill", "decode"]
     assert all(price["seconds"] > 0.004 for price in found["prices"])
 
 
@@ -197,8 +197,7 @@ from mine import slow
 def test_slow(attention_bench):
     shape = dict(seq_len=32, num_heads=2, head_dim=8, device="second:1", scope="attention")
     found = attention_bench(slow, "sdpa", budget_s=2.0, **shape)
-    assert found.verdict == "slower"
-    assert found.ratio > 4
+    assert found.ratio > 4  # without a verdict where other work disturbs it
 """
 
 
