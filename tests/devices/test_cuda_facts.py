@@ -284,7 +284,7 @@ def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None
     )
 
 
-@pytest.mark.parametrize("flag", [Flag.host_bound, Flag.not_hidden, Flag.waits])
+@pytest.mark.parametrize("flag", [Flag.host_bound, Flag.host_near, Flag.not_hidden, Flag.waits])
 def test_a_flag_of_most_samples_is_a_warning_of_the_cell_and_one_of_a_few_is_none(flag):
     for flags, is_warned in (((flag,) * 3 + (0,), True), ((flag, 0, 0, 0), False)):
         cell = record(*flags)

@@ -36,8 +36,9 @@ $words
 `python repro.py` needs torch, and $tensors and $copy in its folder. It exits with 1 while the fault is there.
 """
 
+import math
+import os
 import sys
-from pathlib import Path
 
 import torch
 
