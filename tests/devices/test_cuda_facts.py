@@ -27,7 +27,6 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.workloads.workload import Workload
-from studies.acceptance.__main__ import FOLDER, folder_of
 from tests.signatures import snapshots
 
 
@@ -257,16 +256,6 @@ def test_each_figure_of_a_data_sheet_has_its_source(sheet):
     assert len(figures) == 10
     for above, line in figures:
         assert re.search(r"\bsource|\bsizes_source|https://", line.partition(" # ")[2] or above), line
-
-
-def test_two_accelerators_never_share_a_table():
-    folders = {folder_of(name) for name in ("", "NVIDIA H200, 1 bytes", "NVIDIA A100-SXM4-80GB, 2 bytes")}
-    assert {folder.name for folder in folders} == {
-        "acceptance",
-        "acceptance-on-nvidia-h200",
-        "acceptance-on-nvidia-a100-sxm4-80gb",
-    }
-    assert folder_of("") == FOLDER
 
 
 def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None) -> Record:
