@@ -147,14 +147,6 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
-def bench_pytest(session: nox.Session) -> None:
-    """Run the quick sweep under pytest-benchmark, stored in results/benchmarks; arguments after -- go to pytest."""
-    install(session, "histogram")
-    options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
-    session.run("pytest", "--override-ini=addopts=", "harness/attnbench/pytest_suite", *options, *session.posargs)
-
-
-@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site in build/site, without a network; a broken link or a missing page is an error."""
     borrow(session, "docs")
@@ -202,7 +194,8 @@ def margins(session: nox.Session) -> None:
     closest = Path(session.create_tmp()) / "closest.jsonl"
     closest.unlink(missing_ok=True)
     env = ONE_THREAD | {"ATTNBENCH_CLOSEST": str(closest.resolve())}
-    session.run("python", "-m", "pytest", *IN_PARALLEL, "-q", "tests/checking", "tests/contract", env=env)
+    options = [*IN_PARALLEL, "-q", "-m", "not browser"]
+    session.run("python", "-m", "pytest", *options, "tests/checking", "tests/contract", env=env)
     session.run("python", "-m", "tests.closest", env=env)
 
 
