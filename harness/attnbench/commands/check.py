@@ -12,8 +12,7 @@ from msgspec import structs
 
 from attnbench import plugins
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson, SelectionOptions, held
-from attnbench.commands.options import named as named_options
+from attnbench.commands.options import AsJson, SelectionOptions, held, typed
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"
@@ -148,7 +147,7 @@ def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -
     stock.require_suffix(report)
     if is_invariance:
         raise ValueError("--report has the verdicts of a check: leave out --invariance")
-    selects = {"--sweep", "--set", "--model", "--implementation", "names"} & named_options(options.context)
+    selects = {"--sweep", "--set", "--model", "--implementation", "names"} & typed(options.context)
     return options if selects else replace(options, sweep=STOCK)
 
 
