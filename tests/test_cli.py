@@ -136,10 +136,11 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     assert len(samples(run)) == before
 
 
-def test_a_journal_does_not_decide_what_is_executed(theirs):
+def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch):
     folder, _, run = theirs
+    monkeypatch.chdir(folder)
     for named in ([], ["-i", "fused"], ["-i", "mine.py:liar"], ["-i", "other/mine.py:theirs"]):
-        found = command("run", "--resume", run.name, *named, cwd=folder)
+        found = called("run", "--resume", run.name, *named)
         assert found.returncode == 2
         assert "this one names mine.py:theirs" in found.stderr
         assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
