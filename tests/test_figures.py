@@ -112,10 +112,10 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from attnbench.reports.ratio_plot import write_picture
+    from attnbench.reports.ratio_plot import REPORT
 
     found = figures()
-    (again,) = write_picture(read(found.QUICK), tmp_path)
+    (again,) = REPORT["picture"].write(read(found.QUICK), tmp_path)
     found.shrink(again)
     kept = pixels(found.QUICK / "picture.png")
     redrawn = pixels(again)

@@ -102,8 +102,7 @@ def _compare(
         if as_json:
             typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
         else:
-            terminal.print_sides(measured)
-            typer.echo(f"Report: {measured.folder / 'report.html'}")
+            terminal.print_results(measured)
     return measured, partial(running.finish, endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 
