@@ -101,6 +101,14 @@ def triton(session: nox.Session) -> None:
 
 
 @nox.session
+def second(session: nox.Session) -> None:
+    """Build a second device with the C++ compiler, and run everything on it; arguments after -- go to pytest."""
+    borrow(session, "test")
+    options = session.posargs or [*IN_PARALLEL, "--durations=5"]
+    session.run("python", "-m", "pytest", "-m", "not browser", *options, "tests/devices/test_second.py", env=ONE_THREAD)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Run all tests except those of documents, and require their coverage; tracing slows them down by a third."""
     borrow(session, "test")
@@ -186,7 +194,8 @@ def margins(session: nox.Session) -> None:
     closest = Path(session.create_tmp()) / "closest.jsonl"
     closest.unlink(missing_ok=True)
     env = ONE_THREAD | {"ATTNBENCH_CLOSEST": str(closest.resolve())}
-    session.run("python", "-m", "pytest", *IN_PARALLEL, "-q", "tests/checking", "tests/contract", env=env)
+    options = [*IN_PARALLEL, "-q", "-m", "not browser"]
+    session.run("python", "-m", "pytest", *options, "tests/checking", "tests/contract", env=env)
     session.run("python", "-m", "tests.closest", env=env)
 
 

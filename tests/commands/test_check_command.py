@@ -118,6 +118,7 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "did you mean fused?" in reasons["fusde"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]
 )
@@ -149,6 +150,7 @@ def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder
     assert judged["verdict"] == "approximate"
 
 
+@pytest.mark.long
 def test_an_approximation_has_no_time(folder: Path) -> None:
     few = [f"--set={axis}" for axis in ("seq_len=16", "direction=inference", "scope=attention", "num_heads=2")]
     done = command("run", "-i", "odd.py:near", "-i", "fused", *few, "--budget", "0", "--json", cwd=folder)

@@ -135,6 +135,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     assert [(s.epoch, s.visit, s.block) for s in samples[candidate]] == [(0, 0, 0), (0, 0, 1)]
 
 
+@pytest.mark.long
 def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
     pythons = {}
     for whose in ("old", "new"):
@@ -193,6 +194,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     assert set(find_runs(repo / "results")) == runs
 
 
+@pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
     with sides.checked_out(planned, folder):

@@ -14,11 +14,18 @@ from typer.testing import CliRunner
 from attnbench.cli import app
 from attnbench.inspection import page, text
 from attnbench.inspection.oracle_diff import look
+from attnbench.reports import style
 from tests.test_cli import command
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 SLIPS = Path(__file__).with_name("slips.py")
 EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Save empty pictures, in tests of other things: drawing takes most of an inspection's time."""
+    monkeypatch.setattr(style, "_drawn", lambda *_, **__: b"<svg />")
 
 
 def found_in(name, *sentences, settings=()):
@@ -60,6 +67,7 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
     assert "<svg " in source
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
     two = page.write(look("fused", [TIME, FRUIT]), tmp_path)
     assert tmp_path / "beside.png" in two
@@ -90,21 +98,26 @@ def test_numbers_have_as_many_digits_as_they_need(values, expected):
     assert text.formatted(np.array(values)) == expected
 
 
-def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
+def test_the_command_prints_and_draws(tmp_path):
     found = command("inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "fused agrees with the oracle" in found.stdout
     assert {"inspect.html", "weights.png", "beside.png"} <= {
         p.name for p in (tmp_path / "results/inspect/fused").iterdir()
     }
-    wrong = command("inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json", cwd=tmp_path)
-    assert wrong.returncode == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_exits_as_it_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
+    wrong = CliRunner().invoke(app, ["inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json"])
+    assert wrong.exit_code == 1
     reported = json.loads(wrong.stdout)
     assert "SystemExit" in reported["first_difference"][0]
     assert all((tmp_path / file).exists() for file in reported["files"])
-    assert command("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
-    assert command("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
+    assert CliRunner().invoke(app, ["inspect", "broken.py:f"]).exit_code == 1
+    assert CliRunner().invoke(app, ["inspect", f"{SLIPS}:unmasked"]).exit_code == 3
 
 
 @pytest.mark.parametrize(

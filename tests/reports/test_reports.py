@@ -5,7 +5,6 @@ import csv
 import json
 import math
 import re
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from attnbench.commands import running
 from attnbench.plugins import implementation_names, plugs
 from attnbench.reports import Report, answers, cells, explorer, pytest_benchmark, story
 from attnbench.units import escaped, guarded, plain
-from tests import forks, journals
+from tests import journals
 from tools import vega
 
 SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.DOTALL)
@@ -209,18 +208,6 @@ class TestCsv:
 
 
 class TestPytestBenchmark:
-    def test_its_command_line_compares_the_file(self, results: Results, tmp_path: Path) -> None:
-        table_path, benchmarks = tmp_path / "compared.csv", tmp_path / "benchmark.json"
-        benchmarks.write_text(json.dumps(pytest_benchmark.document(results)))
-        command = [forks.python(), "-m", "pytest_benchmark", "compare", str(benchmarks)]
-        command += ["--group-by", "group", "--sort", "min", f"--csv={table_path}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert f"benchmark '{POINTS[0].id}'" in done.stdout
-        assert f"fused[{POINTS[0].id}]" in done.stdout
-        assert "Failed" not in done.stdout + done.stderr
-        assert len(pd.read_csv(table_path)) == len(pytest_benchmark.document(results)["benchmarks"])
-
     def test_what_has_no_time_is_named_apart(self, results: Results) -> None:
         document = pytest_benchmark.document(results)
         assert len(document["benchmarks"]) + len(document["not_measured"]) == len(results.records)
@@ -297,6 +284,7 @@ class TestPage:
         assert all(row["time_low"] < row["time"] < row["time_high"] for row in timed)
 
 
+@pytest.mark.long
 def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
     assert explorer.library() == vega.bundle(), "run: python -m tools.vega"
 

@@ -175,6 +175,7 @@ def killed_at_the_end(process):
         process.kill()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
     run = tmp_path / "results" / "traces" / "20260101T000000Z-a-0000"
