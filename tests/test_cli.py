@@ -146,8 +146,6 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
 
 
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -255,8 +253,6 @@ def test_a_broken_plug_is_listed_with_its_error_and_costs_the_others_nothing(tmp
     statuses = {cell["implementation"]: cell["status"] for cell in json.loads(checked.stdout)["cells"]}
     assert statuses == {"f": "error", "sdpa": "ok"}
     assert checked.returncode == 3  # nothing is wrong, but not everything was judged
-
-
 
 
 INTERRUPTED_IN_A_STRING = """
