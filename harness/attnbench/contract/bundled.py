@@ -63,6 +63,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
         executed_flops=FLOPS[row.get("flops", "unknown")],
+        backend=row.get("backend", ""),
     )
     return with_module(made, module, declared) if "MODULE" in holds else made
 
