@@ -40,6 +40,8 @@ KEYWORDS = (
     "window_size",
     "num_kv_heads",
     "dropout",
+    "world_size",
+    "bound_mask",
 )
 """Arguments that a plain function may receive by name, after query, key and value (contract/functions.py)."""
 ALIASES = {

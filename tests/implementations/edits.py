@@ -18,8 +18,6 @@ USUAL_SCALE = "head_dim**-0.5 if scale is None else scale"
 BY_HEAD = "unflatten(-1, (self.num_heads, -1)).transpose(1, 2)"
 ALL_TILES = "for first in range(0, key.shape[2], TILE):\n        keys"
 MASKED = "attn_mask=mask"
-PACKED_ROWS = "torch.cat([weights.query, weights.key, weights.value])"
-PACKED_BIASES = "torch.cat([weights.query_bias, weights.key_bias, weights.value_bias])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,22 +230,24 @@ EDITS = [
     edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
         "torch_mha",
-        {
-            PACKED_ROWS: "torch.cat([weights.value, weights.query, weights.key])",
-            PACKED_BIASES: "torch.cat([weights.value_bias, weights.query_bias, weights.key_bias])",
-        },
+        {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
         "projections_in_wrong_order",
         MODULE,
         reported="value, query and key",
     ),
     edit(
         "torch_mha",
-        {PACKED_ROWS: "torch.stack([weights.query, weights.key, weights.value], dim=1).flatten(0, 1)"},
+        {'packed("in_proj_{}",': 'per_head("in_proj_{}",', "adapt, packed": "adapt, per_head"},
         "packed_read_in_thirds",
         MODULE | {"bias": "out", "num_heads": 2},
     ),
-    edit("torch_mha", {'.bias": weights.out_bias}': '.bias": weights.out_bias * 0}'}, "no_output_bias", MODULE),
-    edit("torch_mha", {'.weight": weights.out,': '.weight": weights.out.T,'}, "output_projection_transposed", MODULE),
+    edit("fused", {"self.out(attended": "(lambda x: F.linear(x, self.out.weight))(attended"}, "no_output_bias", MODULE),
+    edit(
+        "fused",
+        {"self.out(attended": "(lambda x: F.linear(x, self.out.weight.T, self.out.bias))(attended"},
+        "output_projection_transposed",
+        MODULE,
+    ),
     edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
     edit(
         "sdpa_mask",
@@ -258,11 +258,11 @@ EDITS = [
     edit("sdpa_mask", {"scale=scale": "scale=1.0"}, "no_scale", GROUPED),
     edit(
         "sdpa_bias",
-        {'"causal_bottom_right": bias.causal_lower_right': '"causal_bottom_right": bias.causal_upper_left'},
+        {"else causal_lower_right(": "else causal_upper_left("},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
-    edit("sdpa_bias", {"scale=mask.scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
+    edit("sdpa_bias", {"scale=scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
     edit(
         "torch_mha_weights",
         {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},

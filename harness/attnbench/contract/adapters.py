@@ -30,7 +30,7 @@ from attnbench.contract.functions import TENSOR_LAYOUTS, Declared, from_function
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
 from attnbench.workloads.masks import masks as mask_names
-from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload, following
+from attnbench.workloads.workload import FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -382,7 +382,6 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
         source=source,
         unsupported=module.unsupported,
         has_dropout=dropout is not None,
-        features=[name for name in FEATURES if name in {"scale", "rotary"} and name in built_in],
         built_in=module.built_in_axes,
         is_approximate=approximate,
     )
@@ -438,6 +437,9 @@ class ModuleAdapter:
         if self.has_residual and workload.dtype in NARROW:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         declared, rule = self.declared, workload.mask_rule
+        for axis, usual in (("scale", 0.0), ("rotary", "none"), ("sinks", "none")):
+            if getattr(workload, axis) != usual and axis not in self.built_in:
+                return f"its module takes no {axis} of the workload"
         if not declared.takes_mask(workload):
             return f"the adapter passes on no mask {rule.name}, but {', '.join(declared.masks or ())}"
         if declared.masks is None and rule.changes_scores and not self.changes_scores:

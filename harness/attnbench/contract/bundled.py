@@ -64,6 +64,8 @@ def from_module(module: ModuleType, name: str) -> Implementation:
         source=row.get("source", name),
         executed_flops=FLOPS[row.get("flops", "unknown")],
         backend=row.get("backend", ""),
+        compiles=row.get("compiles", False),
+        copies=row.get("copies", ""),
     )
     return with_module(made, module, declared) if "MODULE" in holds else made
 
@@ -112,7 +114,7 @@ def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None)
         layout=module.LAYOUT,
         call=call,
         declared=Declared(),
-        built_in={},
+        built_in={"scale": 0.0},  # it takes any
         extra={},
         has_residual=False,
         has_cache=False,
