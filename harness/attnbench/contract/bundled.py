@@ -107,7 +107,7 @@ def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None)
         return made
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
-        return module(x, mask=mask.explicit(x.dtype), scale=mask.scale)
+        return module(x, mask=mask.added(x.dtype) if mask.changes_scores else mask.visible, scale=mask.scale)
 
     return ModuleAdapter(
         make=make,

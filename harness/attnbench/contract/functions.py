@@ -439,7 +439,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         is_causal = is_causal and mask.sinks is None
         if "is_causal" in names:
             passed[names["is_causal"]] = is_causal
-        dense = mask.numbers(dtype) if has_changes else None if is_causal else mask.visible
+        dense = mask.added(dtype) if has_changes else None if is_causal else mask.visible
         has_empty = (
             signature.declared.has_no_empty_rows and not is_causal and mask.sinks is None
         )  # every query sees a sink
@@ -458,8 +458,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
     if "bias" in names:
         hides_by_bias = rule.hides and not is_passed and "mask" not in names
-        changes = _changes(mask, dtype) if has_changes else None
-        passed[names["bias"]] = mask.handed(mask.bias(dtype) if hides_by_bias or not rule.hides else changes)
+        passed[names["bias"]] = mask.handed(mask.added(dtype, hides=hides_by_bias))
     return passed, None
 
 
@@ -467,8 +466,3 @@ def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
     """Whether a mask hides the same keys as one of that kind; if T = S, both causal alignments do."""
     kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
     return isinstance(_hiding(rule), kinds)
-
-
-def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:
-    """The numbers that the mask adds to scores, without hiding: broadcastable to (B, H, T, S)."""
-    return mask.adjust(torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device))
