@@ -195,7 +195,7 @@ def held(path: Path) -> list[str]:
     """The implementations in a file, in its order, without running it.
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
-    classes with `attend`, `from_weights` or such a `forward`, and modules made of these; and values of `adapt`,
+    classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
     `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored.
 
     Raises:
@@ -228,11 +228,10 @@ HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function or class takes query, key and value, or is built from weights."""
+    """Whether a function or class takes query, key and value."""
     if isinstance(node, ast.ClassDef):
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-        has_own = bool({"attend", "from_weights"} & set(methods))
-        return has_own or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
+        return "attend" in methods or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
     return _heads(node.args)[:3] in HEADS
 
 
@@ -286,7 +285,6 @@ def given(spec: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == attribute:
             methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
             is_bound = any(ast.unparse(base).endswith("Attention") for base in node.bases)  # it receives a BoundMask
-            is_bound = is_bound or "from_weights" in methods
             return _passed_to(methods["attend"]) if "attend" in methods and not is_bound else ""
     return ""
 

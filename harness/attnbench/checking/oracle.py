@@ -408,6 +408,13 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
     else:
         x = inputs.tensors["x"]
         query, key, value = project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+    return in_place(workload, rows, query, key, value)
+
+
+def in_place(
+    workload: Workload, rows: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query rows (B, H, R, K) and key (B, G, S, K) rotated by their places, if the workload has a rotary embedding."""
     if workload.rotary != "none":
         query, key = rotated(query, rows, workload), rotated(key, torch.arange(workload.kv_len), workload)
     return query, key, value
