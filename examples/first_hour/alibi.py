@@ -1,7 +1,7 @@
 """ALiBi with grouped heads, and a mistake that is easy to make: which of two numbers of heads comes first."""
 
 
-def mine(query, key, value, *, bias=None, scale=None, num_kv_heads=1):  # noqa: PLR0913 - as it is called
+def mine(query, key, value, *, bias=None, scale=None, num_kv_heads=1):
     """Query (B, H, T, K); key and value (B, G, S, K); bias (1, H, T, S): ALiBi's, and -inf where a key is hidden."""
     each = query.shape[1] // num_kv_heads
     query = query.unflatten(1, (num_kv_heads, each))  # (B, G, H/G, T, K)

@@ -37,14 +37,21 @@ class SimulatedRuntime(Runtime):
     """A device whose time is virtual; stream 0 is the current one.
 
     `launch_s` is what the host needs for one launch, `event_s` what an event takes of the device. A launch waits where
-    `num_queued` launches of its stream are not done. Planted faults: `spin_share` below 1 makes every spin shorter than
-    it was asked to be.
+    `num_queued` launches of its stream are not done. `notice_s` is what the driver takes longer to find the device idle
+    after some work. Planted faults: `spin_share` below 1 makes every spin shorter than it was asked to be.
     """
 
     def __init__(
-        self, *, launch_s: float = 5e-6, event_s: float = 2e-6, num_queued: int = 1024, spin_share: float = 1.0
+        self,
+        *,
+        launch_s: float = 5e-6,
+        event_s: float = 2e-6,
+        num_queued: int = 1024,
+        notice_s: float = 0.0,
+        spin_share: float = 1.0,
     ) -> None:
         """Start with nothing queued."""
+        self.notice_s, self._has_worked = notice_s, False
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
         self.now_s = 0.0
         self.ends_s: dict[int, float] = {0: 0.0}  # when each stream has done all of its work
@@ -72,6 +79,7 @@ class SimulatedRuntime(Runtime):
         if len(queue) >= self.num_queued:
             self.now_s = queue.popleft()
         self.ends_s[stream] = max(self.now_s, self.ends_s.get(stream, 0.0)) + seconds
+        self._has_worked = True
         queue.append(self.ends_s[stream])
 
     @property
@@ -126,7 +134,8 @@ class SimulatedRuntime(Runtime):
 
     def synchronize(self) -> None:
         """Wait for all streams."""
-        self.now_s = max(self.now_s, *self.ends_s.values()) + 5e-6
+        self.now_s = max(self.now_s, *self.ends_s.values()) + 5e-6 + self.notice_s * self._has_worked
+        self._has_worked = False
 
     def host_s(self) -> float:
         """Return virtual seconds."""

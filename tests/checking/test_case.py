@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 
+from attnbench.checking import case
 from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import ask, error, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
@@ -102,3 +103,13 @@ def test_a_layout_that_changes_nothing_is_the_usual_one():
     assert laid("transposed", scope="module").layout == "contiguous"
     assert laid("transposed").layout == "transposed"
     assert msgspec.structs.replace(laid("expanded"), num_kv_heads=1).id == laid("contiguous", num_kv_heads=1).id
+
+
+def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_processors(monkeypatch):
+    monkeypatch.setattr(case, "PART", 1000)
+    first = case.normal_values(case.generator(1), 3, 1100)
+    monkeypatch.setattr(case.os, "sched_getaffinity", lambda _: {0})
+    assert torch.equal(first, case.normal_values(case.generator(1), 3, 1100))
+    parts = first.flatten()[:3000].view(3, 1000)
+    assert (torch.corrcoef(parts) - torch.eye(3)).abs().max() < 0.2  # six standard errors
+    assert abs(float(first.std()) - 1) < 0.1

@@ -257,6 +257,14 @@ def number_added(query, key, value, *, mask=None):
     return (scores if mask is None else scores + ~mask * torch.finfo(scores.dtype).min).softmax(-1) @ value
 
 
+def nothing_hidden(query, key, value, *, mask=None):
+    """Rows that see no key keep their scores, as in cuDNN's kernel."""
+    scores = scores_of(query, key)
+    if mask is not None:
+        scores = scores.masked_fill(~mask & mask.any(-1, keepdim=True), -math.inf)
+    return scores.softmax(-1) @ value
+
+
 def zeroed_afterwards(query, key, value, *, mask=None):
     scores = scores_of(query, key) + torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
     return torch.where(mask.any(-1, keepdim=True), scores.softmax(-1) @ value, 0.0)
@@ -267,7 +275,9 @@ EMPTY = [{"mask": "padding_to_nothing"}, {"mask": "causal_bottom_right", "kv_len
 
 
 @pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
-@pytest.mark.parametrize(("function", "kind"), [*CONVENTIONS, (zeroed_afterwards, "nan_gradient")])
+@pytest.mark.parametrize(
+    ("function", "kind"), [*CONVENTIONS, (nothing_hidden, "all"), (zeroed_afterwards, "nan_gradient")]
+)
 def test_what_empty_rows_get_is_a_convention(function, kind, axes):
     found = judged(function, workload(**axes))
     assert found.agrees, found.diagnosis
@@ -307,6 +317,28 @@ def test_a_convention_hides_no_other_mistake(function, kind, axes):
     found = judged(unscaled, workload(**axes))
     assert not found.agrees
     assert "no_scale" in found.mistakes, found.diagnosis
+
+
+def test_a_mistake_in_scores_is_no_convention_where_nothing_is_hidden():
+    def unscaled(query, key, value, *, mask=None):
+        return nothing_hidden(query * query.shape[-1] ** 0.5, key, value, mask=mask)
+
+    assert judged(unscaled, workload(**EMPTY[0])).grade is Grade.wrong
+
+
+def not_finite_where_it_is_zero(query, key, value):
+    def made(gradients, saved):
+        of_query, *others = gradients
+        return of_query if of_query.any() else of_query * math.nan, *others
+
+    return Backward.apply(query, key, value, None, {"made": made})
+
+
+def test_a_gradient_that_is_not_finite_where_it_is_zero_is_named():
+    found = judged(not_finite_where_it_is_zero, workload(dtype="bfloat16"))
+    assert found.grade is Grade.wrong
+    assert "gradient of query is not finite where it is 0" in found.diagnosis
+    assert "[]" not in found.diagnosis
 
 
 def test_other_numbers_in_empty_rows_are_wrong():

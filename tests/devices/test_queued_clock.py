@@ -97,6 +97,13 @@ def test_work_that_is_left_on_another_stream_is_seen(main_s):
     assert clock.inspect(repeated(runtime, 1e-3)) == Flag(0)
 
 
+def test_a_driver_that_is_slow_to_find_an_idle_device_is_no_work_on_another_stream():
+    clock, runtime = made(notice_s=60e-6)
+    call = repeated(runtime, 1e-3)
+    assert not Flag(clock.read(call, 4).flags) & Flag.other_stream
+    assert clock.inspect(call) == Flag(0)
+
+
 def test_work_on_another_stream_that_is_joined_is_no_fault():
     clock, runtime = made()
 

@@ -4,8 +4,10 @@ Inputs and weights are drawn in float64 on the CPU from the workload's seed, so 
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,6 +24,8 @@ from attnbench.workloads.workload import RETIRED, Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """Outside this range, too few of the sampled weights are dropped or kept."""
+PART = 2**22
+"""Numbers that one thread draws at a time."""
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
 """Inputs that a module gets as arguments; all others come with the mask."""
@@ -100,6 +104,26 @@ def generator(*seeds: int) -> Generator:
     return Generator().manual_seed(mixed)
 
 
+def normal_values(draws: Generator, *shape: int) -> Tensor:
+    """Independent standard normal float64 values of this shape, the same for any number of threads.
+
+    torch draws in one thread, some 10 ns a number, so a large tensor is drawn in parts by all processors.
+    """
+    if math.prod(shape) <= PART:
+        return torch.randn(*shape, generator=draws, dtype=torch.float64)
+    drawn = torch.empty(shape, dtype=torch.float64)
+    parts = drawn.view(-1).split(PART)
+    seeds = torch.randint(2**62, (len(parts),), generator=draws).tolist()
+
+    def fill(part: Tensor, seed: int) -> None:
+        part.normal_(generator=Generator().manual_seed(seed))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(fill, parts, seeds):
+            pass
+    return drawn
+
+
 def draw_weights(workload: Workload) -> Weights:
     """Canonical weights with variance 1 / fan-in in float64, with the biases of the workload."""
     draws = generator(workload.seed, 1)
@@ -116,9 +140,7 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
     draws = generator(workload.seed, 2, seed)
     batch, heads, groups = workload.batch_size, workload.num_heads, workload.num_kv_heads
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draws, dtype=torch.float64)
-
+    normal = partial(normal_values, draws)
     if workload.scope == "module":
         tensors = {"x": normal(batch, workload.seq_len, workload.embed_dim)}
         if workload.kv_len != workload.seq_len:

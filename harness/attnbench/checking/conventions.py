@@ -1,8 +1,8 @@
 """Conventions for a query that sees no key: 0, as in scaled_dot_product_attention, or other common answers.
 
-The textbook form gives NaN, and a large finite number instead of minus infinity gives the mean of all values. Neither
-is wrong by itself. `settle` replaces such rows, and their effect on gradients, by the right answer, so that the
-comparison covers everything else.
+The textbook form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, where it
+leaves the differences between scores, attention without a mask, as cuDNN's. None is wrong by itself. `settle` replaces
+such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from attnbench.checking.steps import hide, wrong
 from attnbench.storage.records import CONVENTIONS
 
 NEARER = 0.25
-"""An answer is the mean of the values if its distance to it is at most this share of its distance to 0."""
+"""An answer follows a form if its distance to it is at most this share of its distance to 0."""
 YARDSTICKS, NUM_ROUNDINGS = 2.5, 4.0
 """The limit for the effect of queries that see no key: in yardstick errors of the dtype, and in roundings."""
 
@@ -44,8 +44,18 @@ def added(scores: Tensor, mask: RowMask) -> Tensor:
     return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), changed - changed.detach())
 
 
+def kept(scores: Tensor, mask: RowMask) -> Tensor:
+    """The scores as they are, as if nothing were hidden from these queries."""
+    changed = mask.changed(scores)
+    return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), changed)
+
+
 NAN = wrong("nan_where_nothing_is_seen", CONVENTIONS["nan"], masked_scores=infinite, weights=softmax)
-MEANS = tuple(wrong("mean_where_nothing_is_seen", "", masked_scores=form, weights=softmax) for form in (filled, added))
+FINITE = tuple(
+    (kind, wrong(f"{kind}_where_nothing_is_seen", "", masked_scores=form, weights=softmax))
+    for kind, form in (("mean", filled), ("mean", added), ("all", kept))
+)
+"""The conventions with numbers, by their names in CONVENTIONS."""
 
 
 def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
@@ -64,7 +74,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
     is_nan = observed["output"][empty].isnan()
     has_gradients = len(observed) > 1
     form = reference.answers_of(NAN, has_gradients=has_gradients)
-    if only != "mean" and (not is_nan.any() or is_nan.all()):
+    if only in {None, "nan", "nan_gradient"} and (not is_nan.any() or is_nan.all()):
         settled = {
             name: tensor.where(~(tensor.isnan() & form[name].isnan()), reference.expected[name])
             for name, tensor in observed.items()
@@ -73,10 +83,12 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
             constant = {name: each.nan_to_num(0.0) for name, each in seen.compared.items() if name not in observed}
             return _replaced(seen, settled | constant, everywhere, right[empty][0]), key
-    shares: list[tuple[float, int, dict[str, Tensor]]] = []
-    for mean in MEANS if only in {None, "mean"} else ():
+    shares: list[tuple[float, int, str, dict[str, Tensor]]] = []
+    for kind, finite in FINITE:
+        if only not in {None, kind}:
+            continue
         form, own = (
-            reference.answers_of(mean, dtype, has_gradients=has_gradients)
+            reference.answers_of(finite, dtype, has_gradients=has_gradients)
             for dtype in (torch.float64, TORCH_DTYPES[reference.workload.dtype])
         )
         slack = {name: _slack(form[name], own[name], reference, name) for name in observed}
@@ -85,15 +97,16 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
             for name, tensor in observed.items()
         }
         allowed = reference.tolerance("output") + slack["output"]
-        from_mean, from_right = (largest(observed["output"][empty], each[empty]) for each in (form["output"], right))
-        if from_mean <= allowed and from_mean < NEARER * from_right:
+        from_form, from_right = (largest(observed["output"][empty], each[empty]) for each in (form["output"], right))
+        if from_form <= allowed and from_form < NEARER * from_right:
             worst = max(
                 largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items()
             )
-            shares.append((worst, len(shares), settled))
+            shares.append((worst, len(shares), kind, settled))
     if not shares:
         return seen, ""
-    return _replaced(seen, min(shares)[2], everywhere, right[empty][0]), "mean"
+    *_, kind, settled = min(shares)
+    return _replaced(seen, settled, everywhere, right[empty][0]), kind
 
 
 def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:

@@ -129,6 +129,9 @@ class Evidence:
         self.observed = {
             name: seen.compared[name].detach().double().cpu() for name in self.expected if name in seen.compared
         }
+        self.not_finite = [
+            name for name, tensor in seen.compared.items() if name not in self.expected and not tensor.isfinite().all()
+        ]
         judges = {name: reference.tolerances[name] for name in self.observed}
         self.beyond = {name: judge.beyond(self.observed[name]) for name, judge in judges.items()}
         self.limits = {name: judge.of_elements.clamp(min=SMALLEST) for name, judge in judges.items()}
@@ -267,8 +270,11 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
     if not any(each.is_wrong(name) for each in evidence for name in each.names):
         if conventions := {each.convention: None for each in evidence if each.convention}:
             words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
-            kind = "mean" if "mean" in conventions else "nan"
+            kind = next(iter(conventions)).removesuffix("_gradient")
             return Finding(f"{words}.", (f"{kind}_where_nothing_is_seen",), "weights")
+        if lost := {name: None for each in evidence for name in each.not_finite}:
+            words = f"The {', '.join(lost)} is not finite where it is 0: each query has all its weight on one key."
+            return Finding(words, (), "weights")
         words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
         return Finding(words, (RULE_MISTAKES[STALE],), "output")
     return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
@@ -877,6 +883,8 @@ def describe(agreement: Agreement) -> str:
     actual, expected = _distinct(math.nan if worst.actual is None else worst.actual, worst.expected)
     actual = "not finite" if worst.actual is None else actual
     value = f"at [{place}] it is {actual}, the oracle says {expected}"
+    if not worst.worst:
+        value = f"it is {actual}, the oracle says {expected} throughout"
     size = "not finite" if worst.error is None else f"{worst.error:.3g}"
     others = sorted({tensor.tensor for _, tensor in wrong} - {worst.tensor})
     also = f"; also wrong: {', '.join(others)}" if others else ""

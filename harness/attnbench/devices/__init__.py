@@ -128,6 +128,9 @@ class Device(Protocol):
             RuntimeError: some queued work has failed.
         """
 
+    def settle(self) -> None:
+        """Make the changes of the process that torch itself makes at the first use of this device."""
+
     def is_broken(self) -> bool:
         """Whether all further calls in this process would fail, as after an illegal memory access."""
         return False

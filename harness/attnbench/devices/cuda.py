@@ -158,6 +158,17 @@ class Cuda(Device):
 
         torch.cuda.synchronize(self.name)
 
+    def settle(self) -> None:
+        """Let SDPA choose a kernel: at its first choice on a Hopper GPU, torch puts cuDNN first for the process.
+
+        Source: https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+        priority_order.
+        """
+        import torch
+
+        query = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device=self.name)
+        torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - a call would build cuDNN's plan, too
+
     collectives = "nccl"
 
     def compute_capability(self) -> tuple[int, int] | None:

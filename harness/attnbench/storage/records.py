@@ -162,6 +162,7 @@ CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
     "mean": "a query that sees no key gets the mean of the values (SDPA gives 0)",
+    "all": "a query that sees no key attends to all keys, as without a mask (SDPA gives 0)",
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
     RANGE: "in float16 its sums overflow where values are of several hundred",
 }

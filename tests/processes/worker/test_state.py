@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench.devices import cpu
 from attnbench.processes.messages import Failed, Heartbeat, Prepare, Prepared, SampleBlocks
 from attnbench.processes.worker import state
 from attnbench.processes.worker.answers import Worker
@@ -121,6 +122,21 @@ def changed_after_an_import() -> state.Changes:
 
 def test_a_guard_knows_functions_that_were_imported_after_the_one_before_it():
     assert any("attnbench.fresh.compute" in each for each in apart(changed_after_an_import).settings)
+
+
+FIRST_CHOICE = (
+    "getattr(torch, 'has_chosen', False) or "
+    "(torch._C._set_sdp_priority_order([3, 1, 2, 0, 4]), setattr(torch, 'has_chosen', True))"
+)
+"""What torch does in the first call of SDPA on a Hopper GPU: once in a process, it puts cuDNN first."""
+
+
+def test_nobody_is_blamed_for_what_torch_itself_changes_at_the_first_use_of_a_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu.Cpu, "settle", lambda _: exec(FIRST_CHOICE, {"torch": torch}))  # noqa: S102 - our own
+    (prepared, ends), (visited, _) = planted(tmp_path, in_call=FIRST_CHOICE)
+    assert isinstance(prepared, Prepared), prepared
+    assert not ends
+    assert isinstance(visited, VisitFinished)
 
 
 def asked(path, spec: str):

@@ -136,6 +136,12 @@ def takes_infinity(made: Implementation) -> bool:
     return bool(output.isfinite().all())
 
 
+def _settle(name: str) -> None:
+    place = device(name)
+    if place.missing() is None:  # else the request fails, and says why
+        place.settle()
+
+
 class Worker:
     """Handles requests; keeps costly objects between them."""
 
@@ -154,6 +160,7 @@ class Worker:
         self.heartbeat, self.consult = heartbeat, consult
         self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
+        self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[messages.Question, agreement.References] | None = None
@@ -204,6 +211,7 @@ class Worker:
         self.turn, start = PROBE, time.perf_counter()
         is_first_build = isinstance(request, messages.Build) and request.spec not in self.built
         is_quick = self.is_quick(request) and not is_first_build
+        self.settle(request.workload.device)
         if not self.is_pending and not is_quick:
             self.guard = state.Guard(self.guard)
         self.guard.expect(state.THREADS)
