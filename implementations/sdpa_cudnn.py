@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` held to its CUDNN_ATTENTION backend: NVIDIA's own fused kernel, on CUDA alone.
+"""`scaled_dot_product_attention` restricted to its CUDNN_ATTENTION backend: NVIDIA's fused kernel, on CUDA only.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -23,7 +23,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # torch raises where the kernel cannot run: it never falls back
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -36,7 +36,10 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
+    """Return why the kernel cannot run a workload, or None.
+
+    Source: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    """
     if reason := only_on("cuda", workload, "the cuDNN kernel"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -1,6 +1,6 @@
-"""`scaled_dot_product_attention` held to its EFFICIENT_ATTENTION backend: xformers' kernel as PyTorch has it, on CUDA.
+"""`scaled_dot_product_attention` restricted to EFFICIENT_ATTENTION, PyTorch's copy of xformers' kernel, on CUDA only.
 
-It has no grouped heads.
+The kernel has no grouped heads.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -21,7 +21,7 @@ def attention(
     is_causal: bool = False,
 ) -> Tensor:
     """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # torch raises where the kernel cannot run: it never falls back
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -33,7 +33,10 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
+    """Return why the kernel cannot run a workload, or None.
+
+    Source: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    """
     if reason := only_on("cuda", workload, "the memory-efficient kernel"):
         return reason
     if workload.dtype == "float64":

@@ -1,12 +1,12 @@
-"""`scaled_dot_product_attention` held to its FLASH_ATTENTION backend: tiles in fast memory, weights never stored.
+"""`scaled_dot_product_attention` restricted to FLASH_ATTENTION: tiles in fast memory, weights never stored.
 
 Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, by way of
 https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-At its peak a call holds the output, a logsumexp for each row, and a tile for each thread: B H T V + B H T numbers and
-what does not grow with the length.
+Peak memory beyond the inputs: the output, a logsumexp for each row and a tile for each thread: B H T V + B H T numbers
+plus a constant.
 """
 
 from torch import Tensor
@@ -29,7 +29,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # torch raises where the kernel cannot run: it never falls back
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -43,7 +43,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses."""
+    """Return why the kernel cannot run a workload, or None."""
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
     if (workload.mask_rule.is_learned or workload.sinks != "none") and workload.direction != "inference":
@@ -54,7 +54,10 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def unsupported_on_cuda(workload: Workload) -> str | None:
-    """What the kernel refuses on CUDA: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    """Return why the kernel cannot run a workload on CUDA, or None.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers.
+    """
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the flash kernel on CUDA needs dtype bfloat16 or float16"
     if workload.mask not in {"none", "causal"} or workload.sinks != "none":

@@ -1,8 +1,8 @@
-"""`scaled_dot_product_attention` held to its MATH backend: separate products and a softmax, with dense weights.
+"""`scaled_dot_product_attention` restricted to its MATH backend: separate products and a softmax, with dense weights.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-At its peak a call holds scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
+Peak memory beyond the inputs: scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
 (8 + 1) B H T S + 4 B G S K + B H T bytes in float32.
 """
 
@@ -22,7 +22,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-    with sdpa_kernel(SDPBackend.MATH):  # torch raises where the kernel cannot run: it never falls back
+    with sdpa_kernel(SDPBackend.MATH):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
             key,

@@ -18,7 +18,7 @@ FORMS = ("_table", "per_head", "visible", "hidden", "empty", "_indices")
 
 
 class BoundMask:
-    """What a call's mask is at one workload's sizes on one device, and the call's scale, sinks and learned biases.
+    """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
     Tensors are created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
