@@ -157,7 +157,7 @@ class Textbook:
             heads = project(*self.tokens, inputs.weights)
         else:
             heads = (inputs.tensors["query"][:, :, rows], inputs.tensors["key"], inputs.tensors["value"])
-        self.projected = in_place(workload, rows, *heads)
+        self.projected = in_place(workload, rows, heads)
 
     @cached_property
     def right(self) -> dict[str, Tensor]:
@@ -170,7 +170,7 @@ class Textbook:
         known: dict[str, Tensor] = vars(self).get("right", {"query": query})
         if "projection" in changes:
             heads = changes["projection"](*self.tokens, self.inputs.weights)
-            query, key, value = in_place(self.workload, self.mask.rows, *heads)
+            query, key, value = in_place(self.workload, self.mask.rows, heads)
             known = {"query": query}
         before = itertools.takewhile(lambda name: name == "query" or RESULTS[name] not in changes, known)
         result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]

@@ -124,27 +124,16 @@ def unbiased(weights: Weights) -> Weights:
     return weights.biased("out")
 
 
-def rotated(tensor: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotary positions (https://arxiv.org/abs/2104.09864): rotate pairs of columns by place times frequency."""
-    half = tensor.shape[-1] // 2
-    angle = places[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angle.cos().to(tensor), angle.sin().to(tensor)
-    one, other = (tensor[..., 0::2], tensor[..., 1::2]) if is_interleaved else tensor.chunk(2, dim=-1)
-    pairs = (one * cos - other * sin, other * cos + one * sin)
-    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
-
-
 def rotary(base: float, workload: Workload, *, is_interleaved: bool) -> Mistake:
     """Other rotary positions than the workload's; the diagnosis fits the power of the base."""
-
-    def turn(tensor: Tensor, places: Tensor) -> Tensor:
-        if workload.rotary != "none":
-            tensor = oracle.rotated(tensor, places, workload, is_inverse=True)
-        return rotated(tensor, places, base, is_interleaved=is_interleaved)
-
+    turn = partial(oracle.rotated, base=base, is_interleaved=is_interleaved)
     style = "interleaved, as in GPT-J" if is_interleaved else "in halves, as in Llama"
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
-    scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
+
+    def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
+        query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
+        return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
+
     return replace(
         wrong("rotary_inside", words, scores=scores),
         fit=lambda power: rotary(
