@@ -169,8 +169,8 @@ class Textbook:
         query, key, value = self.projected
         known: dict[str, Tensor] = vars(self).get("right", {"query": query})
         if "projection" in changes:
-            heads = changes["projection"](*self.tokens, self.inputs.weights)
-            query, key, value = in_place(self.workload, self.mask.rows, heads)
+            projected = changes["projection"](*self.tokens, self.inputs.weights)
+            query, key, value = in_place(self.workload, self.mask.rows, projected)
             known = {"query": query}
         before = itertools.takewhile(lambda name: name == "query" or RESULTS[name] not in changes, known)
         result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]

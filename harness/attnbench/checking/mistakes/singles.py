@@ -134,12 +134,9 @@ def rotary(base: float, workload: Workload, *, is_interleaved: bool) -> Mistake:
         query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
         return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
 
-    return replace(
-        wrong("rotary_inside", words, scores=scores),
-        fit=lambda power: rotary(
-            base ** max(-MOST_POWER, min(power, MOST_POWER)), workload, is_interleaved=is_interleaved
-        ),
-    )
+    again = partial(rotary, workload=workload, is_interleaved=is_interleaved)
+    mistake = wrong("rotary_inside", words, scores=scores)
+    return replace(mistake, fit=lambda power: again(base ** min(max(power, -MOST_POWER), MOST_POWER)))
 
 
 def of_scores(workload: Workload) -> Iterator[Mistake]:
