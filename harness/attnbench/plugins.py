@@ -212,6 +212,16 @@ def held(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def plug_in(path: Path) -> str:
+    """The name of the implementation in a file of the folder implementations: `attention`, or IMPLEMENTATION."""
+    try:
+        body = _parsed(path).body
+    except ValueError:  # the check of specs reports the error
+        body = []
+    is_function = any(isinstance(node, ast.FunctionDef) and node.name == "attention" for node in body)
+    return "attention" if is_function else "IMPLEMENTATION"
+
+
 def imported(spec: str) -> set[str]:
     """Packages that a spec's file imports, read from its source; empty for other specs."""
     path, _ = split(variant(spec)[0])

@@ -216,11 +216,6 @@ def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the
     return None
 
 
-def nothing_built_in() -> dict[str, int | float | str]:
-    """Return {}: no axis has a fixed value."""
-    return {}
-
-
 def _reason_against(
     unsupported: Callable[[Workload], str | None],
     built_in: Callable[[], Mapping[str, int | float | str]],
@@ -267,7 +262,7 @@ class Implementation:
     compiles: bool = False
     distributes: bool = False
     copies: str = ""
-    built_in: Callable[[], Mapping[str, int | float | str]] = nothing_built_in
+    built_in: Callable[[], Mapping[str, int | float | str]] = dict
     is_approximate: bool = False
 
     def __post_init__(self) -> None:

@@ -175,7 +175,7 @@ class ByFunction:
                 self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
         function, call = signature.function, signature.call
         if call is not None:
-            function = partial(_by_call, call, function, mask)
+            function = lambda *tensors: call(signature.function, *tensors, mask)  # noqa: E731
         return Bound(function, partial(self.prepare, mask=mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
@@ -222,10 +222,6 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
     instance: Any = kind()
     function = instance if method == "forward" else getattr(instance, method)
     return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
-
-
-def _by_call(call: Call, function: Callable[..., Tensor], mask: BoundMask, *tensors: Tensor) -> Tensor:
-    return call(function, *tensors, mask)
 
 
 def from_function(  # noqa: PLR0913 - each says one thing that functions differ in

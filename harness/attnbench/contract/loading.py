@@ -7,6 +7,7 @@ kernel, as the operators that ran show: the plain form without a mask becomes SD
 import copy
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -42,8 +43,13 @@ def implementation(spec: str) -> Implementation:
         Exception: any error of importing a user's module.
     """
     base, option = plugins.variant(spec)
-    is_ours = plugins.split(base)[0] is None and not plugins.is_foreign(base)
-    plain = bundled.named(plugins.split(base)[1]) if is_ours else from_value(plugins.load(base), base)
+    path, attribute = plugins.split(base)
+    if path is None and not plugins.is_foreign(base):
+        plain = bundled.named(attribute)
+    else:
+        value = plugins.load(base)
+        is_plug = path is not None and path.parent.name == plugins.IMPLEMENTATIONS and attribute == "attention"
+        plain = bundled.from_module(sys.modules[value.__module__], path.stem) if is_plug else from_value(value, base)
     return compiled(plain) if option else plain  # plugins.py allows no other option
 
 

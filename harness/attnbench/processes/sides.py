@@ -28,7 +28,6 @@ from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
-IMPLEMENTATION = "IMPLEMENTATION"
 OWNER = "pid"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
@@ -193,7 +192,7 @@ def _on_side(spec: str, side: Side) -> OneSided:
     path, attribute = plugins.split(spec)
     if side.root:
         if path is None:
-            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
+            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", ""
         is_revision = side.given.startswith(REVISION)
         if is_revision or path.is_absolute():
             top = repository_root() if is_revision else Path(side.root).resolve()
@@ -202,6 +201,7 @@ def _on_side(spec: str, side: Side) -> OneSided:
             except ValueError:
                 raise ValueError(f"{path} lies outside of {side.given}: give a file inside {top}") from None
         path = Path(side.root) / path
+        attribute = attribute or plugins.plug_in(path)
     here = attribute if path is None else f"{path}:{attribute}"
     try:
         plugins.check_specs([f"x={here}"])
