@@ -48,8 +48,9 @@ def implementation(spec: str) -> Implementation:
         plain = bundled.named(attribute)
     else:
         value = plugins.load(base)
-        is_plug = path is not None and path.parent.name == plugins.IMPLEMENTATIONS and attribute == "attention"
-        plain = bundled.from_module(sys.modules[value.__module__], path.stem) if is_plug else from_value(value, base)
+        plain = from_value(value, base)
+        if path is not None and path.parent.name == plugins.IMPLEMENTATIONS and attribute == "attention":
+            plain = bundled.from_module(sys.modules[value.__module__], path.stem)
     return compiled(plain) if option else plain  # plugins.py allows no other option
 
 
