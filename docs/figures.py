@@ -37,8 +37,8 @@ RUNS = {
 }
 """Folders of the gallery, and their subjects."""
 OTHERS = {
-    "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
-    "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
+    "acceptance/acceptance.md": "what the method was asked to show, simulated and in real sessions, misses included",
+    "verdicts/README.md": "old runs of the gallery judged again, and why verdicts changed",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "detection/blind.md": "wrong and right functions by authors who had not seen the probes, and the verdict on each",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
@@ -47,7 +47,7 @@ OTHERS = {
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
-    "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
+    "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
@@ -80,7 +80,9 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        ratio_plot.draw(results, NUM_FIRST, ROW)[0].save(folder / "first_plot.png")
+        picture = ratio_plot.draw(results, NUM_FIRST, ROW)
+        assert picture is not None
+        picture.save(folder / "first_plot.png")
 
 
 def reduce(folder: Path) -> None:

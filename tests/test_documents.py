@@ -40,7 +40,6 @@ DOCUMENTS = [
     "docs/pytest.md",
     "docs/python.md",
     "docs/ranks.md",
-    "docs/settings.md",
     "docs/side-by-side.md",
     "docs/triton.md",
     *PRINTED,
@@ -56,7 +55,7 @@ SMALL = r"""
 import os, re, runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
-    arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
+    arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1"]
 if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few seconds, short calls
     arguments += ["--set", "num_threads=1", "--set", "num_heads=2", "--budget", "4"]
     arguments += [] if "--along" in arguments else ["--no-changes"]
@@ -187,7 +186,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/settings.md", "docs/side-by-side.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/side-by-side.md", "docs/triton.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 

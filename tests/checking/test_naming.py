@@ -161,6 +161,7 @@ BACKWARD = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("function", "axes", "name", "words"), BACKWARD)
 def test_a_mistake_of_the_backward_pass_alone_has_its_name(function, axes, name, words):
     found = judged(function, workload(**axes))
@@ -228,6 +229,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("function", "axes", "name", "words"), KINDS, ids=[kind[0].__name__ for kind in KINDS])
 def test_a_published_kind_of_mistake_has_its_name(function, axes, name, words):
     KEPT.clear()
@@ -274,6 +276,7 @@ CONVENTIONS = [(filled_with_nan, "nan"), (filled_with_a_number, "mean"), (number
 EMPTY = [{"mask": "padding_to_nothing"}, {"mask": "causal_bottom_right", "kv_len": 24}]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
 @pytest.mark.parametrize(
     ("function", "kind"), [*CONVENTIONS, (nothing_hidden, "all"), (zeroed_afterwards, "nan_gradient")]
@@ -308,6 +311,7 @@ def test_a_hidden_nan_is_a_note_or_a_finding() -> None:
     assert "NaN" in diagnose(references, implementation, strict).diagnosis
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
 @pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
 def test_a_convention_hides_no_other_mistake(function, kind, axes):

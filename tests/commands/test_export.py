@@ -62,6 +62,7 @@ def test_pytest_benchmark_compares_two_exports(results, monkeypatch, capsys, tmp
     done = subprocess.run(compare, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "fused[" in done.stdout
+    assert "Failed" not in done.stdout + done.stderr
 
 
 def test_one_run_at_a_time_for_a_format_that_holds_one(results, monkeypatch, capsys):
@@ -129,7 +130,7 @@ def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path,
     ]
     (tmp_path / "gqa_paged_decode_h4_kv2_d8_ps16.jsonl").write_text("\n".join(map(json.dumps, lines)))
     monkeypatch.chdir(tmp_path)
-    options = ["--set", "dtype=float32", "--budget", "1", "--conditions", "shared"]
+    options = ["--set", "dtype=float32", "--budget", "0", "--conditions", "shared"]
     sweep = ["--sweep", "gqa_paged_decode_h4_kv2_d8_ps16.jsonl", "-i", "fused"]
     monkeypatch.setattr("sys.argv", ["attnbench", "run", *sweep, *options])
     with pytest.raises(SystemExit) as left:

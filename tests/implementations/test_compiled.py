@@ -78,6 +78,7 @@ def case_of(spec, **axes):
     return build(point, implementation(spec), place(draw_normal(point, 0), point))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("mask", "axes"),
     [
@@ -135,6 +136,7 @@ def test_the_plain_form_becomes_the_flash_kernel_and_the_profile_tells():
     assert not ran & {"aten::softmax", "aten::bmm"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_captured_only")
 @pytest.mark.parametrize("name", ["fused", "sdpa_mask", "module_list", "torch_mha"])
 @pytest.mark.parametrize("direction", ["inference", "backward"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -113,8 +112,6 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
     facts = story.facts(loaded)
     shares = percent(others), percent(stolen)
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
-    assert facts["free memory"] == "1.00 GiB as processes began"
-    assert story.facts(results)["free memory"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -146,19 +143,6 @@ def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     assert [row.texts["error"] for row in tables.every(lied) if row["implementation"] == "liar"] == ["not finite"]
 
 
-def test_each_workload_has_one_fastest_and_the_others_say_why_they_are_not(results: Results) -> None:
-    timed = [row for row in tables.every(results) if row["latency_s"] is not None]
-    reported: dict[str, list[str]] = {}
-    for row in timed:
-        reported.setdefault(row["workload"], []).append(row.texts["why slower"])
-    assert all(texts.count("fastest") == 1 for texts in reported.values())
-    assert all(text != "-" for texts in reported.values() for text in texts)
-    fused = next(row for row in timed if row["implementation"] == "fused" and row["seq_len"] == 2048)
-    assert re.fullmatch(
-        r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.texts["why slower"]
-    )
-
-
 def test_what_ran_stands_beside_the_time(results: Results) -> None:
     rows = {(row["seq_len"], row["implementation"]): row.texts for row in tables.every(results)}
     ran = [rows[2048, "sdpa"]["ran"], rows[128, "fused"]["ran"], rows[2048, "naive_loop"]["ran"]]
@@ -172,7 +156,9 @@ def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path
     reported = f"torch_mha ({plain(journals.REASON)})"
     assert story.facts(found)["not available here"] == reported
     assert f"- **not available here**: {escaped(reported)}\n" in story.summary(found)
-    assert not any("torch_mha" in picture.caption for picture in lines.REPORT["latency_plot"].draw(found))
+    picture = lines.latencies(found)
+    assert picture is not None
+    assert "torch_mha" not in picture.caption
 
 
 def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:

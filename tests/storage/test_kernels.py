@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch._C._autograd import DeviceType
 
-from attnbench.analysis.breakdown import ran, times
+from attnbench.analysis.breakdown import ran, shares
 from attnbench.devices.recording import Recording
 from attnbench.processes.worker.operators import operators_in
 from attnbench.storage.operator_kinds import busy_s, observed, on_other_streams
@@ -94,14 +94,14 @@ def test_an_operator_whose_kernels_are_of_another_backend_is_a_fallback() -> Non
 
 def test_kernels_outside_any_operator_have_a_kind_a_count_and_a_share() -> None:
     found = seen("flash-attn 2, outside any operator, and a copy inside one")
-    shares = {kind: share for kind, share in times(found, 1.0).items() if share}
-    assert shares == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
+    by_kind = {kind: share for kind, share in shares(found).items() if share}
+    assert by_kind == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
     twice = seen("a kernel of Triton's, launched twice, and a range that somebody named").calls
     assert [(one.name, one.kind, one.num_calls) for one in twice] == [("flash_fwd_tile", "attention", 2)]
 
 
 def test_the_work_of_a_packages_function_is_attention() -> None:
-    assert set(times(seen("an autograd function of a package"), 1.0)) == {"attention"}
+    assert set(shares(seen("an autograd function of a package"))) == {"attention"}
 
 
 def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_named() -> None:
@@ -114,3 +114,20 @@ def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_n
     assert busy_s(kernels) == pytest.approx(220e-6)
     assert on_other_streams(kernels) == ("copy_kernel",)
     assert (busy_s([]), on_other_streams([])) == (0.0, ())
+
+
+def test_a_kernel_has_the_operator_that_launched_it_though_driver_calls_have_the_same_ids() -> None:
+    events = [
+        Event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
+        Event("CPU", "aten::mm", 1_000, 5_000, 1, 0),
+        Event("CPU", "cudaLaunchKernel", 2_000, 3_000, 2, 1),
+        Event("CPU", "aten::softmax", 5_000, 9_000, 2, 0),
+        Event("CPU", "cudaLaunchKernel", 6_000, 7_000, 1, 2),
+        Event("CUDA", "gemm", 10_000, 12_000, 2, 1),
+        Event("CUDA", "softmax_forward", 12_000, 15_000, 1, 2),
+        Event("CUDA", "of Triton", 15_000, 16_000, 3, 0),
+    ]
+    recording = Recording(events=events, result={})
+    launched = [(each.name, each.operator) for each in recording.kernels()]
+    assert launched == [("gemm", "aten::mm"), ("softmax_forward", "aten::softmax"), ("of Triton", "")]
+    assert [each.name for each in recording.spans()] == ["aten::mm", "aten::softmax"]

@@ -1,10 +1,10 @@
-"""Merge the journals of hosts into one: all events of each finished share, in the order of the shares.
+"""Merge the journals of hosts, or of runs over parts of a plan, into one: all events of each, in their order.
 
 The merged journal is an ordinary one, in which `worker_started` names the host of the events after it. All samples of a
 cell are from one host. Unfinished shares stay in the host's own journal, there.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,18 +32,26 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
     Raises:
         DamagedError: a journal is damaged.
     """
-    found = {}
+    histories = {}
     for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
-            found[path.parent.parent.name] = history
-    return found
+            histories[path.parent.parent.name] = history
+    return histories
+
+
+def kind_of(history: Sequence[Event]) -> str:
+    """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
+    started = next(event for event in history if isinstance(event, events.WorkerStarted))
+    known = started.environment
+    cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
+    return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
 def merge(
     folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
 ) -> None:
-    """Rewrite the journal of a run; if several hosts finished a share, use the events of one of them.
+    """Rewrite the journal of a run; if several hosts finished a share, use the events of the first by name.
 
     `lost` gives the reasons for shares that no host could measure; `is_over` says that the other shares are no longer
     being measured.
@@ -52,12 +60,13 @@ def merge(
         DamagedError: a host's journal is damaged.
         OSError: the journal cannot be written.
     """
-    found = {share.name: finished(folder, share) for share in shares}
-    most = Counter(host for hosts in found.values() for host in hosts)
-    order = sorted(most, key=lambda host: (-most[host], host))  # as few hosts as possible in a run
-    first = {name: next(host for host in order if host in hosts) for name, hosts in found.items() if hosts}
-    measured = [(host, found[name][host]) for name, host in first.items()]
-    gone = [(share.plan, lost[share.name]) for share in shares if share.name in lost and share.name not in first]
+    measured: list[Measured] = []
+    gone: list[tuple[Plan, str]] = []
+    for share in shares:
+        if hosts := finished(folder, share):
+            measured.append(next(iter(hosts.items())))
+        elif share.name in lost:
+            gone.append((share.plan, lost[share.name]))
     write(folder / JOURNAL, merged(started, measured, gone, is_over=is_over))
 
 
@@ -76,10 +85,10 @@ def merged(
                     status=Status.lost,
                     message=why,
                 )
-    num_workers, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
+    num_processes, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
     for host, history in measured:
-        begun, last = num_workers, history[-1]
+        before, last = num_processes, history[-1]
         assert isinstance(last, events.RunFinished)
         yield from ends[-1:]  # a run is complete if its last line says so
         for event in history:
@@ -87,7 +96,7 @@ def merged(
                 case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
                     continue
                 case events.WorkerStarted():
-                    num_workers += 1
+                    num_processes += 1
                     yield msgspec.structs.replace(event, host=host)
                 case events.CeilingsMeasured():
                     if (host, event.ceilings.key) not in places:
@@ -95,7 +104,8 @@ def merged(
                         ceilings = msgspec.structs.replace(event.ceilings, host=host)
                         yield msgspec.structs.replace(event, ceilings=ceilings)
                 case events.VisitFinished():
-                    yield _shifted(event, begun)
+                    yield (moved := _shifted(event, before))
+                    num_processes = max(num_processes, moved.epoch + 1)
                 case _:
                     yield event
         ends.append(last)

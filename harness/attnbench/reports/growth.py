@@ -1,29 +1,24 @@
-"""Growth of memory, for people: sentences, tables, JSON, and pictures of the curves and of single calls."""
+"""Growth of memory, for people: sentences, JSON, and a picture of the curves."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from matplotlib.axes import Axes
 
-from attnbench.analysis.growth import Fit, Growth, Outcome
-from attnbench.analysis.results import Results
-from attnbench.analysis.table import MetricColumn, metric_columns, rows
+from attnbench.analysis.growth import Fit, Growth
+from attnbench.analysis.table import rows
 from attnbench.reports import Picture, cells, grouped
 from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
-from attnbench.storage.records import Arm, Status
-from attnbench.units import MISSING, escaped, markdown_table, plain, show
-from attnbench.workloads.workload import DIRECTIONS, Workload
+from attnbench.storage.records import Arm
+from attnbench.units import plain, show
+from attnbench.workloads.workload import DIRECTIONS
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """Largest extension of a curve beyond the longest length, as a factor, if its limit is further away."""
-NOTE = (
-    "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
-    "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
-)
+NOTE = "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length."
 
 
 def sentence(growth: Growth) -> str:
@@ -34,11 +29,7 @@ def sentence(growth: Growth) -> str:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
     exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
     over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
-    parts = [
-        _reached(growth, fit),
-        f"memory grows with {exponent} {over}",
-        *(outcome_text(outcome, letter) for outcome in growth.outcomes),
-    ]
+    parts = [_reached(growth, fit), f"memory grows with {exponent} {over}"]
     return f"{plain(growth.implementation)}: {'; '.join(filter(None, parts))}"
 
 
@@ -54,20 +45,6 @@ def _reached(growth: Growth, fit: Fit) -> str:
     return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
 
 
-def outcome_text(outcome: Outcome, letter: str) -> str:
-    """Compare one call near the limit with its prediction."""
-    at = f"{letter}={outcome.length}"
-    predicted = f"predicted {show(outcome.predicted_bytes, 'bytes')}"
-    if outcome.status is None:
-        return f"not tried {at} ({predicted}): {plain(outcome.message, limit=160)}"
-    if outcome.status is Status.ok:
-        found = f"{predicted}, measured {show(outcome.measured_bytes, 'bytes')}"
-        return f"tried {at}: {found}" + ("" if outcome.fits else ", which should not have fitted")
-    if outcome.status is Status.out_of_memory:
-        return f"tried {at}: out of memory" + (", as predicted" if not outcome.fits else f", although {predicted}")
-    return f"tried {at}: {outcome.status}, {plain(outcome.message, limit=160)}"
-
-
 def number(value: float) -> str:
     """A length with at most four digits."""
     digits = max(0, len(str(int(value))) - 4)
@@ -76,61 +53,23 @@ def number(value: float) -> str:
 
 def answered_for(growths: Sequence[Growth]) -> str:
     """The directions of the measured calls, and how to measure the others."""
-    directions = dict.fromkeys(_longest(growth).direction for growth in growths)
+    directions = dict.fromkeys(growth.workload.direction for growth in growths)
     others = [each for each in DIRECTIONS if each not in directions]
     words = " and ".join(each.replace("_", " and ") for each in directions) or "no direction"
     return f"These are calls of {words}; for others: --set direction={','.join(others)}."
 
 
-def _longest(growth: Growth) -> Workload:
-    return growth.workload(growth.points[-1][0])
-
-
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """Implementations by the title of their panel."""
-    return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
-
-
-def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str]) -> str:
-    """Format the page: the question, the sentences, metrics at the longest length, and the pictures."""
-    parts = ["# Memory against length", "\n".join(_asked(growths, results))]
-    for title, members in by_panel(growths).items():
-        parts += [f"## {escaped(title)}", "\n".join(f"- {escaped(sentence(growth))}." for growth in members)]
-        parts.append(markdown_table(_metrics(members, metric_columns(results))))
-    parts.append("\n".join(f"![{name}]({name}.png)" for name in pictures))
-    return "\n\n".join(parts).rstrip() + "\n"
-
-
-def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
-    environment = next((record.environment for record in results.records if record.environment is not None), None)
-    where = "" if environment is None else f" on {escaped(environment.cpu)}, torch {environment.versions.get('torch')}"
-    limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
-    ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
-    at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
-    yield f"Written by `attnbench growth`{where}{at}. {answered_for(growths)}"
-    yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
-    yield "exponent says how well a line fits."
-
-
-def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
-    """Every metric of each implementation at its longest length; empty columns are left out."""
-    texts = [
-        {"implementation": cells.arm(row), "length": cells.length(row)}
-        | {metric.heading: cells.metric(row, metric) for metric in metrics}
-        for growth in members
-        for row in rows(growth.panel.cells)
-        if row["implementation"] == growth.implementation and row[growth.panel.axis] == growth.points[-1][0]
-    ]
-    shown = [column for column in texts[0] if any(text[column] != MISSING for text in texts)]
-    return [{column: text[column] for column in shown} for text in texts]
+    return grouped(growths, lambda growth: f"{cells.shared(rows(growth.panel.cells))} {growth.panel.other}".rstrip())
 
 
 def facts(growth: Growth) -> dict[str, object]:
     """All facts of a growth, for JSON."""
     fit, reach = growth.fit, growth.reach
     return {
-        "workload": _longest(growth).id,
-        "direction": _longest(growth).direction,
+        "workload": growth.workload.id,
+        "direction": growth.workload.direction,
         "axis": growth.panel.axis,
         "implementation": growth.implementation,
         "lengths": [length for length, _ in growth.points],
@@ -145,16 +84,13 @@ def facts(growth: Growth) -> dict[str, object]:
         "reached_at": None if reach is None else reach.point,
         "reached_at_low": None if reach is None else reach.low,
         "reached_at_high": None if reach is None else reach.high,
-        "tried": [msgspec.to_builtins(outcome) | {"is_wrong": outcome.is_wrong} for outcome in growth.outcomes],
     }
 
 
-def curves(growths: Sequence[Growth]) -> list[Picture]:
-    """Draw measurements, fitted curve, limit, and the calls that checked it, for each panel."""
-    return [
-        plot([_panel(title, members)], title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
-        for title, members in by_panel(growths).items()
-    ]
+def curves(growths: Sequence[Growth]) -> Picture:
+    """Draw measurements, fitted curve and limit, for each panel."""
+    drawn = [_panel(title, members) for title, members in by_panel(growths).items()]
+    return plot(drawn, title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
 
 
 def _panel(title: str, members: Sequence[Growth]) -> Panel:
@@ -164,10 +100,10 @@ def _panel(title: str, members: Sequence[Growth]) -> Panel:
 
     def draw_limit(axes: Axes) -> None:
         if limit:
-            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
+            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1)
 
     return Panel(
-        title=title,
+        title=f"{title}, limit {show(limit, 'bytes')}" if limit else title,
         lines=lines,
         x_label=X_LABELS[members[0].panel.axis],
         ticks={length: number(length) for length in sorted(lengths)},
@@ -177,11 +113,6 @@ def _panel(title: str, members: Sequence[Growth]) -> Panel:
 
 def _line(growth: Growth) -> Line:
     points = [Point(x=length, y=value) for length, value in growth.points]
-    for outcome in growth.outcomes:
-        if outcome.measured_bytes is not None:
-            points.append(Point(x=outcome.length, y=outcome.measured_bytes, kind="apart"))
-        elif outcome.status is Status.out_of_memory:
-            points.append(Point(x=outcome.length, y=outcome.predicted_bytes, kind="cross"))
     arm, fit, reach = Arm(implementation=growth.implementation), growth.fit, growth.reach
     if fit is None:
         return Line(arm=arm, points=points)

@@ -301,14 +301,15 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """Reasons to suspect a sample: the first four on a device with queues, the others on the processor."""
+    """Reasons to suspect a sample: on a device with queues, or on the processor."""
 
-    host_bound = 1  # its device time is below a small multiple of the host's time to issue it
+    host_bound = 1  # its device time is below the host's time to issue it; in older journals, below 5 times that
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # the device was busy after the current stream had finished
     waits_read = 16  # the system reports how long threads wait for a processor
     waited = 32  # threads waited for a good part of the sample
+    host_near = 64  # its device time is below a small multiple of the host's time to issue it, on a device with queues
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -417,8 +418,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     def machine(self) -> dict[str, Any]:
         """Fields of the machine by name: processor, memory, system, accelerator and versions."""
-        own = ("num_threads", "settings", "flags")
-        return {name: value for name, value in self.must_match().items() if name not in own}
+        of_process = ("num_threads", "settings", "flags")
+        return {name: value for name, value in self.must_match().items() if name not in of_process}
 
     def must_match(self) -> dict[str, Any]:
         """Fields that must match, by name."""
@@ -534,12 +535,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def measurement(self, metric: str) -> Measurement | None:
         """The measurement of that metric, or None."""
-        return next((found for found in self.measurements if found.metric == metric), None)
+        return next((measurement for measurement in self.measurements if measurement.metric == metric), None)
 
     def samples(self, metric: str) -> Sequence[Sample]:
         """The samples of a metric; empty if it was not measured."""
-        found = self.measurement(metric)
-        return () if found is None else found.samples
+        measurement = self.measurement(metric)
+        return () if measurement is None else measurement.samples
 
     @property
     def is_finding(self) -> bool:

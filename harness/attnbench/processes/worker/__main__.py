@@ -1,6 +1,7 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
+Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket; with the files of a line
+and a heartbeat it is a single worker, for systems without Linux's calls. A fork takes a tenth of a
 second; starting Python with torch takes seconds. The template never loads an implementation, so that every worker
 starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
 ends them with the worker.
@@ -57,10 +58,10 @@ def serve(line: socket.socket, alive: set[int]) -> None:
         ConnectionError: the socket was reset.
     """
     while True:
-        asked, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
-        if len(asked) < NUMBER.size:  # the coordinator is gone
+        message, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
+        if len(message) < NUMBER.size:  # the coordinator is gone
             break
-        (number,) = NUMBER.unpack(asked)
+        (number,) = NUMBER.unpack(message)
         if number == FORK:
             child = os.fork()
             if not child:
@@ -97,19 +98,24 @@ def end_strays(alive: set[int]) -> None:
 
 
 def become_worker(line: int, log: int, heartbeat: int) -> None:
-    """Reply to each line of `line`, one at a time, and exit when it closes; printed output goes to `log`."""
+    """Leave the template's process group and print into `log`, then answer."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed template ends no worker itself
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)
+    answer(line, heartbeat)
+
+
+def answer(line: int, heartbeat: int) -> None:
+    """Reply to each line of `line`, one at a time, and exit when it closes."""
     answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
 
     def listen() -> None:
         try:
-            for asked in os.fdopen(line, "rb"):
-                if asked.endswith(b"\n"):  # otherwise the coordinator ended while writing
-                    lines.put(asked)
+            for text in os.fdopen(line, "rb"):
+                if text.endswith(b"\n"):  # otherwise the coordinator ended while writing
+                    lines.put(text)
         finally:  # the line was closed, or reset because a reply was not read
             os._exit(0)  # the coordinator is gone: nobody needs the current result
 
@@ -121,8 +127,8 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     def send(reply: Reply, *, ends: bool = False) -> None:
         answers.write(msgspec.json.encode(Envelope(reply=reply, ends=ends)) + b"\n")
 
-    def consult(asked: Consulted) -> Request:
-        send(asked)
+    def consult(request: Consulted) -> Request:
+        send(request)
         return decoder.decode(lines.get())
 
     worker = Worker(Heartbeat(heartbeat), consult)
@@ -136,4 +142,6 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
+        answer(*map(int, sys.argv[1:]))
     main()
