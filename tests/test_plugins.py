@@ -60,10 +60,11 @@ def test_every_form_takes_part_and_agrees(forms, name):
 def test_a_file_of_a_folder_of_implementations_says_what_is_unsupported(tmp_path):
     file = tmp_path / "implementations" / "mine.py"
     file.parent.mkdir()
-    file.write_text(FORMS.replace("def function", "def attention") + "def unsupported(workload): return 'on Sundays'\n")
+    file.write_text("def attention(query, key, value): ...\ndef unsupported(workload): return 'on Sundays'\n")
     assert plugins.plug_in(file) == "attention"
     assert loading.implementation(f"{file}:attention").unsupported(Workload()) == "on Sundays"
-    assert plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
+    file.write_text(FORMS)
+    assert plugins.plug_in(file) == plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
 
 
 def test_a_function_without_mask_takes_part_unmasked_only(forms):

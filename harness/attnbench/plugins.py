@@ -218,8 +218,9 @@ def plug_in(path: Path) -> str:
         body = _parsed(path).body
     except ValueError:  # the check of specs reports the error
         body = []
-    is_function = any(isinstance(node, ast.FunctionDef) and node.name == "attention" for node in body)
-    return "attention" if is_function else "IMPLEMENTATION"
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    values = {ast.unparse(target) for node in body if isinstance(node, ast.Assign) for target in node.targets}
+    return "attention" if "attention" in functions and "IMPLEMENTATION" not in values else "IMPLEMENTATION"
 
 
 def imported(spec: str) -> set[str]:
