@@ -653,6 +653,7 @@ def _blank_at(workload: Workload) -> Weights:
     return blank.biased(workload.biased)
 
 
+@torch.enable_grad()
 def _reached(layout: Layout, weights: Weights) -> tuple[set[str], set[str]]:
     """The entries that a layout creates from weights, and the weights and biases that they depend on.
 
