@@ -58,7 +58,6 @@ __all__ = [
     "product_flops",
     "repeat_heads",
     "softmax_with_sinks",
-    "without_attend",
 ]
 
 
@@ -308,11 +307,6 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         there.packages.append(distribution or package)
         return None
     return f"{distribution or package} is not installed" if is_missing else None
-
-
-def without_attend(what: str) -> str:
-    """Return why `what`, a module that is only callable with its projections, cannot take part in scope `attention`."""
-    return f"{what} has no attend, which is attention without the projections: choose scope=module"
 
 
 def missing_compiler(name: str) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, supports_everything, without_attend
+from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, supports_everything
 from attnbench.contract.functions import TENSOR_LAYOUTS, Declared, from_function, takes_heads, words
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
@@ -431,7 +431,7 @@ class ModuleAdapter:
     def unsupported(self, workload: Workload) -> str | None:
         """Return why the module cannot run the workload, or None."""
         if workload.scope == "attention":
-            return without_attend("an adapted module")
+            return "an adapted module has no attend, which is attention without the projections: choose scope=module"
         if workload.kv_len != workload.seq_len and "kv_len" not in self.axes:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
         if self.has_residual and workload.dtype in NARROW:
