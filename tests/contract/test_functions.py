@@ -130,6 +130,7 @@ def test_a_right_function_agrees_under_each_mask_that_it_can_be_given(function, 
         assert found.agrees, found.diagnosis
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [attend, everything, biased, grouped])
 def test_grouped_heads_come_repeated_or_as_they_are(function):
     for axes in ({"num_kv_heads": 2}, {"num_kv_heads": 1}, {"num_kv_heads": 2, "kv_len": 9, "mask": "causal"}):
@@ -138,6 +139,7 @@ def test_grouped_heads_come_repeated_or_as_they_are(function):
     assert judged(function, num_kv_heads=2, scope="module", mask="causal").agrees
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "axes", "named"),
     [

@@ -153,6 +153,7 @@ def test_a_variant_agrees_and_is_captured_before_the_second_call(name, direction
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_captured_only")
 def test_a_variant_is_judged_as_any_other():
     point = Workload(**(SMALL | {"mask": "padding", "direction": "forward_backward"}))

@@ -284,6 +284,7 @@ class TestPage:
         assert all(row["time_low"] < row["time"] < row["time_high"] for row in timed)
 
 
+@pytest.mark.long
 def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
     assert explorer.library() == vega.bundle(), "run: python -m tools.vega"
 

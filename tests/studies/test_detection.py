@@ -25,6 +25,7 @@ def cells(made):
     return pd.DataFrame(made["mistakes"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mistake", OF_RANKS)
 def test_each_mistake_of_ranks_is_planted_and_caught(mistake):
     found = list(power.cells(17, "float32", "ranks", [mistake]))
