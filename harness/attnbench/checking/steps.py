@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import Inputs
-from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.oracle import RowMask, in_place, row_mask
 from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
@@ -149,14 +149,15 @@ class Textbook:
 
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
         """Project inputs of any dtype."""
-        self.is_module = workload.scope == "module"
+        self.workload, self.is_module = workload, workload.scope == "module"
         self.inputs, self.mask = inputs, row_mask(workload, rows, inputs=inputs.tensors)
         if self.is_module:
             x = inputs.tensors["x"]
             self.tokens = (x[:, rows], inputs.tensors.get("context", x))
-            self.projected = project(*self.tokens, inputs.weights)
+            heads = project(*self.tokens, inputs.weights)
         else:
-            self.projected = (inputs.tensors["query"][:, :, rows], inputs.tensors["key"], inputs.tensors["value"])
+            heads = (inputs.tensors["query"][:, :, rows], inputs.tensors["key"], inputs.tensors["value"])
+        self.projected = in_place(workload, rows, heads)
 
     @cached_property
     def right(self) -> dict[str, Tensor]:
@@ -168,7 +169,8 @@ class Textbook:
         query, key, value = self.projected
         known: dict[str, Tensor] = vars(self).get("right", {"query": query})
         if "projection" in changes:
-            query, key, value = changes["projection"](*self.tokens, self.inputs.weights)
+            projected = changes["projection"](*self.tokens, self.inputs.weights)
+            query, key, value = in_place(self.workload, self.mask.rows, projected)
             known = {"query": query}
         before = itertools.takewhile(lambda name: name == "query" or RESULTS[name] not in changes, known)
         result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]
