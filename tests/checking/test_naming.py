@@ -106,6 +106,10 @@ def rotary(query, key, value):
     return sdpa(turned(query), turned(key), value)
 
 
+def rotary_without_scale(query, key, value):
+    return sdpa(turned(query), turned(key), value, scale=1.0)
+
+
 def tokens_first(query, key, value):
     return sdpa(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)).transpose(1, 2)
 
@@ -221,6 +225,7 @@ KINDS = [
     (first_columns, {}, "width_cut", "the first 8 of 16"),
     (linear, {}, "no_softmax", ""),
     (rotary, {}, "rotary_inside", "base 20000"),
+    (rotary_without_scale, {"rotary": "interleaved(20000)"} | FORWARD, "no_scale", "not scaled"),
     (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
     (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
     (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),

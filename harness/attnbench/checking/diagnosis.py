@@ -813,9 +813,10 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         with torch.no_grad():
             return case.output()
 
-    mask = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=reference.drawn.tensors)
-    right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
-    like = reference.drawn.tensors["value"].to(inputs.tensors["query"])
+    rows = torch.arange(workload.seq_len)
+    mask = oracle.row_mask(workload, rows, inputs=reference.drawn.tensors)
+    query, key, value = oracle.heads(workload, reference.drawn, rows)
+    right, like = oracle.weights(query, key, mask), value.to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
     is_lost = (actual == 0) & (right > SMALL_WEIGHT)
     if is_random and is_lost.any():
@@ -829,10 +830,10 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     apart, place = differences(actual, right)
     if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
-    batch, head, query, key = place
+    batch, head, row, column = place
     actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
     facts = [
-        f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
+        f"query {row} gives key {column} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
     ]
     if empty := int(((actual == 0).all(dim=-1) & is_lost.any(dim=-1)).sum()):
         facts.append(f"{empty} queries give no key any weight")

@@ -33,17 +33,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.contract import Implementation
-from attnbench.contract.memory import (
-    COPIED_ROW,
-    LAYOUTS,
-    MASK_FORMS,
-    OF_HEADS,
-    OF_OTHERS,
-    ONE_ROW,
-    OTHER_MASKS,
-    packed,
-)
+from attnbench.contract import Implementation, memory
 from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -210,16 +200,17 @@ class Candidate:
         """The output and the gradients on the normal inputs."""
         return self.ask()
 
-    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Change a key's row in the tensor `name`; return the output rows that do not see that key."""
-        tensor = self.normal.inputs.tensors[name].clone()
-        tensor[..., key, :] = change(tensor[..., key, :])
-        return self.without(self.call({name: tensor}), key)
+    def moved_by(self, name: str, change: Callable[[Tensor], Tensor]) -> float:
+        """The largest change of the output where the row of the hidden key in the tensor `name` is changed.
 
-    def without(self, output: Tensor, key: int) -> Tensor:
-        """The output rows whose query does not see that key (n, ...)."""
-        rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
-        return rows[~self.seen[:, :, key].to(output.device)]
+        Only queries that do not see that key count; infinite if only one of the outputs is finite.
+        """
+        tensor, key = self.normal.inputs.tensors[name].clone(), self.hidden_key
+        tensor[..., key, :] = change(tensor[..., key, :])
+        outputs = self.call({name: tensor}), self.output
+        rows = (each.transpose(1, 2) if each.dim() == 4 else each for each in outputs)  # noqa: PLR2004 - (B,T,H,V)
+        is_hidden = ~self.seen[:, :, key].to(self.output.device)  # (B, T)
+        return _apart(*(each[is_hidden] for each in rows))
 
     def apart(self, actual: Answer, expected: Answer) -> str:
         """The first tensor of two answers that differs more than honest ones may, and by how much; or ""."""
@@ -333,7 +324,7 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
         grad = numbers.expand_as(usual)
         dense = candidate.ask(grad=grad.contiguous())
         yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=grad), dense
-    spread = LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
+    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
     yield words, partial(candidate.ask, grad=spread), candidate.answer
 
@@ -369,7 +360,7 @@ def views_of_one(candidate: Candidate) -> Iterator[Trial]:
     """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
     for names in candidate.alike:
         for axis in (2, 3):
-            views = packed([candidate.tokens[name] for name in names], axis)
+            views = memory.packed([candidate.tokens[name] for name in names], axis)
             words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
             yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
         one = candidate.tokens[names[0]].clone()
@@ -442,8 +433,8 @@ def no_scale(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def mask_forms(candidate: Candidate) -> Iterator[Trial]:
     """A function reads its mask correctly in any memory layout."""
-    for form in MASK_FORMS if _has_mask(candidate.workload) else ():
-        if form not in OTHER_MASKS:
+    for form in memory.MASK_FORMS if _has_mask(candidate.workload) else ():
+        if form not in memory.OTHER_MASKS:
             yield f"a mask that is {form} gives", partial(_under, candidate, form), {"output": candidate.output}
 
 
@@ -454,8 +445,12 @@ def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
     if _has_mask(workload) and workload.mask != "causal" and not workload.mask_rule.has_empty_rows(*sizes):
         expected = candidate.output.clone()
-        expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
-        yield f"a mask that is {OF_HEADS} gives", partial(_under, candidate, OF_HEADS), {"output": expected}
+        expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
+        yield (
+            f"a mask that is {memory.OF_HEADS} gives",
+            partial(_under, candidate, memory.OF_HEADS),
+            {"output": expected},
+        )
 
 
 @compared
@@ -463,8 +458,8 @@ def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
     """A learned bias with one row for all queries has the summed gradient of its copies."""
     workload = candidate.workload
     if candidate.is_trained and workload.scope == "attention" and workload.mask_rule.is_learned:
-        one = partial(candidate.ask, form=ONE_ROW)
-        yield f"a bias that is {ONE_ROW} gives", one, candidate.ask(form=COPIED_ROW)
+        one = partial(candidate.ask, form=memory.ONE_ROW)
+        yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
 
 
 def _has_mask(workload: Workload) -> bool:
@@ -482,7 +477,9 @@ def laid(candidate: Candidate, ways: Iterable[Mapping[str, str]]) -> Iterator[Tr
     for way in ways:
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
-        tensors = {token: LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()}
+        tensors = {
+            token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
+        }
         yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
 
 
@@ -492,7 +489,7 @@ def layouts(candidate: Candidate) -> str | None:
     Neighbouring tensors have different layouts; in a cache, both key and value have room for more tokens. If one such
     mixture fails, the layouts are tried alone, for the simplest failing case.
     """
-    *names, longest = LAYOUTS
+    *names, longest = memory.LAYOUTS
     mixed = [
         {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
         for turn in range(len(names))
@@ -528,8 +525,8 @@ def outputs_apart(candidate: Candidate) -> str:
         for name, tensor in case.tensors.items():
             tensor.data.copy_(other.inputs.tensors[name])
         second = case.output()
-    memory = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
-    is_view = first.untyped_storage().data_ptr() in memory  # an input's memory, which has new values by now
+    blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
+    is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
     rows = second.index_select(second.dim() - 2, other.rows.to(second.device))
@@ -576,31 +573,28 @@ def hidden_keys(candidate: Candidate) -> str:
     The poison shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
     computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
-    poison = 1.0 + candidate.normal.workload.kv_len
-    if (key := candidate.hidden_key) is None:
-        return ""
-    for name in candidate.sources:
-        hidden = candidate.with_key(name, key, lambda row: poison * row)
-        apart = _apart(hidden, candidate.without(candidate.output, key))
+    poison = 1.0 + candidate.workload.kv_len
+    for name in candidate.sources if candidate.hidden_key is not None else ():
+        apart = candidate.moved_by(name, lambda row: poison * row)
         if not apart <= candidate.tolerance:
-            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+            return f"the {name} of key {candidate.hidden_key} moves queries that do not see it by {apart:.3g}"
     return ""
 
 
 def hidden_nan(candidate: Candidate) -> str:
     """NaN, Inf or a number near the end of the dtype's range in a hidden key or value stays there."""
-    if (key := candidate.hidden_key) is None:
-        return ""
-    leaks = []
-    huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
-    for name in candidate.sources:
-        for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
-            hidden = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
-            if not hidden.isfinite().all():
-                leaks.append(f"{word} in the {name}")
-        hidden = candidate.with_key(name, key, lambda row: huge * row)
-        if not _apart(hidden, candidate.without(candidate.output, key)) <= candidate.tolerance:
-            leaks.append(f"a {name} {huge:.2g} times as large")
+    huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.workload.dtype]).max)
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "NaN in the {}": partial(torch.full_like, fill_value=math.nan),
+        "Inf in the {}": partial(torch.full_like, fill_value=math.inf),
+        f"a {{}} {huge:.2g} times as large": lambda row: huge * row,
+    }
+    leaks = [
+        words.format(name)
+        for name in (candidate.sources if candidate.hidden_key is not None else ())
+        for words, change in changes.items()
+        if not candidate.moved_by(name, change) <= candidate.tolerance
+    ]
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
