@@ -234,18 +234,33 @@ def lost(workload: Workload) -> Iterator[Mistake]:
         yield backward(name, f"of the sum over the keys of the query {where}", scores_of_query=change)
         yield backward(name, f"{where}, in all gradients", weights=change)
     is_causal = any(isinstance(each, Causal) for each in workload.mask_rule.parts)
-    query, key = torch.arange(length)[:, None], torch.arange(workload.kv_len)
     steps_of = {"scores": "all", "scores_of_query": "that of the query", "scores_of_key": "that of the key"}
     for step, which in steps_of.items():
         for tile in (tile for tile in TILE_LENS if is_causal and tile < length):
             words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
-            factors = (key // tile != query // tile).double()
-            yield backward(name, words, **{step: partial(multiplied, factors=factors)})
+            yield backward(name, words, **{step: partial(off_diagonal, tile=tile)})
         for words, factor in () if workload.mask_rule.hides else (("have the wrong sign", -1), ("have no gradient", 0)):
-            factors = 1 + (factor - 1.0) * (key > query)
-            change = partial(multiplied, factors=factors)
+            change = partial(above_diagonal, factor=factor)
             words = f"scores above the diagonal {words} in {which}"  # noqa: PLW2901
             yield backward("gradient_above_diagonal", words, **{step: change})
+
+
+def places(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of the queries (T, 1) and of the keys (S,) of scores (B, H, T, S)."""
+    query, key = (torch.arange(scores.shape[axis], device=scores.device) for axis in (-2, -1))
+    return query[:, None], key
+
+
+def off_diagonal(of_scores: Tensor, tile: int) -> Tensor:
+    """The gradients of the scores for keys outside the query's own tile."""
+    query, key = places(of_scores)
+    return of_scores.where(key // tile != query // tile, 0.0)
+
+
+def above_diagonal(of_scores: Tensor, factor: float) -> Tensor:
+    """The gradients of the scores with those above the diagonal times a factor."""
+    query, key = places(of_scores)
+    return of_scores.where(key <= query, factor * of_scores)
 
 
 def multiplied(tensor: Tensor, factors: Tensor) -> Tensor:
