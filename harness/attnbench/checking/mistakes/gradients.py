@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -235,14 +236,14 @@ def lost(workload: Workload) -> Iterator[Mistake]:
         yield backward(name, f"{where}, in all gradients", weights=change)
     is_causal = any(isinstance(each, Causal) for each in workload.mask_rule.parts)
     steps_of = {"scores": "all", "scores_of_query": "that of the query", "scores_of_key": "that of the key"}
-    for step, which in steps_of.items():
-        for tile in (tile for tile in TILE_LENS if is_causal and tile < length):
-            words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
-            yield backward(name, words, **{step: partial(off_diagonal, tile=tile)})
-        for words, factor in () if workload.mask_rule.hides else (("have the wrong sign", -1), ("have no gradient", 0)):
-            change = partial(above_diagonal, factor=factor)
-            words = f"scores above the diagonal {words} in {which}"  # noqa: PLW2901
-            yield backward("gradient_above_diagonal", words, **{step: change})
+    tiles = [tile for tile in TILE_LENS if is_causal and tile < length]
+    for tile, (step, which) in itertools.product(tiles, steps_of.items()):
+        words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
+        yield backward(name, words, **{step: partial(off_diagonal, tile=tile)})
+    factors = {} if workload.mask_rule.hides else {"have the wrong sign": -1.0, "have no gradient": 0.0}
+    for (step, which), (kind, factor) in itertools.product(steps_of.items(), factors.items()):
+        words = f"scores above the diagonal {kind} in {which}"
+        yield backward("gradient_above_diagonal", words, **{step: partial(above_diagonal, factor=factor)})
 
 
 def places(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,11 +298,11 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
         for operand in ("incoming_gradient", "weights", "query", "key", "value", "scores", "weights_of_value"):
             text = f"the {operand.replace('_', ' ')} are rounded to {words}"
             yield backward("gradient_rounded", text, **{operand: partial(rounded, dtype=dtype)})
-    operands = dict.fromkeys(("query", "key", "value", "incoming_gradient"), partial(rounded, dtype=torch.bfloat16))
+    operands = dict.fromkeys(("query", "key", "value"), partial(rounded, dtype=torch.bfloat16))
     if not is_half:
-        yield backward("gradient_rounded", "all operands are rounded to bfloat16", **operands)
-        del operands["incoming_gradient"]
         yield backward("gradient_rounded", "query, key and value are rounded to bfloat16", **operands)
+        operands["incoming_gradient"] = operands["query"]
+        yield backward("gradient_rounded", "all operands are rounded to bfloat16", **operands)
     for most in CLIPS:
         words = f"the products of incoming gradient and value are clipped at {most:g}"
         yield backward("gradient_clipped", words, products=partial(torch.clamp, min=-most, max=most))
