@@ -409,25 +409,30 @@ def heads(
         x = inputs.tensors["x"]
         query, key, value = project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
     if workload.rotary != "none":
-        query, key = rotated(query, rows, workload), rotated(key, torch.arange(workload.kv_len), workload)
+        rotate = rotation(workload)
+        query, key = rotate(query, rows), rotate(key, torch.arange(workload.kv_len))
     return query, key, value
 
 
-def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bool = False) -> Tensor:
+def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
     """Rotate each pair of columns of a query or key (B, H, T, K) by an angle that grows with the token's place (T,).
 
-    Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
+    Negative places rotate back. Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
-    num_pairs = workload.head_dim // 2
+    num_pairs = heads.shape[-1] // 2
     dtype = torch.promote_types(heads.dtype, torch.float32)  # as in honest code: half would be off by radians
-    rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)
-    angles = places.to(dtype)[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
+    angles = places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
-    if workload.rotary.startswith("halves"):
-        one, other = heads.unflatten(-1, (2, num_pairs)).unbind(-2)
-        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
-    one, other = heads.unflatten(-1, (num_pairs, 2)).unbind(-1)
-    return torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
+    one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
+    pairs = (one * cos - other * sin, other * cos + one * sin)
+    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
+
+
+def rotation(workload: Workload) -> Callable[[Tensor, Tensor], Tensor]:
+    """The workload's rotation of a query or key (B, H, T, K) by the places of its tokens (T,)."""
+    return functools.partial(
+        rotated, base=workload.rotary_base, is_interleaved=not workload.rotary.startswith("halves")
+    )
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:

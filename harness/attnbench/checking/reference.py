@@ -268,10 +268,8 @@ def reference_for_probe(
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
-        places = torch.arange(workload.seq_len)
-        turned = {
-            name: oracle.rotated(drawn.tensors[name], places, workload, is_inverse=True) for name in ("query", "key")
-        }
+        rotate, places = oracle.rotation(workload), torch.arange(workload.seq_len)
+        turned = {name: rotate(drawn.tensors[name], -places) for name in ("query", "key")}
         drawn = replace(drawn, tensors=drawn.tensors | turned)
     return Reference(
         workload,

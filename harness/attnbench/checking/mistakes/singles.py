@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.checking import steps
+from attnbench.checking import oracle, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, after, before, hide, product, project, with_bias, with_change, wrong
 from attnbench.contract import Weights, softmax_with_sinks
@@ -94,19 +94,9 @@ def projections(workload: Workload) -> Iterator[Mistake]:
         yield wrong("output_projection_transposed", words, output=transposed)
 
 
-def rotated(tensor: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotary positions (https://arxiv.org/abs/2104.09864): rotate pairs of columns by place times frequency."""
-    half = tensor.shape[-1] // 2
-    angle = places[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angle.cos().to(tensor), angle.sin().to(tensor)
-    one, other = (tensor[..., 0::2], tensor[..., 1::2]) if is_interleaved else tensor.chunk(2, dim=-1)
-    pairs = (one * cos - other * sin, other * cos + one * sin)
-    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
-
-
 def rotary(base: float, *, is_interleaved: bool) -> Mistake:
     """Built-in rotary positions; the diagnosis fits the power of the base."""
-    turn = partial(rotated, base=base, is_interleaved=is_interleaved)
+    turn = partial(oracle.rotated, base=base, is_interleaved=is_interleaved)
     style = "interleaved, as in GPT-J" if is_interleaved else "in halves, as in Llama"
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
     scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
