@@ -37,8 +37,8 @@ RUNS = {
 }
 """Folders of the gallery, and their subjects."""
 OTHERS = {
-    "acceptance/method.md": "false alarms, coverage and power of the verdicts, simulated",
-    "acceptance/acceptance.md": "what the method was asked to show in real sessions, misses included",
+    "acceptance/acceptance.md": "what the method was asked to show, simulated and in real sessions, misses included",
+    "verdicts/README.md": "old runs of the gallery judged again, and why verdicts changed",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
     "detection/blind.md": "wrong and right functions by authors who had not seen the probes, and the verdict on each",
     "detection/detection.md": "which mistakes the check catches, and what it costs",

@@ -1,6 +1,6 @@
 """The cost of fixed choices of an implementation: the regret of choosers on presets and on random shapes.
 
-    python -m studies.audit --run DIR train held_out compiled     measures; rerun it to resume
+    python -m studies.audit --run DIR train held_out     measures; rerun it to resume
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
 A policy is learned from the training shapes alone. All choosers are judged on the held-out shapes: those of all
@@ -8,13 +8,13 @@ presets, and random ones. On each, all implementations are checked and then time
 selects the best, and the other visits measure all choosers, so that luck does not count as regret.
 """
 
-import argparse
 import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
@@ -31,6 +31,7 @@ from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
 from attnbench.workloads.counts import dense_flops, score_matrix_bytes
 from attnbench.workloads.workload import Workload
+from studies import frame
 
 CHOOSERS = {
     "PyTorch's automatic choice": "sdpa",
@@ -40,14 +41,11 @@ CHOOSERS = {
     "always math": "sdpa_math",
 }
 """Choosers that always take one implementation, by name."""
-COMPILED = ("fused+compile", "sdpa+compile")
-"""Implementations to compile."""
-EVERY = 10
 OTHERS = ("fused", "bmm", "einsum")
 """Further implementations that a policy and the best may choose."""
 OURS = "our policy"
 NAMES = (*CHOOSERS.values(), *OTHERS)
-STEPS = ("train", "held_out", "compiled", "table")
+STEPS = ("train", "held_out", "table")
 NUM_TRAINED, NUM_DRAWN = 500, 200
 SEED_TRAINED, SEED_DRAWN = 11, 18
 DECODE, TRAINING = 0.25, 0.3
@@ -124,9 +122,9 @@ def of_presets(num_threads: int) -> list[Workload]:
     return list(found.values())
 
 
-def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
+def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
     """Plan a run that checks everything, then visits each workload equally often, each time in a fresh process."""
-    limits = build_plan(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed)
+    limits = build_plan(sweep="fastest", implementations=NAMES, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
         sweep="audit",
@@ -139,9 +137,9 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
     )
 
 
-def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> None:
+def measure(folder: Path, workloads: Sequence[Workload], seed: int, num_visits: int) -> None:
     """Start the run in that folder, or resume it."""
-    plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
+    plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, seed, num_visits)
     running.execute(plan, folder, stages=("check",))
     running.execute(plan, folder, stages=("time",))
 
@@ -242,14 +240,6 @@ def table(run: Path, to: Path) -> str:
         **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
     }
     judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
-    in_visits = ""
-    if (run / "compiled" / "journal.jsonl").exists():
-        compiled = read(run / "compiled")
-        in_visits = f", in {visits(compiled.plan)}"
-        for name in COMPILED:
-            found = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
-            if any(each.log is not None for each in found):
-                judged[f"torch.compile of {name.partition('+')[0]}"] = found
     own = [each for each in judged[OURS] if each.log is not None]
     centre, half = mean([each.log or 0.0 for each in own])
     worst = max(each.beyond for each in own)
@@ -288,13 +278,9 @@ more. What a dispatch adds is not in the times. The policy was learned from
 {NUM_DRAWN} drawn at random with seed {held_out.plan.seed} ({where}).
 "No time": not supported there, or too slow to try.
 
-torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them{in_visits}; it is
-judged there against the best of all, itself included.
-
-Made by `python -m studies.audit --run DIR train held_out compiled` and then
-`python -m studies.audit --run DIR table --to DIR`.
+Made by `python -m studies.audit --run DIR train held_out table --to DIR`.
 """
-    (to / "audit.md").write_text(text, encoding="utf-8")
+    frame.save(to / "audit.md", text)
     return text
 
 
@@ -303,28 +289,27 @@ def visits(plan: Plan) -> str:
     return f"{plan.num_rounds} visits, each in a fresh process"
 
 
-def main() -> None:
+def main(
+    steps: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(STEPS)}. Default: all.")] = None,
+    *,
+    run: Annotated[Path, typer.Option(metavar="DIR", help="Where both runs lie.")] = Path("results/audit"),
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/gallery/fastest"),
+    num_threads: int = 1,
+    number: Annotated[int, typer.Option(help="Of drawn shapes; 0: as in the gallery.")] = 0,
+) -> None:
     """Measure the named parts, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="*", choices=STEPS, default=[])
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="where both runs lie")
-    parser.add_argument("--to", type=Path, default=Path("results/gallery/fastest"), metavar="DIR")
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--number", type=int, default=0, help="of drawn shapes; 0: as in the gallery")
-    given = parser.parse_args()
-    threads = given.num_threads
-    for step in given.steps or STEPS:
+    if unknown := set(steps or ()) - set(STEPS):
+        raise typer.BadParameter(f"{min(unknown)}: choose among {', '.join(STEPS)}")
+    for step in steps or STEPS:
         if step == "table":
-            typer.echo(table(given.run, given.to))
+            typer.echo(table(run, to))
         elif step == "train":
-            shapes = of_each_kind(given.number or NUM_TRAINED, SEED_TRAINED, threads)
-            measure(given.run / step, shapes, NAMES, SEED_TRAINED, VISITS_TRAINED)
+            shapes = of_each_kind(number or NUM_TRAINED, SEED_TRAINED, num_threads)
+            measure(run / step, shapes, SEED_TRAINED, VISITS_TRAINED)
         else:
-            shapes = of_presets(threads) + drawn(given.number or NUM_DRAWN, SEED_DRAWN, threads)
-            is_compiled = step == "compiled"
-            shapes, names = (shapes[::EVERY], (*NAMES, *COMPILED)) if is_compiled else (shapes, NAMES)
-            measure(given.run / step, shapes, names, SEED_DRAWN, VISITS_HELD_OUT)
+            shapes = of_presets(num_threads) + drawn(number or NUM_DRAWN, SEED_DRAWN, num_threads)
+            measure(run / step, shapes, SEED_DRAWN, VISITS_HELD_OUT)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

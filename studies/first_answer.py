@@ -4,26 +4,26 @@ With `--old FOLDER`, another working tree of the project, both trees run everyth
 machine must be idle, or its noise dominates; the A/A spread is printed, too.
 """
 
-import csv
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import msgspec
 import typer
 
-from attnbench.analysis.comparisons import control_effects
+from attnbench.analysis.comparisons import comparisons, control_effects
 from attnbench.analysis.results import read
 from attnbench.processes.worker_client import module_path
+from attnbench.units import markdown_table
+from studies import frame
+from studies.frame import Piece, Row
 
 ROOT = Path(__file__).parents[1]
 MINE = '''"""Right attention and wrong attention, as functions and as modules."""
@@ -72,26 +72,11 @@ CHECKS = {
     "a wrong module, until its sentence": ("check mine.py:wrong_module", "first_s", 5),
 }
 """Timed checks: the command, the duration that counts, and the limit in seconds."""
-MISSING = {"", "NA", "baseline"}
-FINDING = ("WRONG",)
-CLASSES = {
-    "beyond 1.2": (1.2, math.inf),
-    "1.1 to 1.2": (1.1, 1.2),
-    "1.05 to 1.1": (1.05, 1.1),
-    "within 1.05": (1, 1.05),
-}
-"""Groups of comparisons by their measured ratio, in either direction."""
-
-
-class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Timing of one command in one tree."""
-
-    tree: str
-    what: str
-    first_s: float | None  # until the first diagnosis
-    total_s: float
-    comparisons: tuple[tuple[float, str], ...] = ()  # of a sweep: ratio and verdict
-    spread: float | None = None  # of the A/A controls: the standard deviation of the logarithms of their ratios
+QUICK = "the quick sweep"
+FINDING = "WRONG"
+CLASSES = {"beyond 1.2": (1.2, math.inf, 1.0), "beyond 1.1": (1.1, math.inf, 0.9), "within 1.05": (1.0, 1.05, 0.7)}
+"""Groups of comparisons by their measured ratio in either direction, and the share that must be decided."""
+TREES = ("before", "after")
 
 
 def first_answer(
@@ -102,122 +87,90 @@ def first_answer(
 ) -> None:
     """Time the commands that a new user tries first; exit code 1 if a stated limit is missed."""
     trees = {"after": ROOT} if old is None else {"before": old.resolve(), "after": ROOT}
-    to.mkdir(parents=True, exist_ok=True)
-    kept = to / "first_answer.json"  # resumes an interrupted study
-    runs = msgspec.json.decode(kept.read_bytes(), type=list[Timed]) if kept.exists() else []
-    with tempfile.TemporaryDirectory(prefix="first-answer-") as name:
-        folder = Path(name)
-        (folder / "mine.py").write_text(MINE, encoding="utf-8")
-        todo = [(what, command.split()) for what, (command, _, _) in CHECKS.items() for _ in range(checks)]
-        todo += [("quick", ["run", "--sweep", "quick"])] * sweeps
-        done = Counter((run.tree, run.what) for run in runs)
-        for what, args in todo:
-            for tree, root in trees.items():
-                if done[tree, what]:
-                    done[tree, what] -= 1
-                    continue
-                runs.append(timed(tree, root, what, args, folder))
-                kept.write_bytes(msgspec.json.format(msgspec.json.encode(runs)))
-                typer.echo(f"{tree}, {what}: {runs[-1].total_s:.1f} s", err=True)
-    (to / "first_answer.md").write_text(markdown(runs), encoding="utf-8")
-    typer.echo(markdown(runs))
-    if missed := [row[0] for row in table(runs) if row[-1] == "missed"]:
+    commands = {what: (command.split(), checks) for what, (command, _, _) in CHECKS.items()}
+    for what, (command, number) in (commands | {QUICK: (["run", "--sweep", "quick"], sweeps)}).items():
+        pieces = [
+            Piece(name=f"{what} {tree}", make=partial(timed, root, command), size=number)
+            for tree, root in trees.items()
+        ]
+        frame.complete(pieces, to)
+    rows = table(to)
+    page = f"# The first answer\n\nMedians, with the smallest and the largest.\n\n{markdown_table(rows)}\n"
+    frame.save(to / "first_answer.md", page)
+    typer.echo(page)
+    if missed := [row["what"] for row in rows if row["result"] == "missed"]:
         typer.echo("missed: " + "; ".join(missed))
         raise typer.Exit(1)
 
 
-def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -> Timed:
-    """Run a command of a tree in an empty results folder, and time its first diagnosis."""
-    results = folder / "results"
-    shutil.rmtree(results, ignore_errors=True)
-    place = ["--results", str(results)] if what == "quick" else []
+def timed(root: Path, command: Sequence[str], number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
+    """Run a command of a tree in an empty folder, and time its first diagnosis and its end."""
     environment = os.environ | {"PYTHONPATH": module_path(root / "harness"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    start, first_s = time.monotonic(), None
-    with subprocess.Popen(  # noqa: S603 - our own commands
-        [sys.executable, "-m", "attnbench", *args, *place],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if first_s is None and any(each in line for each in FINDING):
-                first_s = time.monotonic() - start
-    total_s = time.monotonic() - start
-    if process.returncode not in {0, 1, 3}:
-        raise RuntimeError(f"{' '.join(args)} of {root} ends with {process.returncode}")
-    rows = [row for path in results.glob("runs/*/records.csv") for row in csv.DictReader(path.open(encoding="utf-8"))]
-    compared = [row for row in rows if row["ratio"] not in MISSING and row["verdict"] not in MISSING]
-    controls = [each.log for run in results.glob("runs/*") for each in control_effects(read(run)).values()]
-    return Timed(
-        tree=tree,
-        what=what,
-        first_s=first_s,
-        total_s=total_s,
-        comparisons=tuple((float(row["ratio"]), row["verdict"]) for row in compared),
-        spread=math.sqrt(sum(each**2 for each in controls) / len(controls)) if controls else None,
-    )
+    with tempfile.TemporaryDirectory(prefix="first-answer-") as name:
+        folder = Path(name)
+        (folder / "mine.py").write_text(MINE, encoding="utf-8")
+        start, first_s = time.monotonic(), None
+        with subprocess.Popen(  # noqa: S603 - our own commands
+            [sys.executable, "-m", "attnbench", *command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if first_s is None and FINDING in line:
+                    first_s = time.monotonic() - start
+        row: Row = {"first_s": first_s, "total_s": time.monotonic() - start}
+        if process.returncode not in {0, 1, 3}:
+            raise RuntimeError(f"{' '.join(command)} of {root} ends with {process.returncode}")
+        for run in map(read, folder.glob("results/runs/*")):
+            logs = [each.log for each in control_effects(run).values()]
+            row["verdicts"] = [(each.ratio, str(each.verdict)) for each in comparisons(run)]
+            row["spread"] = math.sqrt(sum(log**2 for log in logs) / len(logs)) if logs else None
+    return [row]
 
 
-def table(runs: Sequence[Timed]) -> list[tuple[str, str, str, str, str]]:
+def table(folder: Path) -> list[dict[str, str]]:
     """Build the rows: command, limit, before, after, and whether the limit is kept."""
     rows = []
-
-    def add(
-        text: str, limit: str, values: dict[str, list[float]], *, is_met: bool | None = None, unit: str = " s"
-    ) -> None:
-        before, after = (
-            f"{median(own):.3g}{unit} ({min(own):.3g} to {max(own):.3g}, n={len(own)})" if own else "none"
-            for own in (values["before"], values["after"])
-        )
-        rows.append((text, limit, before, after, "" if is_met is None else "met" if is_met else "missed"))
-
-    def of(what: str, field: str) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {"before": [], "after": []}
-        for run in runs:
-            if run.what == what and getattr(run, field) is not None:
-                found[run.tree].append(getattr(run, field))
-        return found
-
-    times = {
-        what: (f"`{command.split()[0]}` of {what}", field, limit) for what, (command, field, limit) in CHECKS.items()
-    }
-    for what, (text, field, limit_s) in {**times, "quick": ("the quick sweep", "total_s", 240)}.items():
-        values = of(what, field)
-        if values["after"]:
-            add(text, f"at most {limit_s} s", values, is_met=median(values["after"]) <= limit_s)
-    spreads = {tree: [100 * each for each in own] for tree, own in of("quick", "spread").items()}
-    if spreads["after"]:
-        add("spread of its A/A controls: identical code", "", spreads, unit=" %")
-    limits = {"beyond 1.2": 1.0, "beyond 1.1": 0.9, "within 1.05": 0.7}
-    for name, (low, high) in {**CLASSES, "beyond 1.1": (1.1, math.inf), "all": (1.0, math.inf)}.items():
-        shares: dict[str, list[float]] = {"before": [], "after": []}
-        for run in runs:
-            apart = [(max(ratio, 1 / ratio), verdict) for ratio, verdict in run.comparisons]
-            own = [verdict for ratio, verdict in apart if low <= ratio < high]
-            if own:
-                shares[run.tree].append(100 * sum(verdict != "undecided" for verdict in own) / len(own))
-        if shares["after"]:
-            least = limits.get(name)
-            is_met = None if least is None else median(shares["after"]) >= 100 * least
-            add(
-                f"decided, of ratios {name}" if name != "all" else "decided, of all",
-                "" if least is None else f"at least {least:.0%}",
-                shares,
-                is_met=is_met,
-                unit=" %",
-            )
+    for what, (command, field, limit_s) in (CHECKS | {QUICK: ("run", "total_s", 240)}).items():
+        values = {tree: _values(folder, what, tree, field) for tree in TREES}
+        rows += _row(f"`{command.split()[0]}` of {what}", f"at most {limit_s} s", values, limit_s, unit=" s")
+    spreads = {tree: [100 * each for each in _values(folder, QUICK, tree, "spread")] for tree in TREES}
+    rows += _row("spread of its A/A controls: identical code", "", spreads, math.inf, unit=" %")
+    for name, (low, high, least) in CLASSES.items():
+        shares = {tree: _open_shares(folder, tree, low, high) for tree in TREES}
+        limit = 100 * (1 - least)
+        rows += _row(f"undecided, of ratios {name}", f"at most {limit:.0f} %", shares, limit, unit=" %")
     return rows
 
 
-def markdown(runs: Sequence[Timed]) -> str:
-    """Format the table as a page."""
-    head = ("what", "limit", "before", "after", "")
-    lines = ["# The first answer", "", "Medians, with the smallest and the largest.", ""]
-    lines += ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *table(runs))]
-    return "\n".join([*lines, ""])
+def _values(folder: Path, what: str, tree: str, field: str) -> list[float]:
+    rows = frame.rows(folder, f"{what} {tree}")
+    return [row[field] for row in rows if row.get(field) is not None]
+
+
+def _open_shares(folder: Path, tree: str, low: float, high: float) -> list[float]:
+    """The share of undecided comparisons in each sweep, in percent, among those with such a ratio."""
+    shares = []
+    for row in frame.rows(folder, f"{QUICK} {tree}"):
+        own = [verdict for ratio, verdict in row["verdicts"] if low <= max(ratio, 1 / ratio) < high]
+        shares += [100 * own.count("undecided") / len(own)] if own else []
+    return shares
+
+
+def _row(what: str, limit: str, values: dict[str, list[float]], most: float, *, unit: str) -> list[dict[str, str]]:
+    """A row for values that may be at most `most` in the median; none without values of this tree."""
+    if not values["after"]:
+        return []
+    texts = {
+        tree: f"{median(own):.3g}{unit} ({min(own):.3g} to {max(own):.3g}, n={len(own)})" if own else "none"
+        for tree, own in values.items()
+    }
+    is_kept = median(values["after"]) <= most
+    return [{"what": what, "limit": limit, **texts, "result": "" if not limit else "met" if is_kept else "missed"}]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ SMALL = r"""
 import os, re, runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
-    arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
+    arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1"]
 if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few seconds, short calls
     arguments += ["--set", "num_threads=1", "--set", "num_heads=2", "--budget", "4"]
     arguments += [] if "--along" in arguments else ["--no-changes"]

@@ -83,13 +83,12 @@ def test_the_method_works_its_example_out_as_the_code_does():
     assert (alone.verdict, among.verdict) == (Verdict.slower, Verdict.undecided)
 
 
-def test_the_method_tells_what_the_simulation_found():
+def test_the_method_states_the_share_of_false_verdicts_in_simulations():
     text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    page = (ROOT / "results/gallery/acceptance/method.md").read_text(encoding="utf-8")
-    nulls = page.partition("## A slowdown")[0]
-    shares = [float(found) for found in re.findall(r"of 10000: at most ([\d.]+) %", nulls)]
-    assert len(shares) == 12
-    assert f"{max(shares):.1f} %" in text
+    page = (ROOT / "results/gallery/acceptance/acceptance.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| V2 ") and "without any difference" in line)
+    (most,) = re.findall(r"of 10000, 99 % limit ([\d.]+)%", row)
+    assert f"{float(most):.1f} %" in text
 
 
 def test_the_page_of_the_gallery_shows_what_the_gallery_holds():

@@ -16,6 +16,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     passes: bool
     rows: tuple[Row, ...] = ()
 
+    def __str__(self) -> str:
+        """The outcome in one line."""
+        return f"{self.id}: {self.title}: {self.found} (limit: {self.limit}): {self.word}"
+
+    @property
+    def word(self) -> str:
+        """Whether it passes."""
+        return "pass" if self.passes else "MISS"
+
 
 def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
     """Return the highest share that is compatible with this many hits.

@@ -3,11 +3,8 @@
     python -m studies.acceptance.rivals base.py candidate.py 5 SEED
 
 Both files define a function `mine`. The session prints a row in JSON for each statistic and rule of each tool,
-including attnbench.
-
-Each tool has half of the time for A and half for B, including calibration and warm-up; starting an interpreter,
-importing torch and collecting tests are free. A rule decides "they differ" from the two lists of times alone, so that
-it can be applied again with one list made slower (a slowdown with known truth).
+including attnbench. Each tool has half of the time for A and half for B, including calibration and warm-up; starting an
+interpreter, importing torch and collecting tests are free. A rule decides "they differ" from the two lists of times.
 """
 
 import contextlib
@@ -21,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,80 +26,21 @@ import pytest
 from studies.acceptance.outcome import Row
 
 Times = Sequence[float]
+Call = Callable[[], object]
 Rule = Callable[[Times, Times], bool]
 
 ALPHA = 0.05
-
-
-class Measured(NamedTuple):
-    """A tool's times of one call, and the cost of measuring them."""
-
-    times: list[float]  # seconds per call, of rounds, blocks or values
-    wall_s: float
-
-
-Measure = Callable[[Callable[[], object], float], Measured]
+OURS = "attnbench"
+AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A tool: how it times one call within a budget, its statistics, and its users' rules for a difference."""
+    """A tool: its times of a call within a number of seconds, its statistics, and its users' rules."""
 
-    name: str
-    measure: Measure
-    statistics: Mapping[str, Callable[[Times], float]]
+    measure: Callable[[Call, float], Times]
+    statistics: Mapping[str, Callable[[Times], Any]]
     rules: Mapping[str, Rule]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A tool's times of A and B."""
-
-    rival: Rival
-    a: list[float]
-    b: list[float]
-    wall_s: float
-
-    def logs(self, factor: float = 1.0) -> dict[str, float]:
-        """Return log(B / A) by statistic, with every time of B multiplied by `factor`."""
-        return {
-            name: float(np.log(read(self.b) * factor / read(self.a))) for name, read in self.rival.statistics.items()
-        }
-
-    def alarms(self, factor: float = 1.0) -> dict[str, bool]:
-        """Return each rule's decision that A and B differ, with every time of B multiplied by `factor`."""
-        b = [factor * value for value in self.b]
-        return {name: bool(rule(self.a, b)) for name, rule in self.rival.rules.items()}
-
-
-def compare(rival: Rival, a: Callable[[], object], b: Callable[[], object], budget_s: float) -> Timed:
-    """Time A to its end, then B, each in half of the budget."""
-    first, second = rival.measure(a, budget_s / 2), rival.measure(b, budget_s / 2)
-    return Timed(rival=rival, a=first.times, b=second.times, wall_s=first.wall_s + second.wall_s)
-
-
-def _mean(times: Times) -> float:
-    return float(np.mean(times))
-
-
-def _median(times: Times) -> float:
-    return float(np.median(times))
-
-
-def _min(times: Times) -> float:
-    return float(np.min(times))
-
-
-def _mann_whitney(a: Times, b: Times) -> bool:
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(a, b).pvalue) < ALPHA
-
-
-def _welch(a: Times, b: Times) -> bool:
-    from scipy.stats import ttest_ind
-
-    return len(a) > 1 and len(b) > 1 and float(ttest_ind(a, b, equal_var=False).pvalue) < ALPHA
 
 
 # ---- pytest-benchmark ----------------------------------------------------------------------------------------------
@@ -128,7 +66,7 @@ def test_it(turn, request, carrier):
 class _Carrier:
     """A pytest plug-in that passes the call in and the rounds out."""
 
-    def __init__(self, call: Callable[[], object], share_s: float) -> None:
+    def __init__(self, call: Call, share_s: float) -> None:
         self.call, self.share_s = call, share_s
         self.times: list[float] = []
         self.wall_s, self.longest_s = 0.0, 0.0
@@ -150,82 +88,41 @@ class _Carrier:
         return self
 
 
-def _pytest_benchmark(*options: str) -> Measure:
+def _pytest_benchmark(call: Call, share_s: float) -> Times:
     """Run pytest in this process with its fixture on the call; calibration and statistics are pytest-benchmark's.
 
     `--benchmark-max-time` is the share of the budget (default: 1 s); other options keep their defaults: at least 5
-    rounds, the collector on, no warm-up. The rounds are those of the fixture's `stats`, seconds per call. The plug-in
-    sizes all rounds by the first call, which is the slowest, and so ends long before its time does. It is run again
-    while there is time, as in a parametrised test, and the rounds are joined.
+    rounds, the collector on, no warm-up. The plug-in sizes all rounds by the first call, which is the slowest, and so
+    ends long before its time does. It is run again while there is time, and the rounds are joined.
     Source: https://pytest-benchmark.readthedocs.io/en/latest/usage.html
     """
+    carrier = _Carrier(call, share_s)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+        root = Path(folder)
+        (root / "test_it.py").write_text(TEST_FILE, encoding="utf-8")
+        (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        asked = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(root / "pytest.ini")]
+        asked += [f"--rootdir={root}", f"--benchmark-max-time={share_s}", f"--benchmark-storage={root}"]
+        code = pytest.main([*asked, str(root / "test_it.py")], plugins=[carrier])
+    if code != 0 or not carrier.times:
+        raise RuntimeError(f"pytest-benchmark ended with code {code}: {printed.getvalue()[-2000:]}")
+    return carrier.times
 
-    def measure(call: Callable[[], object], share_s: float) -> Measured:
-        carrier = _Carrier(call, share_s)
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
-            root = Path(folder)
-            (root / "test_it.py").write_text(TEST_FILE, encoding="utf-8")
-            (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-            given = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(root / "pytest.ini")]
-            given += [
-                f"--rootdir={root}",
-                f"--benchmark-max-time={share_s}",
-                f"--benchmark-storage={root}",
-                *options,
-            ]
-            code = pytest.main([*given, str(root / "test_it.py")], plugins=[carrier])
-        if code != 0 or not carrier.times:
-            raise RuntimeError(f"pytest-benchmark ended with code {code}: {printed.getvalue()[-2000:]}")
-        return Measured(carrier.times, carrier.wall_s)
-
-    return measure
-
-
-def _compare_fail(read: Callable[[Times], float], percent: float = 5.0) -> Rule:
-    """`--benchmark-compare-fail=mean:5%`: fails if the later one takes over 5 % longer, in that direction alone.
-
-    Source: https://pytest-benchmark.readthedocs.io/en/latest/comparing.html
-    """
-    return lambda a, b: read(b) / read(a) * 100 - 100 > percent
-
-
-_PYTEST_STATISTICS = {"mean": _mean, "median": _median, "min": _min}
-_PYTEST_RULES: dict[str, Rule] = {
-    "compare-fail mean:5%": _compare_fail(_mean),
-    "compare-fail min:5%": _compare_fail(_min),
-    "Welch on rounds": _welch,
-    "Mann-Whitney on rounds": _mann_whitney,
-}
 
 # ---- torch.utils.benchmark -----------------------------------------------------------------------------------------
 
 
-def _torch_timer(call: Callable[[], object]) -> Any:  # noqa: ANN401 - torch's Timer
-    """Create a Timer for the call with the current number of threads; its default is one."""
-    import torch
-    from torch.utils.benchmark import Timer
-
-    return Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-
-
-def _blocked(call: Callable[[], object], share_s: float) -> Measured:
-    """Run blocked_autorange with min_run_time equal to its share; finding its block size comes on top.
+def _torch_timer(call: Call, share_s: float) -> Times:
+    """Run blocked_autorange with min_run_time equal to its share, with the current number of threads.
 
     Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.blocked_autorange
     """
-    timer, start = _torch_timer(call), time.perf_counter()
-    found = timer.blocked_autorange(min_run_time=share_s)
-    return Measured(list(found.times), time.perf_counter() - start)
+    import torch
+    from torch.utils.benchmark import Timer
 
-
-def _adaptive(call: Callable[[], object], share_s: float) -> Measured:
-    """Run adaptive_autorange at its threshold of 0.1, but not before its share is spent, so that no time is lost.
-
-    Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.adaptive_autorange
-    """
-    timer, start = _torch_timer(call), time.perf_counter()
-    found = timer.adaptive_autorange(threshold=0.1, min_run_time=share_s, max_run_time=share_s)
-    return Measured(list(found.times), time.perf_counter() - start)
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    times: list[float] = timer.blocked_autorange(min_run_time=share_s).times
+    return times
 
 
 def _quartiles_apart(a: Times, b: Times) -> bool:
@@ -234,28 +131,12 @@ def _quartiles_apart(a: Times, b: Times) -> bool:
     return bool(low_a > high_b or low_b > high_a)
 
 
-def _coloured(a: Times, b: Times) -> bool:
-    """Apply Compare's colours: a median more than 1 % above the best is not coloured as best.
-
-    Source: https://github.com/pytorch/pytorch/blob/main/torch/utils/benchmark/utils/compare.py, color_segment
-    """
-    low, high = sorted((_median(a), _median(b)))
-    return high > 1.01 * low and high > low + 100e-9
-
-
-_TORCH_STATISTICS = {"median": _median, "mean": _mean}
-_TORCH_RULES: dict[str, Rule] = {
-    "IQRs apart": _quartiles_apart,
-    "Compare's colours": _coloured,
-    "Mann-Whitney on blocks": _mann_whitney,
-}
-
 # ---- pyperf --------------------------------------------------------------------------------------------------------
 
 _runners: list[Any] = []  # it allows one Runner for each process
 
 
-def _pyperf(call: Callable[[], object], share_s: float) -> Measured:
+def _pyperf(call: Call, share_s: float) -> Times:
     """Act as one worker process of pyperf: calibrate loops, one warm-up value, then values until the share is spent.
 
     By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another: some 10 s for each
@@ -278,11 +159,10 @@ def _pyperf(call: Callable[[], object], share_s: float) -> Measured:
     args.loops, args.calibrate_loops = int(calibrated.get_metadata()["loops"]), False
     value_s = calibrated.get_runs()[0].warmups[-1][1] * args.loops
     args.values = max(3, int((share_s - (time.perf_counter() - start)) / value_s) - 1)
-    values = [float(value) for value in _bench(runner, call).get_values()]
-    return Measured(values, time.perf_counter() - start)
+    return [float(value) for value in _bench(runner, call).get_values()]
 
 
-def _bench(runner: Any, call: Callable[[], object]) -> Any:  # noqa: ANN401 - pyperf's Runner and Benchmark
+def _bench(runner: Any, call: Call) -> Any:  # noqa: ANN401 - pyperf's Runner and Benchmark
     name = f"call {time.perf_counter_ns()}"  # it requires unique names
     with contextlib.redirect_stdout(io.StringIO()):
         return runner.bench_func(name, call)
@@ -299,57 +179,60 @@ def _pyperf_t_test(a: Times, b: Times) -> bool:
     return bool(is_significant(list(a[:number]), list(b[:number]))[0])
 
 
-RIVALS = (
-    Rival(
-        name="pytest-benchmark",
-        measure=_pytest_benchmark(),
-        statistics=_PYTEST_STATISTICS,
-        rules=_PYTEST_RULES,
+def _mann_whitney(a: Times, b: Times) -> bool:
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(a, b).pvalue) < ALPHA
+
+
+RIVALS = {
+    "pytest-benchmark": Rival(
+        measure=_pytest_benchmark,
+        statistics={"mean": np.mean, "median": np.median, "min": np.min},
+        rules={  # --benchmark-compare-fail fails if the later one takes over 5 % longer, in that direction alone
+            "compare-fail mean:5%": lambda a, b: bool(np.mean(b) / np.mean(a) > 1.05),  # noqa: PLR2004 - as named
+            "compare-fail min:5%": lambda a, b: bool(np.min(b) / np.min(a) > 1.05),  # noqa: PLR2004 - as named
+            "Mann-Whitney on rounds": _mann_whitney,
+        },
     ),
-    Rival(
-        name="pytest-benchmark --benchmark-precision 0.02",
-        measure=_pytest_benchmark("--benchmark-precision=0.02"),
-        statistics=_PYTEST_STATISTICS,
-        rules=_PYTEST_RULES,
+    "torch blocked_autorange": Rival(
+        measure=_torch_timer,
+        statistics={"median": np.median, "mean": np.mean},
+        rules={"IQRs apart": _quartiles_apart, "Mann-Whitney on blocks": _mann_whitney},
     ),
-    Rival(name="torch blocked_autorange", measure=_blocked, statistics=_TORCH_STATISTICS, rules=_TORCH_RULES),
-    Rival(name="torch adaptive_autorange", measure=_adaptive, statistics=_TORCH_STATISTICS, rules=_TORCH_RULES),
-    Rival(
-        name="pyperf",
+    "pyperf": Rival(
         measure=_pyperf,
-        statistics={"mean": _mean, "median": _median},
+        statistics={"mean": np.mean, "median": np.median},
         rules={"compare_to (t test)": _pyperf_t_test},
     ),
-)
-
-OURS = "attnbench"
-AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"}
+}
 
 
 def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
     """Run one comparison by attnbench in fresh processes, as a test does."""
     from attnbench.pytest_plugin import AttentionBench
 
-    start = time.perf_counter()
     asked: dict[str, Any] = {"budget_s": budget_s, "false_share": ALPHA, "isolation": "process", **AXES}
     found = AttentionBench(seed)(f"{candidate}:mine", f"candidate={base}:mine", **asked)
-    at: Row = {"tool": OURS, "wall_s": time.perf_counter() - start}
     alarms = float(str(found.verdict) in {"slower", "faster"})
     return [
-        {**at, "statistic": "ratio", "log": float(np.log(found.ratio))},
-        {**at, "rule": "verdict", "alarms": alarms},
+        {"tool": OURS, "statistic": "ratio", "log": float(np.log(found.ratio))},
+        {"tool": OURS, "rule": "verdict", "alarms": alarms},
     ]
 
 
-def theirs(tool: Rival, calls: tuple[Callable[[], object], Callable[[], object]], budget_s: float) -> list[Row]:
-    """Run one comparison by a rival: a row for each statistic and each rule."""
-    found = compare(tool, *calls, budget_s)
-    at: Row = {"tool": tool.name, "wall_s": found.wall_s}
-    rows: list[Row] = [{**at, "statistic": name, "log": log} for name, log in found.logs().items()]
-    return rows + [{**at, "rule": name, "alarms": float(alarms)} for name, alarms in found.alarms().items()]
+def theirs(tool: str, calls: tuple[Call, Call], budget_s: float) -> list[Row]:
+    """Time A to its end, then B, each in half of the budget; a row for each statistic and each rule."""
+    rival = RIVALS[tool]
+    a, b = (rival.measure(call, budget_s / 2) for call in calls)
+    rows: list[Row] = [
+        {"tool": tool, "statistic": name, "log": float(np.log(read(b) / read(a)))}
+        for name, read in rival.statistics.items()
+    ]
+    return rows + [{"tool": tool, "rule": name, "alarms": float(rule(a, b))} for name, rule in rival.rules.items()]
 
 
-def call_of(file: str) -> Callable[[], object]:
+def call_of(file: str) -> Call:
     """Load the function of a file, bound to inputs of its own."""
     import torch
 
@@ -359,11 +242,11 @@ def call_of(file: str) -> Callable[[], object]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     draws = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, 8, AXES["seq_len"], 64, generator=draws) for _ in range(3)]
+    tensors = [torch.randn(1, 8, AXES["seq_len"], 64, generator=draws) for _ in range(3)]
 
     def call() -> object:
         with torch.no_grad():
-            return module.mine(*given)
+            return module.mine(*tensors)
 
     return call
 
@@ -372,8 +255,9 @@ def main(base: str, candidate: str, budget: str, number: str) -> None:
     """Compare by every tool, in random order, in equal time."""
     draws, budget_s = random.Random(int(number)), float(budget)
     calls, rows = (call_of(base), call_of(candidate)), list[Row]()
-    for tool in draws.sample([None, *RIVALS], len(RIVALS) + 1):
-        rows += ours(base, candidate, budget_s, int(number)) if tool is None else theirs(tool, calls, budget_s)
+    for tool in draws.sample([OURS, *RIVALS], len(RIVALS) + 1):
+        is_ours = tool == OURS
+        rows += ours(base, candidate, budget_s, int(number)) if is_ours else theirs(tool, calls, budget_s)
     sys.stdout.write(json.dumps(rows) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Real sessions of the command line with a known truth: V1, V4, V5, V6 and V9.
+"""Real sessions of the command line with a known truth: V1, V3 to V7 and V9.
 
 A session is a fresh process that runs `attnbench compare` or `attnbench run`, from this tree or, for comparison,
 another Python. Its output becomes rows, and a test's verdict reads nothing else.
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import read
 from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.statistics.intervals import median
 from studies.acceptance.outcome import Row
@@ -43,12 +45,13 @@ import json, sys
 from attnbench.commands.terminal import summary
 from attnbench.pytest_plugin import AttentionBench
 
-found = AttentionBench(0)(sys.argv[1], sys.argv[2], budget_s=3.0, **json.loads(sys.argv[3]))
+found = AttentionBench(0)(*sys.argv[2:4], budget_s=3.0, **json.loads(sys.argv[1]))
 frame = found.to_frame()
-seconds = dict(zip(frame["implementation"], frame["latency_s"]))["mine"]
+seconds = dict(zip(frame["implementation"], frame["latency_s"]))
 warning = "; ".join(summary(found.results)["warnings"])
 print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "warning": warning}))
 """
+"""One comparison by the pytest fixture, of two implementations on a shape."""
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
 
@@ -127,9 +130,12 @@ def _compared(printed: str, folder: Path) -> Row:
         return {"verdict": "none"}
     (journal,) = folder.glob("results/runs/*/journal.jsonl")
     visits = [event for event in map(json.loads, journal.open(encoding="utf-8")) if event["type"] == "visit_finished"]
+    (judged,) = comparisons(read(journal))
     return {
         "verdict": str(cell["verdict"]),
         "ratio": float(cell["ratio"]),
+        "low": 0.0 if judged.low is None else judged.low,
+        "high": math.inf if judged.high is None else judged.high,
         "is_warned": float(bool(said.get("warnings"))),
         "processes": float(len({visit["epoch"] for visit in visits})),
         "alike": float(all(map(_is_alike, visits))),
@@ -165,9 +171,9 @@ def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_f
         folder = Path(name)
         (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
         if by_fixture:
-            done = engine.run(["-c", FIXTURE, "mine.py:mine", "sdpa", json.dumps(axes)], folder)
-            found: Row = json.loads(done.stdout.splitlines()[-1])
-            return found
+            done = engine.run(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
+            found = json.loads(done.stdout.splitlines()[-1])
+            return {**found, "seconds": float(found["seconds"]["mine"])}
         cell, warnings = _cell(engine, number, folder, axes, budget_s=6.0)
         return {"verdict": str(cell["verdict"]), "seconds": float(cell["latency_s"]), "warning": "; ".join(warnings)}
 

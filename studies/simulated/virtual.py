@@ -163,7 +163,7 @@ class SimulatedClient(WorkerClient):
             case SampleBlocks():
                 return self._sample_blocks(request)
             case _:
-                raise NotImplementedError("nothing is computed here that could be traced, attempted or compared")
+                raise NotImplementedError("nothing is computed here that could be traced or compared")
 
     def _measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
         device, dtype, num_threads = request.workload.place

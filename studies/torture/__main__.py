@@ -12,6 +12,7 @@ import typer
 
 from attnbench.storage.journal import find_runs
 from attnbench.units import markdown_table
+from studies import frame
 from studies.torture import commands, damages, kills, surroundings
 from studies.torture.trial import TINY, Place, Trial
 
@@ -32,20 +33,19 @@ def torture(
 ) -> None:
     """Run every trial; exit code 1 if a run died, lost work or gave an unclear message."""
     trials = []
-    to.mkdir(parents=True, exist_ok=True)
     for trial in tried(only, short=short):
         trials.append(trial)
         _write(trials, to)  # rewritten after each trial, so that an interrupted study keeps its results
         if not trial.is_good or not len(trials) % 20:
-            typer.echo(f"{len(trials)} {trial.subject}, {trial.what}: {bad(trial) or 'so far so good'}", err=True)
+            frame.progress(f"{len(trials)} {trial.subject}, {trial.what}: {bad(trial) or 'so far so good'}")
     typer.echo(markdown(trials))
     sys.exit(any(not trial.is_good for trial in trials))
 
 
 def _write(trials: list[Trial], to: Path) -> None:
-    frame = pd.DataFrame([msgspec.structs.asdict(trial) for trial in trials])
-    frame.to_csv(to / "torture.csv", index=False)
-    (to / "torture.md").write_text(markdown(trials), encoding="utf-8")
+    table = pd.DataFrame([msgspec.structs.asdict(trial) for trial in trials])
+    frame.save(to / "torture.csv", table.to_csv(index=False))
+    frame.save(to / "torture.md", markdown(trials))
 
 
 def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:

@@ -1,7 +1,6 @@
 """`python -m studies.trust`: run the corpus for real and write the tables. Rerun it to resume."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,14 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 import typer
 
+from studies import frame
 from studies.trust import outcome, sessions, table, unusual
-from studies.trust.corpus import CHANGED, CONTROL, Case, cases, clean, control
-from studies.trust.outcome import Clean, Row, Tried
+from studies.trust.corpus import CONTROL, Case, cases, clean, control
+from studies.trust.outcome import Clean, Row
+from studies.trust.sessions import Session
 from studies.trust.unusual import Trial
 
-Kept = TypeVar("Kept", Tried, Clean, list[Trial])
+Kept = TypeVar("Kept", Session, Clean, list[Trial])
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 """Sessions without any cheat, at the usual settings and at others; their range shows the noise."""
 
@@ -45,15 +46,17 @@ def trust(
         if key not in references:
             references[key] = _kept(kept / f"clean-{key}.json", Clean, partial(_clean, case, short=short))
             rows += controls(references[key], f"honest-{key}")
-        tried = _kept(kept / f"{case.id}.json", Tried, partial(_tried, case, short=short))
-        row = outcome.row(case, tried, references[key])
+        run = partial(sessions.run, case.source, case.settings, short=short)
+        row = outcome.row(case, _kept(kept / f"{case.id}.json", Session, run), references[key])
         rows.append(row)
-        _tell(f"{number} of {len(chosen)}, {row.id}: {row.outcome}: {row.reason[:90]} | {row.changed_bystanders}")
+        frame.progress(
+            f"{number} of {len(chosen)}, {row.id}: {row.outcome}: {row.reason[:90]} | {row.changed_bystanders}"
+        )
     trials: list[Trial] = []
     for group, own in unusual.groups(forms).items():
         trials += _kept(kept / f"honest-{group}.json", list[Trial], partial(unusual.tried, own, short=short))
     for trial in trials:
-        _tell(f"{trial.form}: {trial.num_right} right, {trial.num_rejected} rejected: {trial.reason[:90]}")
+        frame.progress(f"{trial.form}: {trial.num_right} right, {trial.num_rejected} rejected: {trial.reason[:90]}")
     table.write(rows, trials, to, name)
     shutil.rmtree(kept, ignore_errors=True)
     bad, rejected = (
@@ -77,10 +80,9 @@ def _kept(path: Path, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
     """Read the value from the file, or compute it and write it there."""
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    made = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(made))
-    return made
+    value = make()
+    frame.save(path, msgspec.json.encode(value).decode())
+    return value
 
 
 def _clean(case: Case, *, short: bool) -> Clean:
@@ -94,27 +96,16 @@ def _clean(case: Case, *, short: bool) -> Clean:
     for session in found:
         if session.lost or any(cell.latency_s is None for cell in session.cells.values()):
             raise ValueError(f"a run without any cheat failed: {session.lost or session.cells}; is the machine idle?")
-    return Clean(sessions=found, others=outcome.ask_others(clean(), case.settings))
+    return Clean(sessions=found)
 
 
 def controls(clean: Clean, name: str) -> list[Row]:
     """Judge each clean session by the others, as if it were a case: any error here is noise."""
     rows = []
     for number, session in enumerate(clean.sessions, start=1):
-        rest = tuple(each for each in clean.sessions if each is not session)
-        reference = Clean(sessions=rest, others=clean.others)
-        rows.append(outcome.row(control(f"{name}-{number}"), Tried(session=session, others={}), reference))
+        reference = Clean(sessions=tuple(each for each in clean.sessions if each is not session))
+        rows.append(outcome.row(control(f"{name}-{number}"), session, reference))
     return rows
-
-
-def _tried(case: Case, *, short: bool) -> Tried:
-    session = sessions.run(case.source, case.settings, short=short)
-    asks = case.is_cheat and case.group != CHANGED  # those rules know nothing of later effects of a candidate
-    return Tried(session=session, others=outcome.ask_others(case.source, case.settings) if asks else {})
-
-
-def _tell(line: str) -> None:
-    print(" ".join(line.split()), file=sys.stderr, flush=True)  # noqa: T201 - progress
 
 
 if __name__ == "__main__":

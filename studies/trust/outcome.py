@@ -1,25 +1,17 @@
 """Judgement of a case: no time with a reason, its true time or a wrong one; and the affected bystanders."""
 
-import json
 import statistics
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from studies.trust import sessions
 from studies.trust.corpus import Case
-from studies.trust.sessions import BASELINE, CANDIDATE, INNOCENTS, USUAL, Cell, Session
+from studies.trust.sessions import BASELINE, CANDIDATE, INNOCENTS, Cell, Session
 
 RATIO_NOISE = 1.25
 """Factor by which ratios of two one-second sessions may differ beyond the range of clean sessions."""
 TIME_NOISE = 2.0
 """Factor by which their times may differ, which other work on the machine disturbs."""
-OTHERS_NOISE = 1.6
-"""Factor by which a single mean may differ."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +28,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     clean_ratio: float | None
     changed_bystanders: str  # in words; empty if all are as in a clean run
     worst_bystander: float | None  # its ratio over that of a clean run
-    kernelbench: str
-    kernelbench_is_fooled: bool | None
-    reference_kernels: str
-    reference_kernels_is_fooled: bool | None
     num_left: int
     took_s: float
     is_cheat: bool
@@ -56,7 +44,6 @@ class Clean(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the honest candidate and the innocents in sessions without a cheat."""
 
     sessions: tuple[Session, ...]
-    others: dict[str, dict[str, Any]]
 
     def ratios(self, name: str) -> list[float]:
         """Return its ratios in all sessions."""
@@ -67,20 +54,11 @@ class Clean(msgspec.Struct, frozen=True, kw_only=True):
         return [time for each in self.sessions if (time := each.cells[name].undisturbed_s) is not None]
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """Observations of a case before it is judged."""
-
-    session: Session
-    others: dict[str, dict[str, Any]]
-
-
-def row(case: Case, tried: Tried, clean: Clean) -> Row:
+def row(case: Case, session: Session, clean: Clean) -> Row:
     """Judge one case by its session and the clean ones."""
-    session, others = tried.session, tried.others
     found = session.cells.get(CANDIDATE, Cell(status="missing"))
     outcome, reason = _outcome(case, found, session, clean)
     changes = {name: _change(name, session, clean) for name in (BASELINE, *INNOCENTS)}
-    said = {rule: _others(case, rule, others.get(rule, {}), clean) for rule in ("KernelBench", "reference-kernels")}
     ratios = [_against(session.cells[name].ratio, clean.ratios(name)) for name in INNOCENTS if name in session.cells]
     worst = max((each for each in ratios if each is not None), key=lambda each: max(each, 1 / each), default=None)
     return Row(
@@ -95,10 +73,6 @@ def row(case: Case, tried: Tried, clean: Clean) -> Row:
         clean_ratio=statistics.median(clean.ratios(CANDIDATE)) if clean.ratios(CANDIDATE) else None,
         changed_bystanders="; ".join(change for change in changes.values() if change),
         worst_bystander=worst,
-        kernelbench=said["KernelBench"][0],
-        kernelbench_is_fooled=said["KernelBench"][1],
-        reference_kernels=said["reference-kernels"][0],
-        reference_kernels_is_fooled=said["reference-kernels"][1],
         num_left=session.num_left,
         took_s=session.took_s,
         is_cheat=case.is_cheat,
@@ -150,33 +124,3 @@ def _is_near(value: float, usual: Sequence[float], noise: float) -> bool:
 
 def _against(value: float | None, usual: Sequence[float]) -> float | None:
     return None if value is None or not usual else value / statistics.median(usual)
-
-
-def _others(case: Case, rule: str, said: dict[str, Any], clean: Clean) -> tuple[str, bool | None]:
-    """Describe another benchmark's verdict, and whether the case fooled it; None: not run."""
-    if not said:
-        return "", None
-    if "time_s" not in said:
-        return str(said["says"]), False
-    usual = clean.others[rule]
-    if said["time_s"] <= 0 or "time_s" not in usual:
-        return "no time passes", True
-    faster = usual["time_s"] / said["time_s"]
-    gain = said["speedup"] / usual["speedup"] if "speedup" in said else faster
-    words = f"{'flagged as too fast: ' * (said['says'] == 'flagged')}{gain:.3g}x as fast"
-    is_wrong = not case.is_right or gain > OTHERS_NOISE or faster > 2 * OTHERS_NOISE
-    return words, is_wrong and said["says"] == "time"
-
-
-def ask_others(source: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run the rules of other benchmarks on a source (studies/trust/elsewhere.py); "no answer" if that process died."""
-    with tempfile.TemporaryDirectory(prefix="attnbench-trust-") as folder:
-        here = Path(folder)
-        (here / "candidate.py").write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "studies.trust.elsewhere", "candidate.py", "said.json"]
-        sessions.call([*command, json.dumps(USUAL | settings)], here, 80)
-        written = here / "said.json"
-        if not written.exists():
-            return {rule: {"says": "no answer"} for rule in ("KernelBench", "reference-kernels")}
-        found: dict[str, dict[str, Any]] = json.loads(written.read_text(encoding="utf-8"))
-        return found

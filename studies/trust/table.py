@@ -16,9 +16,7 @@ OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 
 Made by `nox -s cheats`: each case is run for real by `attnbench run`, together with `sdpa`, `fused` and `chunked`.
-KernelBench and reference-kernels stand for their rules in a few lines of ours (studies/trust/elsewhere.py), not for
-their programs: what is aimed at attnbench's own code does nothing there, and what they flag as too fast counts as
-caught. "Affected" counts cases in which another implementation lost its status, or its time or ratio left the
+"Affected" counts cases in which another implementation lost its status, or its time or ratio left the
 range of clean runs; that of the group "control", in which nobody cheats, is noise. A machine at rest has little of it.
 
 {summary}
@@ -66,16 +64,9 @@ def _summary(rows: Sequence[Row]) -> str:
             | {
                 "reason names the effect": str(sum(row.outcome == "no time" and row.names_effect for row in own)),
                 "affected": str(sum(bool(row.changed_bystanders) for row in own)),
-                "KernelBench fooled": _fooled([row.kernelbench_is_fooled for row in own]),
-                "reference-kernels fooled": _fooled([row.reference_kernels_is_fooled for row in own]),
             }
         )
     return markdown_table(lines)
-
-
-def _fooled(found: Sequence[bool | None]) -> str:
-    asked = [each for each in found if each is not None]
-    return f"{sum(asked)} of {len(asked)}" if asked else "-"
 
 
 def _cheats(rows: Sequence[Row]) -> str:
@@ -87,8 +78,6 @@ def _cheats(rows: Sequence[Row]) -> str:
                 "outcome": row.outcome,
                 "reason": _short(row),
                 "others": row.changed_bystanders,
-                "KernelBench": row.kernelbench,
-                "reference-kernels": row.reference_kernels,
             }
             for row in rows
         ]

@@ -1,29 +1,20 @@
 """Breakdowns of scripted profiles: own time, allocations, kinds, and the reasons for a distance."""
 
 import math
-from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
-    allocated_bytes,
     num_operators,
-    paired_times,
     ran,
-    reasons,
-    timed,
-    times,
+    shares,
     where,
 )
-from attnbench.analysis.comparisons import comparisons
-from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import (
     KINDS,
     OUTSIDE,
-    PAGE_FAULTS,
     Span,
     backend_of,
     fold,
@@ -31,9 +22,8 @@ from attnbench.storage.operator_kinds import (
     observed,
     plain_name,
 )
-from attnbench.storage.records import Arm, Measurement, Operator, Operators, Sample
+from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
-from tests import journals
 
 MIB = 2**20
 LONG = Workload(seq_len=2048, num_heads=8)  # its score matrix: 128 MiB
@@ -86,13 +76,12 @@ def test_memory_belongs_to_the_operator_that_will_write_it() -> None:
     assert found["aten::empty"] == (4, 4)  # it has no caller
     assert found[OUTSIDE] == (2, 2)
     operators = Operators(calls=fold(spans))
-    assert allocated_bytes(operators) == 64 + 48 + 4 + 2
     assert num_operators(operators) == 5  # only operators inside count
 
 
 def test_nothing_ran_is_reported_and_not_divided_by() -> None:
     empty = Operators(calls=())
-    assert (ran(empty), times(empty, 1.0), num_operators(empty)) == ("nothing", {}, 0)
+    assert (ran(empty), shares(empty), num_operators(empty)) == ("nothing", {}, 0)
 
 
 NAMES = {
@@ -182,73 +171,8 @@ KERNELS = st.lists(
 )  # fmt: skip
 
 
-@given(KERNELS, st.floats(0, 1e6), st.floats(0, 1e-5), st.floats(1e-6, 10))
-def test_times_by_kind_sum_to_the_call_and_none_is_negative(
-    drawn: list[tuple[str, float, int]], num_faults: float, fault_s: float, call_s: float
-) -> None:
-    calls = tuple(operator(name, self_s, size) for name, self_s, size in drawn)
-    found = times(Operators(calls=calls, num_faults=num_faults, fault_s=fault_s), call_s)
-    if sum(one.self_s for one in calls) > 0:
-        assert math.fsum(found.values()) == pytest.approx(call_s, rel=1e-6)
-        assert all(seconds >= -1e-9 * call_s for seconds in found.values())
-        assert found.get(PAGE_FAULTS, 0.0) <= 0.9 * call_s * (1 + 1e-9)
-
-
-def test_page_faults_are_taken_from_who_asked_for_memory() -> None:
-    calls = (operator("aten::bmm", 2.0, 100 * MIB), operator("aten::_softmax", 2.0))
-    found = times(Operators(calls=calls, num_faults=1000, fault_s=1e-3), 4.0)
-    assert found == pytest.approx({PAGE_FAULTS: 1.0, "matmul": 1.0, "softmax": 2.0})
-
-
-def test_faults_of_the_timed_calls_count_before_those_of_the_operators_pass() -> None:
-    seen = Operators(calls=(operator("aten::bmm", 1.0),), num_faults=500, fault_s=1e-3)
-    samples = tuple(Sample(value=1.0, num_calls=2, num_faults=faults) for faults in (0, 20, 4000))
-    assert timed(seen, Measurement(metric="latency", unit="s", samples=samples)).num_faults == 10
-    assert timed(seen, None) == seen
-
-
-FLASH = times(Operators(calls=(operator("aten::_scaled_dot_product_flash_attention_for_cpu", 1.0),)), 1.0)
-
-
-def textbook(num_faults: float = 0.0, size: int = 128 * MIB) -> Operators:
-    calls = operator("aten::bmm", 4.0, size, 2), operator("aten::_softmax", 2.0, size), operator("aten::div", 1.0)
-    return Operators(calls=calls, num_faults=num_faults, fault_s=1e-4)
-
-
-def test_the_two_largest_reasons_in_words() -> None:
-    assert reasons(textbook(), 7.0, FLASH, LONG) == ["57 % matmul (bmm)", "29 % softmax"]
-
-
-def test_page_faults_name_the_score_matrix_only_where_it_is_one() -> None:
-    assert reasons(textbook(35000), 7.0, FLASH, LONG) == [
-        "50 % page faults on the 128 MiB score matrix",
-        "24 % matmul (bmm)",
-    ]
-    assert reasons(textbook(35000, 96 * MIB), 7.0, FLASH, LONG)[0] == "50 % page faults on blocks of up to 96.0 MiB"
-
-
-def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
-    less = Operators(calls=(operator("aten::bmm", 1.0), operator("aten::copy_", 3.0)))
-    best = Operators(calls=(operator("aten::bmm", 3.0),))
-    assert reasons(less, 4.0, times(best, 3.0), LONG) == ["100 % copy"]
-    assert reasons(best, 3.0, times(best, 3.0), LONG) == []
-
-
-def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:
-    """In a session of two sides each implementation has its own base."""
-    results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
-    records = {record.implementation: record for record in results.records}
-    compared = {each.key: each for each in comparisons(results)}
-    workload = records["sdpa"].workload.id
-
-    def own_s(name: str) -> float:
-        latency = records[name].measurement("latency")
-        assert latency is not None
-        return median(sample.value for sample in latency.samples)
-
-    sdpa, fused = Arm(implementation="sdpa"), Arm(implementation="fused")
-    to_sdpa = paired_times(results.records, lambda _: sdpa, compared)
-    assert to_sdpa[workload, fused] == compared[workload, fused].ratio * own_s("sdpa")
-    to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
-    alone = paired_times(results.records, lambda arm: arm, to_itself)
-    assert alone == {record.key: own_s(name) for name, record in records.items()}
+@given(KERNELS)
+def test_shares_by_kind_sum_to_one(drawn: list[tuple[str, float, int]]) -> None:
+    known = shares(Operators(calls=tuple(operator(name, self_s, size) for name, self_s, size in drawn)))
+    if sum(self_s for _, self_s, _ in drawn) > 0:
+        assert math.fsum(known.values()) == pytest.approx(1.0, rel=1e-6)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import answers, comparisons, control_effects, runs_the_same, too_noisy
+from attnbench.analysis.comparisons import comparisons, control_effects, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Comparison, Verdict
+from attnbench.statistics.intervals import median
+from attnbench.storage.records import LATENCY, Arm, Comparison, Verdict
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests import journals
@@ -71,36 +72,22 @@ def test_identical_code_gives_a_ratio_near_one(results: Results) -> None:
         assert (each.half_width(0.05) or 1.0) < 0.02
 
 
-def test_an_answer_holds_each_comparison_of_its_workload_once_by_verdict(results: Results) -> None:
-    found = answers(results)
-    assert [each.workload for each in found] == list(POINTS)
-    for each in found:
-        parts = {
-            Verdict.faster: each.faster,
-            Verdict.equivalent: each.equal,
-            Verdict.slower: each.slower,
-            Verdict.undecided: each.undecided,
-        }
-        assert all(own.verdict is verdict for verdict, members in parts.items() for own in members)
-        own = [compared for compared in comparisons(results) if compared.workload == each.workload]
-        assert sum(map(len, parts.values())) == len(own)
-        assert each.slower == tuple(sorted(each.slower, key=lambda compared: compared.ratio))
-        assert each.fastest == journals.BASELINE  # nothing in these journals is faster
-
-
-def test_the_fastest_is_named_by_verdict(tmp_path: Path) -> None:
-    quick = journals.write(tmp_path, POINTS, ("sdpa", "sdpa_flash"), slowdown=0.5)
-    assert {each.fastest for each in answers(quick)} == {"sdpa_flash"}
-
-
-def test_equals_of_the_baseline_are_equal_and_none_is_the_fastest(tmp_path: Path) -> None:
+def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> None:
     points = journals.workloads(seed=tuple(range(30)))
     names = ("sdpa", *(f"equal_{number}" for number in range(4)))
-    equal = journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3)
-    found = answers(equal)
-    assert len(found) == 30
-    assert {each.fastest for each in found} == {"sdpa"}
-    assert sum(len(each.equal) for each in found) == 120
+    equal = comparisons(journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3))
+    assert [each.verdict for each in equal] == [Verdict.equivalent] * 120
+
+
+def test_the_time_of_a_cell_is_its_ratio_times_the_time_of_its_baseline(results: Results) -> None:
+    times_s = paired_times(results)
+    timed = {each.key: each.samples(LATENCY) for each in results.records if each.samples(LATENCY)}
+    own_s = {key: median(sample.value for sample in samples) for key, samples in timed.items()}
+    for each in comparisons(results):
+        workload, _ = each.key
+        baseline = workload, Arm(implementation=each.baseline)
+        assert times_s[baseline] == pytest.approx(own_s[baseline])
+        assert times_s[each.key] == pytest.approx(each.ratio * own_s[baseline])
 
 
 def test_the_same_operators_as_the_baselines_are_told(results: Results) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.results import Timed
+from attnbench.analysis.results import Fold
 from attnbench.reports import story
 from attnbench.storage.events import ArmSamples, Event, VisitFinished
 from attnbench.storage.records import Arm, Sample
@@ -21,7 +21,7 @@ def visit(number: int, doubt: str, arms=(OTHER, MINE)) -> VisitFinished:
 
 
 def test_the_last_visit_of_a_cell_decides_whether_its_time_is_doubtful():
-    timed = Timed()
+    timed = Fold()
     timed.add(visit(0, "late"))
     timed.add(visit(1, "", (OTHER,)))
     assert timed.doubts == {("w", MINE): "late"}

@@ -1,4 +1,4 @@
-"""Growth of curves with known laws; checks with a made-up worker and a real one."""
+"""Growth of curves with known laws, of a made-up run, and by the command."""
 
 import json
 import math
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.growth import SETTINGS, Asking, Growth, Outcome, fit, growths
+from attnbench.analysis.growth import fit, growths
 from attnbench.analysis.results import read
-from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
+from attnbench.analysis.sanity import SystemLoad
+from attnbench.processes.messages import Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import DIRECTIONS, Workload
 from tests import forks, journals
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
-SPECS = {Arm(implementation=name): name for name in ("fused", "sdpa")}
 
 
 def textbook(length: int) -> float:
@@ -102,90 +102,21 @@ def test_a_run_gives_the_growth_of_each_implementation(found):
     assert [length for length, _ in found["fused"].points] == [256, 512, 1024, 1536]
 
 
-def test_a_call_is_tried_on_either_side_of_the_limit(found):
-    below, above = found["fused"].tries()
-    assert (below.fits, above.fits) == (True, False)
-    assert below.length < found["fused"].reach.point < above.length
-    assert below.predicted_bytes <= 0.95 * 0.25 * GIB < 1.05 * 0.25 * GIB <= above.predicted_bytes
-    assert found["fused"].workload(below.length).seq_len == found["fused"].workload(below.length).kv_len == below.length
-
-
-def test_near_a_small_limit_the_margin_leaves_room_for_what_is_not_counted(found):
-    limit = 2**25
-    below, above = replace(found["fused"], limit_bytes=limit).tries()
-    assert below.predicted_bytes <= limit - 2**24
-    assert above.predicted_bytes >= limit + 2**24
-
-
-class MadeUp:
-    """Uses the memory of the textbook form, and the given seconds; `lie` distorts its memory."""
-
-    def __init__(self, *, call_s: float = 0.1, lie: float = 1.0, dies: bool = False) -> None:
-        self.call_s, self.lie, self.dies = call_s, lie, dies
-        self.asked: list[Attempt] = []
-
-    @property
-    def is_running(self) -> bool:
-        return True
-
-    def ask(self, request):
-        assert isinstance(request, Attempt)
-        self.asked.append(request)
-        if self.dies and request.limit_bytes:
-            return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
-        peak = int(self.lie * textbook(request.workload.seq_len))
-        if request.limit_bytes and peak > request.limit_bytes:
-            return Failed(status=Status.out_of_memory, message="no")
-        return Attempted(call_s=self.call_s, peak_bytes=peak, free_bytes=GIB)
-
-
-def asked(growth: Growth, client: ProcessClient, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
-    asking = Asking(client=client, specs=SPECS, call_limit_s=20.0, say=lambda _: None)
-    return asking.limited(replace(growth, limit_bytes=limit), tries=tries)
-
-
 @pytest.fixture
 def fused(found):
     points = tuple((length, textbook(length)) for length, _ in found["fused"].points)
     return replace(found["fused"], points=points, fit=fit(points))
 
 
-def test_what_comes_as_predicted_is_reported_so(fused):
-    checked = asked(fused, MadeUp())
-    assert [outcome.status for outcome in checked.outcomes] == [Status.ok, Status.out_of_memory]
-    assert not checked.is_wrong
-    said = growth_report.sentence(checked)
+def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
+    said = growth_report.sentence(fused)
     assert said.startswith("fused: 256 MiB are reached at T=2032, growing with T^1.98; memory grows with T^")
-    assert "tried T=1960: predicted 238 MiB, measured 238 MiB" in said
-    assert said.endswith("tried T=2112: out of memory, as predicted")
 
 
-@pytest.mark.parametrize(
-    ("lie", "said"), [(1.2, "although predicted"), (0.8, "which should not have fitted"), (0.94, "measured 224 MiB")]
-)
-def test_what_does_not_come_as_predicted_is_a_finding(fused, lie, said):
-    checked = asked(fused, MadeUp(lie=lie))
-    assert checked.is_wrong
-    assert said in growth_report.sentence(checked)
-
-
-def test_a_call_that_would_last_too_long_is_not_tried(fused):
-    client = MadeUp(call_s=15.0)
-    checked = asked(fused, client)
-    assert len(client.asked) == 1
-    assert [outcome.status for outcome in checked.outcomes] == [None, None]
-    assert not checked.is_wrong
-    assert "not tried T=1960 (predicted 238 MiB): one call is predicted to last 25 s" in growth_report.sentence(checked)
-
-
-def test_a_worker_that_dies_near_the_limit_is_reported_and_is_a_finding(fused):
-    checked = asked(fused, MadeUp(dies=True))
-    assert checked.is_wrong
-    assert "tried T=1960: crashed, the process was killed by SIGKILL" in growth_report.sentence(checked)
-
-
-def test_without_a_limit_three_quarters_of_what_is_free_are_it(fused):
-    assert asked(fused, MadeUp(), 0.0, tries=False).limit_bytes == 0.75 * GIB
+def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
+    load = SystemLoad(stolen=0.0, others=0.0, free_bytes=GIB)
+    assert {each.limit_bytes for each in growths(replace(measured, system_load=load))} == {0.75 * GIB}
+    assert {each.limit_bytes for each in growths(measured)} == {0.0}
 
 
 def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
@@ -193,18 +124,18 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     assert "never reached" in growth_report.sentence(replace(fused, points=flat, fit=fit(flat)))
     few = replace(fused, points=fused.points[:2], fit=None)
     assert "needs three lengths or more; 2 could be measured" in growth_report.sentence(few)
-    assert asked(few, MadeUp()) == few
+    assert few.reach is None
 
 
 def test_page_json_and_pictures_say_the_same(fused, found, measured):
-    checked = [asked(fused, MadeUp()), found["sdpa"]]
+    checked = [fused, found["sdpa"]]
     page = growth_report.markdown(checked, measured, ["growth"])
     assert "66.0 MiB" not in page.partition("| fused |")[2].partition("\n")[0]
     assert "![growth](growth.png)" in page
     assert "reserved" not in page
     read = json.loads(json.dumps([growth_report.facts(each) for each in checked]))
     assert read[0]["exponent"] == checked[0].fit.exponent
-    assert [tried["status"] for tried in read[0]["tried"]] == ["ok", "out_of_memory"]
+    assert read[0]["reached_at"] == checked[0].reach.point
     (drawn,) = growth_report.curves(checked)
     assert "limit" in drawn.title
     assert drawn.svg.startswith("<svg ")
@@ -212,14 +143,10 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
 
 def test_it_says_which_directions_were_measured_and_which_were_not(found):
     said = growth_report.answered_for(list(found.values()))
-    measured = {growth.workload(512).direction for growth in found.values()}
+    measured = {growth.workload.direction for growth in found.values()}
     others = said.partition("direction=")[2].rstrip(".").split(",")
     assert measured | {*others} == {*DIRECTIONS}
     assert not measured & {*others}
-
-
-def test_an_outcome_that_was_not_tried_refutes_nothing():
-    assert not Outcome(length=8, predicted_bytes=1.0, fits=True).is_wrong
 
 
 @pytest.mark.long
@@ -243,35 +170,11 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     assert faults["system"] > 4 * faults["retain"] + 16
 
 
-@pytest.mark.long
-def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_path: Path):
-    workload = Workload(seq_len=1024, direction="forward", num_threads=1)
-    peak = int(textbook(1024))
-    with ProcessClient(tmp_path / "log", 60.0, SETTINGS) as client:
-        client.start()
-        answers = [
-            client.ask(Attempt(workload=workload, arm=Arm(implementation="fused"), spec="fused", limit_bytes=limit))
-            for limit in (peak, peak - 2**24, 0)
-        ]
-        far = client.ask(
-            Attempt(workload=Workload(seq_len=2**27), arm=Arm(implementation="fused"), spec="sdpa", limit_bytes=1)
-        )
-    fits, fails, free = answers
-    assert isinstance(fits, Attempted)
-    assert isinstance(free, Attempted)
-    assert fits.peak_bytes == free.peak_bytes == peak + 8
-    assert isinstance(fails, Failed)
-    assert fails.status is Status.out_of_memory
-    assert isinstance(far, Failed)
-    assert far.status is Status.unsupported
-    assert "are free" in far.message
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
-    return folder, command("fused", *axes, "--memory-limit", "0.5", "--no-try", "--to=page", cwd=folder)
+    return folder, command("fused", *axes, "--memory-limit", "0.5", "--to=page", cwd=folder)
 
 
 def command(*arguments: str, cwd: Path):

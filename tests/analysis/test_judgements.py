@@ -117,3 +117,8 @@ def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
     assert judged.conventions == (CONVENTIONS["nan"],)
     assert dict(judged.notes) == {"hidden NaN": "a NaN"}
     assert judged.verdict is CheckVerdict.right
+
+
+def test_what_computes_in_float32_is_not_measured_by_the_tolerance_of_float64() -> None:
+    assert judgement(*[Status.ok] * 12).worst is not None
+    assert judgement(*[Status.ok] * 12, conventions=("float32",)).worst is None

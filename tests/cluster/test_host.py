@@ -1,4 +1,4 @@
-"""A host's work: it has the machine to itself, takes only the plan's own files, and resumes its journal."""
+"""A host's work: it has the machine to itself, takes only unchanged files of the plan, and resumes its journal."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from attnbench.cluster import host as hosts
 from attnbench.cluster.host import Answer, bench_slot, measure, own_name
-from attnbench.cluster.shares import Share, placed, split
+from attnbench.cluster.shares import Share, split
 from attnbench.plugins import name_of
 from attnbench.processes.planning import build_plan
 from attnbench.storage.journal import JOURNAL
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 def own_machine(tmp_path, monkeypatch):
     """Provide a slot and a folder of journals that no other test uses."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv(hosts.HOST, "one")
     monkeypatch.setattr(hosts, "LOCK", tmp_path / "bench-slot")
     monkeypatch.setattr(hosts, "POLL_S", 0.01)
     monkeypatch.setattr(hosts, "SLOT", f"ATTNBENCH_TEST_{os.getpid()}")
@@ -39,14 +40,14 @@ def share_of(*specs: str) -> Share:
     return share
 
 
-def answer_to(share: Share, label: str = "one") -> Answer:
-    return msgspec.json.decode(measure(msgspec.json.encode(share), label), type=Answer)
+def answer_to(share: Share) -> Answer:
+    return msgspec.json.decode(measure(msgspec.json.encode(share)), type=Answer)
 
 
 def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
     share = share_of("fused")
     answer = answer_to(share)
-    assert (answer.host, answer.error, answer.is_refused) == ("one", "", False)
+    assert answer.host == "one"
     path = tmp_path / "state" / "attnbench" / "cluster" / "run" / "one" / share.name / JOURNAL
     assert answer.journal == path.read_bytes()
     written_s = path.stat().st_mtime_ns
@@ -55,29 +56,22 @@ def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
 
 
 def test_a_host_with_another_version_takes_no_part():
-    answer = answer_to(msgspec.structs.replace(share_of("fused"), attnbench="0.0.1"))
-    assert answer.is_refused
-    assert "and the driver 0.0.1" in answer.error
-    assert not answer.journal
+    with pytest.raises(ValueError, match=r"and the driver 0\.0\.1"):
+        answer_to(msgspec.structs.replace(share_of("fused"), attnbench="0.0.1"))
 
 
-def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):
+def test_a_file_of_the_plan_is_found_from_anywhere_keeps_its_name_and_is_not_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
-    for spec in (f"{file}:mine", f"other={file}:mine", f"{file}:mine+compile"):
+    for spec in ("mine.py:mine", "other=mine.py:mine", "mine.py:mine+compile"):
         share = share_of(spec)
-        moved = placed(share, tmp_path / "there")
-        assert list(map(name_of, moved.implementations)) == list(map(name_of, share.plan.implementations))
-        assert str(tmp_path / "there") in moved.implementations[0]
-        assert moved.digests[moved.implementations[0]] == share.plan.digests[spec]
-    file.unlink()
-    answer = answer_to(share_of_files(share))
-    assert "not the file of the plan" in answer.error
-
-
-def share_of_files(share: Share) -> Share:
-    """Build the share with other files than those of its plan."""
-    return msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n"))
+        assert str(file) in share.plan.implementations[0]
+        assert [*map(name_of, share.plan.implementations)] == [name_of(spec), "sdpa"]
+        assert share.plan.digests.keys() == set(share.plan.implementations)
+    file.write_text("import os\n")
+    with pytest.raises(ValueError, match="has changed since the run began"):
+        answer_to(share)
 
 
 def test_two_never_have_the_slot_at_once():
@@ -137,15 +131,18 @@ def test_threads_that_ray_has_set_are_not_the_users(monkeypatch):
         assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
-def test_a_host_has_a_name_that_tells_nobody_whose_it_is():
+def test_a_host_has_a_name_that_tells_nobody_whose_it_is(monkeypatch):
+    assert own_name() == "one"
+    monkeypatch.delenv(hosts.HOST)
     assert own_name() == own_name()
     assert socket.gethostname() not in own_name()
     assert hosts.NAME.fullmatch(own_name())
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 65])
-def test_a_name_that_leads_elsewhere_is_refused(name):
+def test_a_name_that_leads_elsewhere_is_refused(monkeypatch, name):
     for field in ("name", "run"):
-        answer = answer_to(msgspec.structs.replace(share_of("fused"), **{field: name}))
-        assert "is no name" in answer.error
-    assert answer_to(share_of("fused"), name).host == own_name()
+        with pytest.raises(ValueError, match="is no name"):
+            answer_to(msgspec.structs.replace(share_of("fused"), **{field: name}))
+    monkeypatch.setenv(hosts.HOST, name)
+    assert own_name().startswith("host-")

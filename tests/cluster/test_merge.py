@@ -21,10 +21,6 @@ NAMES = ("sdpa", "fused")
 POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
 
 
-def of_a_run(folder: Path) -> Plan:
-    return journals.write(folder, POINTS, NAMES, num_visits=1, num_epochs=1).plan
-
-
 def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = True, environment=journals.ENVIRONMENT):
     """Write a made-up journal of a host to the driver's place for it."""
     path = journal_path(folder, host, share.name)
@@ -47,20 +43,23 @@ def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = Tr
 
 @pytest.fixture
 def run(tmp_path) -> tuple[Path, RunStarted, list[Share]]:
-    plan = of_a_run(tmp_path / "plan")
+    plan = journals.write(tmp_path / "plan", POINTS, NAMES, num_visits=1, num_epochs=1).plan
     started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
     return tmp_path / "run", started, split(plan, "run", 1)
 
 
 def test_shares_have_each_workload_once_and_the_whole_budget():
     plan = msgspec.structs.replace(journals_plan(), budget_s=60.0)
+    names = set()
     for hosts in (1, 2, 50):
         shares = split(plan, "run", hosts)
+        names.add(tuple(share.name for share in shares))
         taken = Counter(workload.id for share in shares for workload in share.plan.workloads)
         assert taken == Counter(workload.id for workload in plan.workloads)
         assert sum(share.plan.budget_s for share in shares) == pytest.approx(60.0 * hosts)
         assert sum(share.plan.false_share for share in shares) == pytest.approx(FALSE_SHARE)
         assert len({share.name for share in shares}) == len(shares)
+    assert len(names) == 1
 
 
 def journals_plan() -> Plan:
@@ -107,7 +106,7 @@ def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
     host_writes(folder, "c", shares[1], is_finished=False)
     merge(folder, started, shares, {}, is_over=True)
     results = read(folder)
-    assert results.hosts == ("a",)
+    assert results.hosts == ("a",)  # the first by name
     assert set(results.num_visits.values()) == {8}
     assert all(len(record.samples("latency")) == 32 for record in results.records if record.status is Status.ok)
 

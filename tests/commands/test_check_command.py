@@ -13,7 +13,7 @@ import attnbench
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
-from attnbench.processes.messages import Check, Failed, Prepare, Reply, Work
+from attnbench.processes.messages import Check, Reply, Work
 from attnbench.processes.planning import build_plan, rejected
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
@@ -228,53 +228,6 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
     assert "See there" not in said
-
-
-class Picky(virtual.SimulatedClient):
-    """Supports at most 16 keys, and records its requests."""
-
-    def __init__(self) -> None:
-        super().__init__(World(name="calm"), lambda *_: 1e-3)
-        self.asked: list[Work] = []
-
-    def ask(self, request: Work) -> Reply:
-        self.asked.append(request)
-        if isinstance(request, Prepare) and not isinstance(request, Check) and request.workload.kv_len > 16:
-            return Failed(status=Status.unsupported, message="too long")
-        return super().ask(request)
-
-
-def test_a_check_says_which_supported_cell_follows(tmp_path: Path) -> None:
-    client, plan = Picky(), virtual.plan(4, ["one", "other"], budget_s=0.0)  # of 8, 16, 24 and 32 keys
-    plan = msgspec.structs.replace(plan, metrics=())
-    execution.execute(plan, tmp_path, lambda _: None, ("check",), client=client)
-    checks = [request for request in client.asked if isinstance(request, Check)]
-    following = [each.following and each.following.workload.kv_len for each in checks]
-    assert [(each.workload.kv_len, other) for each, other in zip(checks, following, strict=True)] == [
-        *[(8, 16), (8, 16), (16, None), (16, None)]
-    ]
-    prepared = [(each.arm, each.workload.id) for each in client.asked if type(each) is Prepare]
-    assert len(prepared) == len(set(prepared)) == 8
-    assert all(each.prepared is not None for each in checks)
-
-
-class Unloadable(Picky):
-    """Fails to load one of two implementations."""
-
-    def ask(self, request: Work) -> Reply:
-        if type(request) is Prepare and request.arm.implementation == "one":
-            self.asked.append(request)
-            return Failed(status=Status.error, message="no such module", is_unloadable=True)
-        return super().ask(request)
-
-
-def test_a_check_tries_once_to_load(tmp_path: Path) -> None:
-    client, plan = Unloadable(), virtual.plan(4, ["one", "other"], budget_s=0.0)
-    execution.execute(msgspec.structs.replace(plan, metrics=()), tmp_path, lambda _: None, ("check",), client=client)
-    tried = [each for each in client.asked if type(each) is Prepare and each.arm.implementation == "one"]
-    assert len(tried) == 1
-    journal = (tmp_path / "journal.jsonl").read_text()
-    assert journal.count("no such module") == 1
 
 
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:

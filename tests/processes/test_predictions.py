@@ -8,7 +8,7 @@ import typer
 
 from attnbench.analysis.comparisons import losses, untried
 from attnbench.commands import ExitCode, running
-from attnbench.processes import execution
+from attnbench.processes import execution, stages
 from attnbench.processes.messages import Check, Failed
 from attnbench.processes.worker.attempts import OutOfReachError, require_within
 from attnbench.reports import endings
@@ -54,6 +54,17 @@ def test_what_stays_out_of_reach_is_looked_at_twice_at_most(tmp_path, is_close, 
     found = run_on(client, tmp_path)["slow"]
     assert (found.status, found.is_predicted, found.message) == (Status.timeout, True, WHY)
     assert len(client.asked) == num_checks
+
+
+def test_what_is_close_keeps_its_reason_when_the_time_for_checks_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "check_limit_s", lambda _: 2.5)
+    client, plan = Busy(num_calm=9), virtual.plan(2, ["sdpa", "slow", "fused"], budget_s=0.0)
+    execution.execute(plan, tmp_path, lambda _: None, ("check",), client=client, clock=lambda: float(len(client.asked)))
+    assert client.asked == ["sdpa", "slow", "fused"]
+    found = running.read(tmp_path)
+    assert {record.implementation: record.message for record in found.records if record.is_predicted} == {"slow": WHY}
+    assert found.num_left_out == 3
+    assert found.reason.startswith("3 of 6 cells")
 
 
 def test_who_named_it_hears_at_once_that_it_is_left_out_and_how_to_include_it(tmp_path, capsys):

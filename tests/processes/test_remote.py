@@ -18,12 +18,20 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.remote import (
+    CandidateError,
+    CandidateLostError,
+    Candidates,
+    Exchange,
+    Remote,
+    methods_of,
+    stand_in,
+)
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
-PREPARED = Prepared(has_dropout=False, executed_flops=None)
+PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
@@ -41,7 +49,9 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
         return answer
 
     cell = {"workload": point, "arm": Arm(implementation="x"), "spec": "x"}
-    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout)
+    with torch.random.fork_rng():
+        methods = methods_of(made.build(place(draw_normal(point, 0), point).weights))
+    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, **methods)
     return stand_in(Remote(ask, cell), prepared)
 
 
@@ -216,7 +226,7 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
     made = stand_in(Remote(ask, cell), PREPARED)
     with pytest.raises(CandidateError if raised else CandidateLostError) as found:
-        case_of(made)
+        case_of(made).output()
     assert found.value.failed.message == "TypeError: no"
     if raised:
         assert type(found.value).__name__ == "TypeError"
@@ -418,7 +428,7 @@ def test_a_file_that_takes_over_a_path_is_not_taken_for_the_earlier_one():
     assert Exchange(first.path).is_at(second.path)
 
 
-def test_only_the_first_module_of_a_cell_costs_a_message_of_its_own():
+def test_a_module_is_built_by_its_first_call():
     made, asked = Implementation(build=lambda _: Drops(), source="a test"), []
     process = Candidates()
 
@@ -431,4 +441,4 @@ def test_only_the_first_module_of_a_cell_costs_a_message_of_its_own():
     for _ in range(3):
         with torch.no_grad():
             case_of(candidate).output()
-    assert asked == ["Build", "Call", "Call", "Call"]
+    assert asked == ["Call"] * 3

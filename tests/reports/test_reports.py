@@ -315,7 +315,6 @@ def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
 
 
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
-    """`why slower` was once coloured like the class slower."""
     assert re.search(r"^td\.verdict\.is-slower\b", page, re.MULTILINE)
     assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)
 

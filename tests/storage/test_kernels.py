@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch._C._autograd import DeviceType
 
-from attnbench.analysis.breakdown import ran, times
+from attnbench.analysis.breakdown import ran, shares
 from attnbench.devices.recording import Recording
 from attnbench.processes.worker.operators import operators_in
 from attnbench.storage.operator_kinds import busy_s, observed, on_other_streams
@@ -94,14 +94,14 @@ def test_an_operator_whose_kernels_are_of_another_backend_is_a_fallback() -> Non
 
 def test_kernels_outside_any_operator_have_a_kind_a_count_and_a_share() -> None:
     found = seen("flash-attn 2, outside any operator, and a copy inside one")
-    shares = {kind: share for kind, share in times(found, 1.0).items() if share}
-    assert shares == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
+    by_kind = {kind: share for kind, share in shares(found).items() if share}
+    assert by_kind == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
     twice = seen("a kernel of Triton's, launched twice, and a range that somebody named").calls
     assert [(one.name, one.kind, one.num_calls) for one in twice] == [("flash_fwd_tile", "attention", 2)]
 
 
 def test_the_work_of_a_packages_function_is_attention() -> None:
-    assert set(times(seen("an autograd function of a package"), 1.0)) == {"attention"}
+    assert set(shares(seen("an autograd function of a package"))) == {"attention"}
 
 
 def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_named() -> None:

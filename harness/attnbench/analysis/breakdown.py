@@ -1,23 +1,10 @@
-"""Break the time of a call down by kind of operator, and explain why one cell is slower than another."""
+"""Break the time of a call down by kind of operator."""
 
-from collections.abc import Callable, Iterable
-
-import msgspec
-import numpy as np
-
-from attnbench.statistics.intervals import median
-from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, PAGE_FAULTS, compiled, makers
-from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
-from attnbench.storage.samples import Samples
-from attnbench.units import show
-from attnbench.workloads.counts import score_matrix_bytes
-from attnbench.workloads.workload import Workload
+from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, compiled, makers
+from attnbench.storage.records import Operators
 
 SMALL_SHARE = 0.05
 """Kinds with a smaller share of the time are not mentioned."""
-ALIKE = 1.05
-"""Cells within this factor of the fastest get no explanation."""
-FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 
 
 def ran(operators: Operators) -> str:
@@ -43,60 +30,12 @@ def num_operators(operators: Operators) -> int:
     return sum(one.num_calls for one in operators.calls)
 
 
-def allocated_bytes(operators: Operators) -> int:
-    """Bytes allocated during the call, freed or not."""
-    return sum(one.allocated_bytes for one in operators.calls)
-
-
-def timed(operators: Operators, latency: Measurement | None) -> Operators:
-    """Take the page faults from the timed calls if there are any: a process may need fewer faults as it runs on."""
-    if latency is None or not latency.samples:
-        return operators
-    own = Samples.of(latency.samples)
-    return msgspec.structs.replace(operators, num_faults=median(own.num_faults / np.maximum(1, own.num_calls)))
-
-
-def times(operators: Operators, call_s: float) -> dict[str, float]:
-    """Seconds of one call by kind of operator; they add up to `call_s`.
-
-    The time of page faults is an estimate: their number times the cost of one, at most nine tenths of the call. Page
-    faults happen at the first write to fresh memory, so their time is taken from the kinds in proportion to the bytes
-    allocated.
-    """
-    own_s = sum(one.self_s for one in operators.calls)
-    if not own_s:
-        return {}
-    kinds = {kind: members for kind in KINDS if (members := [one for one in operators.calls if one.kind == kind])}
-    found = {kind: call_s * (sum(one.self_s for one in members) / own_s) for kind, members in kinds.items()}
-    faults_s = min(operators.num_faults * operators.fault_s, 0.9 * call_s)
-    if not faults_s:
-        return found
-    asked = {kind: float(sum(one.allocated_bytes for one in members)) for kind, members in kinds.items()}
-    taken = _spread(faults_s, found, asked)
-    return {PAGE_FAULTS: faults_s} | {kind: found[kind] - taken[kind] for kind in found}
-
-
-def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) -> dict[str, float]:
-    """Spread `amount` by weight without exceeding any `room`; spread the rest by the room that remains."""
-    total = sum(weights.values())
-    taken = {key: min(room[key], amount * weights[key] / total if total else 0.0) for key in room}
-    rest, left = amount - sum(taken.values()), sum(room.values()) - sum(taken.values())
-    return {key: taken[key] + (rest * (room[key] - taken[key]) / left if left > 0 else 0.0) for key in room}
-
-
-def reasons(operators: Operators, call_s: float, best: dict[str, float], workload: Workload) -> list[str]:
-    """The two main reasons why a cell is slower than the best: "41 % page faults on the 128 MiB score matrix".
-
-    `call_s` is the time of a call of this cell, `best` the `times` of the best cell. The share of a kind is its part of
-    all extra time; kinds that take less time than in the best cell are ignored.
-    """
-    extra = {kind: max(0.0, own_s - best.get(kind, 0.0)) for kind, own_s in times(operators, call_s).items()}
-    total = sum(extra.values())
-    if not total:
-        return []
-    largest = sorted(extra, key=lambda kind: -extra[kind])[:2]
-    shares = {kind: extra[kind] / total for kind in largest if extra[kind] >= SMALL_SHARE * total}
-    return [f"{100 * share:.0f} % {_described(kind, operators, workload)}" for kind, share in shares.items()]
+def shares(operators: Operators) -> dict[str, float]:
+    """Shares of the time of a call by kind of operator, in the order of KINDS; empty if nothing took time."""
+    total_s = sum(one.self_s for one in operators.calls)
+    by_kind = {kind: sum(one.self_s for one in operators.calls if one.kind == kind) for kind in KINDS}
+    ran_kinds = {one.kind for one in operators.calls}
+    return {kind: own_s / total_s for kind, own_s in by_kind.items() if kind in ran_kinds} if total_s else {}
 
 
 def where(operators: Operators) -> str:
@@ -104,21 +43,9 @@ def where(operators: Operators) -> str:
 
     Shares are of the profiled self times of the operators; shares below 5 % are left out.
     """
-    shares = times(msgspec.structs.replace(operators, num_faults=0.0), 1.0)
-    largest = sorted((kind for kind in shares if shares[kind] >= SMALL_SHARE), key=lambda kind: -shares[kind])
-    return ", ".join(f"{100 * shares[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
-
-
-def _described(kind: str, operators: Operators, workload: Workload) -> str:
-    """Name a kind together with its cause in this cell, such as a large tensor."""
-    if kind == PAGE_FAULTS:
-        largest = max(one.largest_bytes for one in operators.calls)
-        if not largest:
-            return kind
-        size = show(largest, "bytes")
-        blocks = f"the {size} score matrix" if largest == score_matrix_bytes(workload) else f"blocks of up to {size}"
-        return f"{kind} on {blocks}"
-    return _named(kind, operators)
+    known = shares(operators)
+    largest = sorted((kind for kind in known if known[kind] >= SMALL_SHARE), key=lambda kind: -known[kind])
+    return ", ".join(f"{100 * known[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
 
 
 def _named(kind: str, operators: Operators) -> str:
@@ -126,44 +53,3 @@ def _named(kind: str, operators: Operators) -> str:
     main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
-
-
-def paired_times(
-    records: Iterable[Record], reference: Callable[[Arm], Arm], compared: dict[Key, Comparison]
-) -> dict[Key, float]:
-    """Seconds of a call for each cell, comparable within a workload.
-
-    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
-    paired blocks and is more accurate than two separate medians.
-    """
-    own_s = {one.key: median(Samples.of(samples).value) for one in records if (samples := one.samples(LATENCY))}
-    found = {}
-    for (workload, arm), seconds in own_s.items():
-        base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))
-        found[workload, arm] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
-    return found
-
-
-def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key, str]:
-    """Explain for each cell why it is slower than the fastest of its workload, by the operators that ran.
-
-    `times_s` is the result of `paired_times`. Cells without times or without profiled operators have no entry.
-    """
-    workloads: dict[Workload, dict[Key, Operators]] = {}
-    for record in records:
-        if record.operators is not None and times_s.get(record.key):
-            seen = timed(record.operators, record.measurement(LATENCY))
-            workloads.setdefault(record.workload, {})[record.key] = seen
-    found = {}
-    for workload, cells in workloads.items():
-        fastest = min(cells, key=lambda key: times_s[key])
-        best = times(cells[fastest], times_s[fastest])
-        for key, operators in cells.items():
-            if key == fastest:
-                found[key] = FASTEST
-            elif times_s[key] < ALIKE * times_s[fastest]:
-                found[key] = NEAR
-            else:
-                why = reasons(operators, times_s[key], best, workload)
-                found[key] = "; ".join(why) or "no kind of operator takes longer"
-    return found

@@ -1,7 +1,6 @@
 """Verdicts on one run: each implementation against the baseline of its workload, one number from each process.
 
-Every cell gets a verdict, and a session with two sides gets one more on the whole. analysis/hosts.py compares the hosts
-of a cluster.
+Every cell gets a verdict, and a session with two sides gets one more on the whole.
 """
 
 import functools
@@ -9,8 +8,7 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +17,7 @@ from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import Visit, by_process, effect_of
+from attnbench.statistics.intervals import by_process, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -31,13 +29,13 @@ from attnbench.storage.records import (
     Key,
     Operators,
     Record,
+    Role,
     Sample,
     Status,
     Verdict,
 )
 from attnbench.storage.samples import Samples
 from attnbench.units import percent
-from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
 """If a session can only detect more than a factor of two, it supports no statement about sizes."""
@@ -48,46 +46,15 @@ MOST_WAITING = 0.25
 waiting, it is the upper third of the others; with half of them, it is the waiting time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A cell and its baseline, with one log ratio for each visit."""
-
-    record: Record
-    baseline: Record
-    visits: dict[Visit, float]
-
-    @property
-    def numbers(self) -> dict[int, float]:
-        """One log ratio for each process."""
-        return by_process(self.visits)
-
-    @property
-    def effect(self) -> Effect:
-        """The estimated effect: the log ratio and its standard error."""
-        return effect_of(self.visits)
-
-
-@lru_cache(maxsize=1)
-def compared(results: Results) -> dict[Key, Compared]:
-    """Each cell that has times and a baseline."""
-    found: Numbers = {}
-    for workload, arms in live(results).items():
-        taken, discarded = samples_of(results)[workload], results.discarded.get(workload, frozenset())
-        found |= cell_numbers(results.plan, workload, taken, discarded, arms)
-    records = {record.key: record for record in results.records}
-    return {
-        key: Compared(record=records[key], baseline=records[key[0], results.plan.reference(key[1])], visits=own)
-        for key, own in found.items()
-    }
-
-
-def live(results: Results) -> dict[str, list[Arm]]:
-    """Arms with times whose reference has times too, by workload, in the order of the records."""
-    found: dict[str, list[Arm]] = {}
-    for record in results.records:
-        if record.status is Status.ok and record.measurement(LATENCY) is not None:
-            found.setdefault(record.workload.id, []).append(record.arm)
-    return {workload: [arm for arm in arms if results.plan.reference(arm) in arms] for workload, arms in found.items()}
+@lru_cache(maxsize=2)
+def session_effects(results: Results) -> dict[Key, Effect]:
+    """The effect of each cell that has times and a baseline; with two sides, of all cells together, too."""
+    logs: Numbers = {}
+    for workload, taken in samples_of(results).items():
+        arms = [arm for arm in taken if arm.role is Role.measured]
+        discarded = results.discarded.get(workload, frozenset())
+        logs |= cell_numbers(results.plan, workload, taken, discarded, arms)
+    return effects(results.plan, logs)
 
 
 @lru_cache(maxsize=1)
@@ -108,20 +75,31 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
     Comparisons that other work may have disturbed stay undecided.
     """
-    found = {key: cell.visits for key, cell in compared(results).items()}
-    seen = judged(results.plan, effects(results.plan, found))
+    seen = judged(results.plan, session_effects(results))
     return seen | doubted({key: each for key, each in seen.items() if is_disturbed(results, key)})
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
-    pass_s, cells = _pass_s(results), compared(results)
+    pass_s, records = _pass_s(results), {record.key: record for record in results.records}
     return [
-        comparison(each, cells[key].record, cells[key].baseline, pass_s)
+        comparison(each, records[key], records[key[0], results.plan.reference(key[1])], pass_s)
         for key, each in judgements(results).items()
-        if key in cells
+        if key != WHOLE
     ]
+
+
+@lru_cache(maxsize=1)
+def paired_times(results: Results) -> dict[Key, float]:
+    """Seconds of a call for each timed cell, comparable within a workload.
+
+    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
+    paired blocks and is more accurate than two separate medians.
+    """
+    own_s = {one.key: median(Samples.of(samples).value) for one in results.records if (samples := one.samples(LATENCY))}
+    base_s = {each.key: own_s[each.workload.id, results.plan.reference(each.key[1])] for each in comparisons(results)}
+    return own_s | {each.key: each.ratio * base_s[each.key] for each in comparisons(results)}
 
 
 def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
@@ -180,49 +158,6 @@ def control_effects(results: Results) -> dict[Key, Effect]:
 def whole(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Results for one workload: names by verdict against the baseline, the fastest first."""
-
-    workload: Workload
-    baseline: str
-    faster: tuple[Comparison, ...]
-    equal: tuple[Comparison, ...]
-    slower: tuple[Comparison, ...]
-    undecided: tuple[Comparison, ...]
-
-    @property
-    def fastest(self) -> str:
-        """The name with the least time among those faster than the baseline, or the baseline; not a verdict."""
-        return self.faster[0].implementation if self.faster else self.baseline
-
-
-def answers(results: Results) -> list[Answer]:
-    """One answer for each workload, in the order of the plan; empty for a session with two sides."""
-    if results.plan.sides is not None:
-        return []
-    by_workload: dict[str, list[Comparison]] = {}
-    for each in comparisons(results):
-        by_workload.setdefault(each.workload.id, []).append(each)
-    return [answer(found) for found in by_workload.values()]
-
-
-def answer(found: Iterable[Comparison]) -> Answer:
-    """Group the comparisons of one workload by verdict; needs at least one comparison."""
-    ordered = sorted(found, key=lambda each: each.ratio)
-    by_verdict: Mapping[Verdict, tuple[Comparison, ...]] = {
-        verdict: tuple(each for each in ordered if each.verdict is verdict) for verdict in Verdict
-    }
-    return Answer(
-        workload=ordered[0].workload,
-        baseline=ordered[0].baseline,
-        faster=by_verdict[Verdict.faster],
-        equal=by_verdict[Verdict.equivalent],
-        slower=by_verdict[Verdict.slower],
-        undecided=by_verdict[Verdict.undecided],
-    )
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
@@ -354,7 +289,7 @@ def throttled(results: Results) -> tuple[str, bool]:
     A power cap is harmless: it is the usual state of a busy GPU.
     """
     active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
-    workloads = [workload for workload, _ in compared(results)] if active else []
+    workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:
         return "", True

@@ -1,26 +1,20 @@
 """Growth of memory with length: an exponent with its interval, a curve, and the length that reaches a limit.
 
 Memory is a count, not a sample: the same call always needs the same bytes. Only the extrapolation is uncertain, so all
-intervals come from the misfit of a simple law at the measured lengths. `Asking` verifies a prediction with real calls
-close to the limit, one on either side, none of them too long.
+intervals come from the misfit of a simple law at the measured lengths.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
-from attnbench.processes.messages import Attempt, Attempted, Failed
-from attnbench.processes.worker_client import WorkerClient
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.statistics.verdict import half_widths
-from attnbench.storage.memory_events import SHARE_OF_FREE, SLACK_BYTES
-from attnbench.storage.records import Arm, Status
-from attnbench.units import duration
+from attnbench.storage.memory_events import SHARE_OF_FREE
 from attnbench.workloads.workload import Workload
 
 PEAK = "peak_memory_bytes"
@@ -33,16 +27,6 @@ EXACT = 1e-9
 
 Parts = tuple[float, float, float]
 """Coefficients of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
-MARGIN = 0.05
-"""Relative distance of the trial calls from the limit; larger if the slack is large relative to the limit."""
-CLOSE = 0.05
-"""A measured peak confirms the prediction within this relative distance."""
-GRAIN, FINE_GRAIN = 64, 8
-"""Trial lengths are multiples of GRAIN; short ones, below FEW_GRAINS grains, are multiples of FINE_GRAIN."""
-FEW_GRAINS = 32
-SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-"""Environment variables of the worker: large blocks come from the system and return to it, so that the limit applies to
-memory in use (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +102,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
     end = growth_exponent(lengths[-2:], values[-2:])
     assert end is not None
-    left_out = [used[:place] + used[place + 1 :] for place in range(len(used))] if len(used) > FEWEST_LENGTHS else []
+    without_one = [used[:place] + used[place + 1 :] for place in range(len(used))]
     return Fit(
         lengths=lengths,
         values=values,
@@ -127,7 +111,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
         high=exponent + half,
         end=end,
         parts=curve(used),
-        others=tuple(curve(rest) for rest in left_out),
+        others=tuple(map(curve, without_one)) if len(used) > FEWEST_LENGTHS else (),
     )
 
 
@@ -141,9 +125,9 @@ def curve(points: Sequence[tuple[int, float]]) -> Parts:
 
     x, y = np.array(points, dtype=np.float64).T
     powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
-    found, _ = nnls(powers * y[-1], np.ones(len(x)))
-    found[found < EXACT] = 0.0  # rounding residue must not reach a limit
-    a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(found))
+    solved, _ = nnls(powers * y[-1], np.ones(len(x)))
+    solved[solved < EXACT] = 0.0  # rounding residue must not reach a limit
+    a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(solved))
     return a, b, c
 
 
@@ -156,26 +140,6 @@ def solve(parts: Parts, limit: float) -> float | None:
     return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # this form of the root avoids cancellation
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One call near the limit: the prediction, and the result."""
-
-    length: int
-    predicted_bytes: float
-    fits: bool  # as predicted
-    status: Status | None = None  # None: not tried
-    measured_bytes: float | None = None
-    message: str = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the call refutes the prediction."""
-        if self.status is None:
-            return False
-        if self.fits and self.measured_bytes is not None:
-            return abs(self.measured_bytes / self.predicted_bytes - 1) > CLOSE
-        return self.status is not (Status.ok if self.fits else Status.out_of_memory)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Growth:
     """One implementation over the lengths of one panel. `fit` is None below three lengths."""
@@ -184,8 +148,7 @@ class Growth:
     implementation: str
     points: tuple[tuple[int, float], ...]
     fit: Fit | None
-    limit_bytes: float = 0.0
-    outcomes: tuple[Outcome, ...] = ()
+    limit_bytes: float = 0.0  # 0: no limit
 
     @property
     def reach(self) -> Reach | None:
@@ -193,94 +156,30 @@ class Growth:
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
-    def is_wrong(self) -> bool:
-        """Whether any call refutes the prediction."""
-        return any(outcome.is_wrong for outcome in self.outcomes)
-
-    def workload(self, length: int) -> Workload:
-        """The panel's workload at a length, with its mask adjusted."""
-        longest = workload_of(rows(self.panel.cells.nlargest(1, self.panel.axis))[0])
-        if self.panel.axis == "seq_len":
-            return longest.at_length(max(1, round(length * longest.longest / longest.seq_len)))
-        mask = str(longest.mask_rule.at_other_length())
-        return msgspec.structs.replace(longest, kv_len=length, mask=mask)
-
-    def tries(self) -> list[Outcome]:
-        """Plan two trial calls: a length that should just fit, and one that should not."""
-        if self.fit is None or self.reach is None:
-            return []
-        margin = max(MARGIN, 2 * SLACK_BYTES / self.limit_bytes)
-        below, above = self.fit.reach(self.limit_bytes * (1 - margin)), self.fit.reach(self.limit_bytes * (1 + margin))
-        lengths = {}
-        if below is not None and (length := rounded(below.low, math.floor)) > 0:
-            lengths[length] = True
-        if above is not None:
-            lengths[rounded(above.high, math.ceil)] = False
-        return [
-            Outcome(length=length, predicted_bytes=self.fit.predict(length), fits=fits)
-            for length, fits in lengths.items()
-        ]
-
-
-def rounded(length: float, how: Callable[[float], int]) -> int:
-    """Round to a length that suits kernels."""
-    grain = GRAIN if length >= FEW_GRAINS * GRAIN else FINE_GRAIN
-    return how(length / grain) * grain
+    def workload(self) -> Workload:
+        """The workload at the greatest length with a measurement."""
+        longest = max(length for length, _ in self.points)
+        return workload_of(next(row for row in rows(self.panel.cells) if row[self.panel.axis] == longest))
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
-    """Each implementation with memory beyond its inputs, panel by panel in the order of the plan."""
+    """Each implementation with memory beyond its inputs, panel by panel in the order of the plan.
+
+    On the CPU the default limit is most of the memory that was free during the run.
+    """
     cells = table(results)
     if PEAK not in cells:
         return []
+    free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
     return [
-        Growth(panel=panel, implementation=arm.implementation, points=points, fit=fit(points), limit_bytes=limit_bytes)
+        Growth(
+            panel=panel,
+            implementation=arm.implementation,
+            points=points,
+            fit=fit(points),
+            limit_bytes=limit_bytes or SHARE_OF_FREE * free_bytes * (line[0]["device"] == "cpu"),
+        )
         for panel in panels(cells)
         for arm, line in panel.lines.items()
         if (points := tuple((row[panel.axis], row[PEAK]) for row in line if (row[PEAK] or 0.0) > 0))
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """Runs trial calls in a worker; `specs` is the source of each implementation, `say` receives progress messages."""
-
-    client: WorkerClient
-    specs: dict[Arm, str]
-    call_limit_s: float
-    say: Callable[[str], object]
-
-    def limited(self, growth: Growth, *, tries: bool) -> Growth:
-        """Add a limit (default: most of the free memory) and the outcomes of calls near it."""
-        if growth.fit is None or (growth.limit_bytes and not tries):
-            return growth
-        longest = growth.fit.lengths[-1]
-        base = self._ask(growth, longest)
-        if isinstance(base, Attempted) and not growth.limit_bytes:
-            growth = replace(growth, limit_bytes=SHARE_OF_FREE * base.free_bytes)
-        outcomes = [self._try(growth, outcome, base, longest) for outcome in growth.tries()] if tries else []
-        return replace(growth, outcomes=tuple(outcomes))
-
-    def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed, longest: int) -> Outcome:
-        """Try a call, unless it is predicted to last too long: twice the length is at most four times the work."""
-        if isinstance(base, Failed):
-            text = f"not even {growth.panel.letter}={longest} could be called again: {base.message}"
-            return msgspec.structs.replace(outcome, message=text)
-        call_s = base.call_s * (outcome.length / longest) ** 2
-        if call_s > self.call_limit_s:
-            text = f"one call is predicted to last {duration(call_s)}, over the limit of {duration(self.call_limit_s)}"
-            return msgspec.structs.replace(outcome, message=text)
-        found = self._ask(growth, outcome.length, limit_bytes=int(growth.limit_bytes))
-        if isinstance(found, Attempted):
-            return msgspec.structs.replace(outcome, status=Status.ok, measured_bytes=float(found.peak_bytes))
-        status = None if found.status is Status.unsupported else found.status
-        return msgspec.structs.replace(outcome, status=status, message=found.message)
-
-    def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0) -> Attempted | Failed:
-        self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
-        arm, workload = Arm(implementation=growth.implementation), growth.workload(length)
-        if not self.client.is_running:
-            self.client.start()
-        reply = self.client.ask(Attempt(workload=workload, arm=arm, spec=self.specs[arm], limit_bytes=limit_bytes))
-        assert isinstance(reply, Attempted | Failed)
-        return reply

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Record, Status
+from attnbench.storage.records import FLOAT32, Record, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -132,8 +132,12 @@ class Judgement:
 
     @property
     def worst(self) -> float | None:
-        """The largest error as a share of the tolerance; None if an error is not finite."""
-        ratios = [record.agreement.error_ratio for record in self.compared if record.agreement is not None]
+        """The largest error as a share of the tolerance; None if an error is not finite.
+
+        Cells in float64 of what computes in float32 do not count: they are judged by the tolerance of float32.
+        """
+        agreements = [record.agreement for record in self.compared if record.agreement is not None]
+        ratios = [each.error_ratio for each in agreements if FLOAT32 not in each.conventions]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.analysis.breakdown import paired_times
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import comparisons, paired_times
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Arm, Comparison, Key
 from attnbench.workloads.models import Mix
@@ -37,7 +36,7 @@ class Total:
 def totals(results: Results) -> list[Total]:
     """Every arm at each point of a model, the fastest first; empty if the run was not planned for a model."""
     compared = {each.key: each for each in comparisons(results)}
-    times_s = paired_times(results.records, results.plan.reference, compared)
+    times_s = paired_times(results)
     reasons = {
         record.key: f"{record.status}: {record.message}" if record.message else str(record.status)
         for record in results.records

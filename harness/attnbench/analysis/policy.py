@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import compared, doubts
+from attnbench.analysis.comparisons import doubts, session_effects
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Key, Status
 from attnbench.workloads.policy import (
@@ -150,8 +150,8 @@ def _log_ratios(run: Results) -> dict[Key, tuple[float, float | None]]:
     """
     is_doubtful = bool(doubts(run))
     logs = {
-        key: (cell.effect.log, None if is_doubtful else cell.effect.half_width(LEVEL))
-        for key, cell in compared(run).items()
+        key: (effect.log, None if is_doubtful else effect.half_width(LEVEL))
+        for key, effect in session_effects(run).items()
     }
     baselines = (record.key for record in run.records if record.status is Status.ok)
     return logs | {key: (0.0, 0.0) for key in baselines if run.plan.is_reference(key[1])}

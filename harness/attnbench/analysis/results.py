@@ -4,7 +4,7 @@ The journal holds raw samples only (storage/journal.py), so that old runs are ju
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,151 +110,157 @@ def read(path: Path) -> Results:
         ValueError: see `storage.journal.events`.
         DamagedError: see `storage.journal.events`; or the journal does not begin with a run.
     """
-    journal = journal_of(path)
-    history: list[Event] = []  # without visits: there may be a million
-    timed = Timed()
+    journal, fold = journal_of(path), Fold()
     for event in read_events(journal):
-        if isinstance(event, events.VisitFinished):
-            timed.add(event)
-        else:
-            history.append(event)
-            if isinstance(event, events.WorkerStarted):
-                timed.start(event)
-    if not history or not isinstance(history[0], events.RunStarted):
+        if fold.started is None and not isinstance(event, events.RunStarted):
+            break
+        fold.add(event)
+    if fold.started is None:
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
-    started = history[0]
-    marks = (each for each in reversed(history) if isinstance(each, events.RunFinished | events.WorkerStarted))
-    last = next(marks, None)
-    finished = last if isinstance(last, events.RunFinished) else None  # None: continued and killed
-    reached = [event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)]
-    host_ceilings = {(each.host, each.key): each for each in reached}
-    found = tuple(folded(started, history, timed))
-    records, warnings = judged(found, host_ceilings, is_cold=started.plan.cache != "warm")
-    held = {workload: tuple(slowed(visits)) for workload, visits in timed.states.items()}
-    for record in records:
-        if record.measurement(LATENCY) is not None and (said := held.get(record.workload.id)):
-            warnings[record.key] = (*warnings.get(record.key, ()), *said)
-    return Results(
-        folder=journal.parent,
-        started=started,
-        records=records,
-        elapsed_s=finished.elapsed_s if finished is not None else None,
-        num_visits=dict(timed.num_visits),
-        check_s=sum(event.check_s for event in history if isinstance(event, events.CellChecked)),
-        called_s=timed.called_s,
-        num_blocks=sum(gauge.num_blocks for gauge in timed.gauges.values()),
-        discarded={
-            workload: frozenset(blocks)
-            for gauge in timed.gauges.values()
-            for workload, blocks in gauge.discarded.items()
-        },
-        reason=finished.reason if finished is not None else "",
-        ceilings={each.key: each for each in reversed(reached)},
-        host_ceilings=host_ceilings,
-        warnings=warnings,
-        doubts=timed.doubts,
-        system_load=system_load(history, timed.workers),
-        devices={workload: summarized(visits) for workload, visits in timed.states.items()},
-        accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
-        num_restored=sum(isinstance(event, events.JournalRestored) for event in history),
-        num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),
-    )
+    return fold.results(journal.parent)
 
 
-class Timed:
-    """Collects the visits of a run while they are read."""
+class Fold:
+    """Folds the events of a journal one by one; there may be a million visits."""
 
     def __init__(self) -> None:
-        self.num_visits: Counter[str] = Counter()
-        self.called_s = 0.0
-        self.host = ""  # host of the next visits
-        self.worker = -1  # worker number of the next visits
-        self.workers: set[int] = set()  # numbers of all workers that timed something
-        self.gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
-        self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, for each visit
+        self.started: events.RunStarted | None = None
+        self.finished: events.RunFinished | None = None  # None: killed, or still running
+        self.worker: events.WorkerStarted | None = None
+        self.loads: list[events.WorkerStarted | events.RunFinished] = []
+        self.timing_workers: set[int] = set()  # numbers of the workers that timed something
         self.doubts: dict[Key, str] = {}  # from the last visit of each cell
-        self._samples: dict[tuple[str, Arm], Collector] = {}  # of arms and their A/A controls
+        self._num_workers = 0
+        self._check_s = self._called_s = 0.0
+        self._num_visits: Counter[str] = Counter()
+        self._gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
+        self._states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, for each visit
+        self._samples: defaultdict[tuple[str, Arm], Collector] = defaultdict(Collector)  # controls included
+        self._cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
+        self._measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # in separate passes
+        self._ceilings: dict[tuple[str, Place], Ceilings] = {}
+        self._accepted: list[events.BaselineAccepted] = []
+        self._num_restored = self._num_lost = 0
 
-    def start(self, worker: events.WorkerStarted) -> None:
-        """Note the worker of the next visits."""
-        self.host, self.worker = worker.host, self.worker + 1
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        match event:
+            case events.RunStarted():
+                self.started = self.started or event
+            case events.WorkerStarted():
+                self.worker, self.finished = event, None
+                self._num_workers += 1
+                self.loads.append(event)
+            case events.RunFinished():
+                self.finished = event
+                self.loads.append(event)
+            case events.VisitFinished():
+                self._add_visit(event)
+            case events.CellChecked() | events.CellFailed():
+                self._conclude(event)
+            case events.CellMeasured():
+                self._measured[event.key][event.measurement.metric] = event.measurement
+            case events.CellProfiled():
+                self._cells[event.key]["operators"] = event.operators
+                if event.operators.fallback:
+                    self._cells[event.key] |= {"status": Status.fallback, "message": event.operators.fallback}
+            case events.CeilingsMeasured():
+                self._ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
+            case events.BaselineAccepted():
+                self._accepted.append(event)
+            case events.JournalRestored():
+                self._num_restored += 1
+            case events.LinesLost():
+                self._num_lost += len(event.lines) + len(event.gaps)
+            case events.StateChanged():
+                pass
 
-    def add(self, visit: events.VisitFinished) -> None:
-        """Add the next visit."""
-        self.workers.add(self.worker)
-        self.num_visits[visit.workload] += 1
-        self.called_s += visit.called_s
+    def _add_visit(self, visit: events.VisitFinished) -> None:
+        self.timing_workers.add(self._num_workers - 1)
+        self._num_visits[visit.workload] += 1
+        self._called_s += visit.called_s
         if visit.states:
-            self.states[visit.workload].append(visit.states)
+            self._states[visit.workload].append(visit.states)
         for taken in visit.arms:
             if taken.arm.role is Role.probe:
-                self.gauges[self.host].add(visit.workload, taken.samples, visit.probe)
+                host = "" if self.worker is None else self.worker.host
+                self._gauges[host].add(visit.workload, taken.samples, visit.probe)
                 continue
             place = visit.workload, taken.arm
             if taken.arm.role is Role.measured:
                 self.doubts.pop(place, None)
                 if doubt := visit.doubts.get(taken.arm.implementation):
                     self.doubts[place] = doubt
-            collected = self._samples.get(place)
-            if collected is None:
-                collected = self._samples[place] = Collector()
-            collected.extend(taken.samples)
+            self._samples[place].extend(taken.samples)
 
-    def measurements(self, key: Key) -> Iterator[Measurement]:
-        """Times of a cell, and those of its A/A control as a metric of their own."""
-        workload, arm = key
-        for metric, own in ((LATENCY, arm), (CONTROL_LATENCY, arm.as_control())):
-            if (collected := self._samples.get((workload, own))) is not None:
-                yield Measurement(metric=metric, unit="s", samples=collected.samples)
+    def _conclude(self, event: events.CellChecked | events.CellFailed) -> None:
+        """Set the fields of a record that a check or a failure sets, with the environment."""
+        fields: dict[str, Any] = {"status": event.status, "message": event.message}
+        if isinstance(event, events.CellChecked):
+            self._check_s += event.check_s
+            fields |= {
+                name: getattr(event, name) for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops")
+            }
+        if (worker := self.worker) is not None:
+            base = worker.base if event.side == BASE else None
+            fields |= {"environment": base or worker.environment, "time": worker.time, "host": worker.host}
+        self._cells[event.key] |= fields
 
+    def results(self, folder: Path) -> Results:
+        """The run that was read, judged by today's rules."""
+        started, finished = self.started, self.finished
+        assert started is not None
+        is_cold = started.plan.cache != "warm"
+        records, warnings = judged(tuple(self._records(started)), self._ceilings, is_cold=is_cold)
+        slow = {workload: tuple(slowed(visits)) for workload, visits in self._states.items()}
+        for record in records:
+            if record.measurement(LATENCY) is not None and (texts := slow.get(record.workload.id)):
+                warnings[record.key] = (*warnings.get(record.key, ()), *texts)
+        gauges = self._gauges.values()
+        return Results(
+            folder=folder,
+            started=started,
+            records=records,
+            elapsed_s=finished.elapsed_s if finished is not None else None,
+            num_visits=dict(self._num_visits),
+            check_s=self._check_s,
+            called_s=self._called_s,
+            num_blocks=sum(gauge.num_blocks for gauge in gauges),
+            discarded={name: frozenset(blocks) for gauge in gauges for name, blocks in gauge.discarded.items()},
+            reason=finished.reason if finished is not None else "",
+            ceilings={place: each for (_, place), each in reversed(self._ceilings.items())},
+            host_ceilings=self._ceilings,
+            warnings=warnings,
+            doubts=self.doubts,
+            system_load=system_load(self.loads, self.timing_workers),
+            devices={workload: summarized(visits) for workload, visits in self._states.items()},
+            accepted=tuple(self._accepted),
+            num_restored=self._num_restored,
+            num_lost=self._num_lost,
+        )
 
-def folded(started: events.RunStarted, history: Iterable[Event], timed: Timed) -> Iterator[Record]:
-    """One record for each finished cell, in the plan's order."""
-    cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
-    measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # measured in separate passes
-    worker: events.WorkerStarted | None = None
-    for event in history:
-        match event:
-            case events.WorkerStarted():
-                worker = event
-            case events.CellMeasured():
-                measured[event.key][event.measurement.metric] = event.measurement
-            case events.CellProfiled():
-                cells[event.key]["operators"] = event.operators
-                if event.operators.fallback:
-                    cells[event.key] |= {"status": Status.fallback, "message": event.operators.fallback}
-            case events.CellChecked() | events.CellFailed():
-                cells[event.key] |= _concluded(event, worker)
-            case events.VisitFinished() | events.StateChanged() | events.CeilingsMeasured() | events.JournalRestored():
-                pass
-            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
-                pass
-    order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
-    for key, fields in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
-        workload, arm = key
-        if "status" in fields and workload in order:
+    def _records(self, started: events.RunStarted) -> Iterator[Record]:
+        """One record for each finished cell, in the plan's order."""
+        order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
+        for key, fields in sorted(self._cells.items(), key=lambda item: order.get(item[0][0], -1)):
+            workload, arm = key
+            if "status" not in fields or workload not in order:
+                continue
             known = {"environment": None, **fields, "time": fields.get("time") or started.time}
+            measurements = (*self._times(key), *self._measured[key].values())
             yield Record(
                 run=started.run,
                 commit=started.commit_of(arm),
                 workload=started.plan.workloads[order[workload]],
                 implementation=arm.implementation,
                 side=arm.side,
-                measurements=(*timed.measurements(key), *measured[key].values())
-                if known["status"] is Status.ok
-                else (),
+                measurements=measurements if known["status"] is Status.ok else (),
                 **known,
             )
 
-
-def _concluded(event: events.CellChecked | events.CellFailed, worker: events.WorkerStarted | None) -> dict[str, Any]:
-    """Fields of a record that a check or a failure sets, with the environment."""
-    fields: dict[str, Any] = {"status": event.status, "message": event.message}
-    if isinstance(event, events.CellChecked):
-        fields |= {
-            name: getattr(event, name) for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops")
-        }
-    if worker is not None:
-        own = worker.base if event.side == BASE else None
-        fields |= {"environment": own or worker.environment, "time": worker.time, "host": worker.host}
-    return fields
+    def _times(self, key: Key) -> Iterator[Measurement]:
+        """Times of a cell, and those of its A/A control as a metric of their own."""
+        workload, arm = key
+        for metric, own in ((LATENCY, arm), (CONTROL_LATENCY, arm.as_control())):
+            if (workload, own) in self._samples:
+                yield Measurement(metric=metric, unit="s", samples=self._samples[workload, own].samples)

@@ -6,6 +6,7 @@ samples, so that better rules apply to old runs. Reasons for these rules: docs/a
 
 import functools
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from attnbench.statistics.intervals import Estimate, median
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
-    Arm,
     Ceilings,
     Counters,
     DeviceState,
@@ -127,30 +127,23 @@ def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Coun
 
 
 class Times:
-    """Times of one arm by workload, grouped by workloads that differ only in direction or only in length."""
+    """The times of a run by cell, and by cells that differ only in direction, or only in length."""
 
-    def __init__(self) -> None:
-        self.all: dict[Workload, float] = {}
-        self._directions: dict[tuple[Any, ...], dict[str, float]] = {}
-        self._lengths: dict[tuple[Any, ...], list[tuple[Workload, float]]] = {}
-
-    def add(self, workload: Workload, time_s: float) -> None:
-        """Add the time of a workload."""
-        self.all[workload] = time_s
-        self.directions(workload)[workload.direction] = time_s
-        self.lengths(workload).append((workload, time_s))
-
-    def directions(self, workload: Workload) -> dict[str, float]:
-        """Seconds by direction of workloads that differ from this one only in direction, itself included."""
-        return self._directions.setdefault(_but(workload, "direction"), {})
-
-    def lengths(self, workload: Workload) -> list[tuple[Workload, float]]:
-        """Workloads that differ from this one only in length, with their times, itself included."""
-        return self._lengths.setdefault(_but(workload, "seq_len", "kv_len"), [])
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.seconds: dict[Key, float] = {}
+        self.directions: defaultdict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+        self.lengths: defaultdict[tuple[Any, ...], list[tuple[Workload, float]]] = defaultdict(list)
+        for record in records:
+            if samples := record.samples(LATENCY):
+                workload, time_s = record.workload, median(Samples.of(samples).value)
+                self.seconds[record.key] = time_s
+                self.directions[_but(record, "direction")][workload.direction] = time_s
+                self.lengths[_but(record, "seq_len", "kv_len")].append((workload, time_s))
 
 
-def _but(workload: Workload, *axes: str) -> tuple[Any, ...]:
-    return tuple(value for axis, value in workload.axes().items() if axis not in axes)
+def _but(record: Record, *axes: str) -> tuple[Any, ...]:
+    """The arm of a cell and its axes, except these."""
+    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in axes)
 
 
 def judged(
@@ -160,21 +153,17 @@ def judged(
 
     `ceilings` are by host and place.
     """
-    times: dict[Arm, Times] = {}
-    for record in records:
-        if samples := record.samples(LATENCY):
-            times.setdefault(record.arm, Times()).add(record.workload, median(Samples.of(samples).value))
-    found = {record.key: record for record in records}
+    times, found = Times(records), {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
         if _share(record, Flag.other_stream) > MOST:
             invalid = {"status": Status.invalid, "message": ELSEWHERE, "measurements": ()}
             found[record.key] = msgspec.structs.replace(record, **invalid)
             continue
-        workload, own, here = record.workload, times.get(record.arm), ceilings.get((record.host, record.workload.place))
-        if own is None or workload not in own.all:
+        if record.key not in times.seconds:
             continue
-        doubts = list(_doubts(workload, own, here, is_cold=is_cold))
+        here = ceilings.get((record.host, record.workload.place))
+        doubts = list(_doubts(record, times, here, is_cold=is_cold))
         if reasons := [text for text, is_certain in doubts if is_certain]:
             invalid = {"status": Status.invalid, "message": reasons[0], "measurements": ()}
             found[record.key] = msgspec.structs.replace(record, **invalid)
@@ -208,17 +197,15 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
             yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
 
 
-def _doubts(
-    workload: Workload, times: Times, ceilings: Ceilings | None, *, is_cold: bool
-) -> Iterator[tuple[str, bool]]:
+def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
     """Suspicious features of a time, and whether each proves it wrong."""
-    time_s = times.all[workload]
+    workload, time_s = record.workload, times.seconds[record.key]
     if time_s <= 0:
         yield "impossible: no time passed", True
         return
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
-    forward_s, inference_s = map(times.directions(workload).get, ("forward", "inference"))
+    forward_s, inference_s = map(times.directions[_but(record, "direction")].get, ("forward", "inference"))
     if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
         yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
     forward_s = forward_s or inference_s
@@ -230,7 +217,7 @@ def _doubts(
     least = counts.least_flops(workload)
     if least <= work < counts.useful_flops(workload):
         yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again", False
-    for other, other_s in times.lengths(workload):
+    for other, other_s in times.lengths[_but(record, "seq_len", "kv_len")]:
         is_far_longer = workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
             yield f"takes no longer than at length {other.seq_len}: is all of it computed?", False

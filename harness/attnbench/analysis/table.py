@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.breakdown import num_operators, ran
+from attnbench.analysis.comparisons import comparisons, paired_times
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import DeviceSummary, warnings_of
 from attnbench.devices import nvml
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
-from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import (
     CONTROL_LATENCY,
     LATENCY,
@@ -34,7 +33,6 @@ from attnbench.storage.records import (
     Measurement,
     Record,
     Sample,
-    Status,
 )
 from attnbench.storage.samples import Samples
 from attnbench.workloads import counts
@@ -51,8 +49,6 @@ GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
 """Cells of one group differ only in length, implementation and side."""
 CELL = (*AXES, "implementation", "side")
 """Columns that identify a row within a run."""
-KIND_SHARES = {PAGE_FAULTS: "fault_share"} | {kind: f"{kind}_time_share" for kind in KINDS}
-"""The column with the share of time of each kind of operator; that of page faults is an estimate."""
 
 IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host", *AXES)
 CELL_COLUMNS = (
@@ -61,7 +57,7 @@ CELL_COLUMNS = (
     *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "num_processes", "paired_latency_s"),
     *("ratio", "ratio_low", "ratio_high", "verdict", "reason", "margin", "minimum_detectable_effect", "more_s"),
     *("is_same_kernel", "allocator"),
-    *("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower"),
+    *("ran", "num_operators"),
     *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
     *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
     *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
@@ -73,8 +69,8 @@ Columns of measured metrics follow, and DEVICE_COLUMNS if a driver reports its s
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
 comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. Shares of time are of one call, `matmul_share` and
-`copy_share` are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
+for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share`
+are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
 `num_tensors` tensors, missing if an error is not finite.
 """
 DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share", "throttled_by")
@@ -82,7 +78,7 @@ DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
     *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
-    *("allocator", "ran", "why_slower", "diagnosis", "warnings", "fingerprint", "throttled_by"),
+    *("allocator", "ran", "diagnosis", "warnings", "fingerprint", "throttled_by"),
 )
 NEVER_MISSING = (
     *(
@@ -260,8 +256,7 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 
 def _cells(results: Results) -> Iterator[Row]:
     compared = {each.key: each for each in comparisons(results)}
-    times_s = paired_times(results.records, results.plan.reference, compared)
-    reasons = why_slower(results.records, times_s)
+    times_s = paired_times(results)
     for record in results.records:
         latency = record.measurement(LATENCY)
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
@@ -277,8 +272,8 @@ def _cells(results: Results) -> Iterator[Row]:
             **_times(record, time, times_s.get(record.key), results),
             **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
             "allocator": results.plan.allocator,
-            **_ran(record, latency, time),
-            "why_slower": reasons.get(record.key),
+            "ran": None if record.operators is None else ran(record.operators),
+            "num_operators": None if record.operators is None else num_operators(record.operators),
             "useful_flops": counts.useful_flops(record.workload),
             "executed_flops": record.executed_flops,
             "compulsory_bytes": counts.compulsory_bytes(record.workload),
@@ -339,22 +334,6 @@ def _verdict(found: Comparison | None, own: float | None) -> Row:
     same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "margin", "more_s")}
     same |= {"is_same_kernel": found.is_same_kernel, "reason": found.reason or None}
     return {**same, "ratio_low": found.low, "ratio_high": found.high, "verdict": str(found.verdict)}
-
-
-def _ran(record: Record, latency: Measurement | None, time: Estimate | None) -> Row:
-    """The operators that ran, if profiled; shares are of the profiled call if no time is known."""
-    if record.operators is None:
-        return {}
-    seen = timed(record.operators, latency)
-    call_s = sum(one.self_s for one in seen.calls) if time is None else time.point
-    spent = times(seen, call_s) if record.status is Status.ok else {}
-    return {
-        "ran": ran(seen),
-        "num_operators": num_operators(seen),
-        "allocated_bytes": allocated_bytes(seen),
-        "largest_block_bytes": max((one.largest_bytes for one in seen.calls), default=0),
-        **{column: spent.get(kind, 0.0) / call_s for kind, column in KIND_SHARES.items() if spent},
-    }
 
 
 def _metrics(record: Record) -> Iterator[Measurement]:

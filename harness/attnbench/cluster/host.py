@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from attnbench.cluster.shares import Share, placed
-from attnbench.devices import processor
+from attnbench.cluster.shares import Share
 from attnbench.processes.execution import execute
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
@@ -34,53 +33,37 @@ LEFT_S = 20.0
 """Seconds until leftover processes of a killed share are ended: they would block every later measurement."""
 NAME = re.compile(r"\w[\w.-]{0,63}")
 """A host's name is also a folder name."""
+HOST = "ATTNBENCH_HOST"
+"""Environment variable with the name of a host."""
 THREADS = "OMP_NUM_THREADS"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a share on a host: its journal, or an error."""
+    """The journal of a share, and the host that measured it."""
 
     host: str  # a name that identifies no person
-    kind: str  # hosts of another kind have other times
-    journal: bytes = b""
-    error: str = ""
-    is_refused: bool = False  # this host cannot measure shares
+    journal: bytes
     niceness: int = 0  # of its processes
 
 
-def measure(asked: bytes, label: str = "") -> bytes:
+def measure(message: bytes) -> bytes:
     """Measure a Share, continuing the journal if this host has begun one; return an Answer.
-
-    `label` is the host's name, if the administrator set one.
-    """
-    share = msgspec.json.decode(asked, type=Share)
-    host = label if NAME.fullmatch(label) else own_name()
-    answer = Answer(host=host, kind=own_kind(), niceness=os.nice(0))
-    try:
-        answer = msgspec.structs.replace(answer, journal=_journal(share, host))
-    except (ValueError, OSError) as error:
-        is_refused = share.attnbench != version("attnbench")
-        answer = msgspec.structs.replace(answer, error=f"{type(error).__name__}: {error}", is_refused=is_refused)
-    return msgspec.json.encode(answer)
-
-
-def _journal(share: Share, host: str) -> bytes:
-    """The journal of a share that this host has finished.
 
     Raises:
         ValueError: the share is from another version, has a bad name, or cannot be measured.
         OSError: nothing can be written here.
     """
+    share, host = msgspec.json.decode(message, type=Share), own_name()
     if share.attnbench != (here := version("attnbench")):
-        raise ValueError(f"it has attnbench {here}, and the driver {share.attnbench}")
+        raise ValueError(f"{host} has attnbench {here}, and the driver {share.attnbench}")
     if not (NAME.fullmatch(share.run) and NAME.fullmatch(share.name)):
         raise ValueError(f"{share.run}/{share.name} is no name of a share")
     folder = folder_of_runs() / share.run / host / share.name
-    if not is_finished(folder / JOURNAL):
-        with bench_slot():
-            if not is_finished(folder / JOURNAL):  # an earlier process of this host may have finished it
-                execute(placed(share, folder.parent / "files"), folder, lambda _: None)
-    return (folder / JOURNAL).read_bytes()
+    with bench_slot():
+        if not is_finished(folder / JOURNAL):
+            execute(share.plan, folder, lambda _: None)
+    answer = Answer(host=host, journal=(folder / JOURNAL).read_bytes(), niceness=os.nice(0))
+    return msgspec.json.encode(answer)
 
 
 def examine() -> str:
@@ -98,19 +81,14 @@ def examine() -> str:
 
 
 def own_name() -> str:
-    """A stable name of this machine that reveals nothing about it."""
+    """The name of this host that its environment sets, or a stable one that reveals nothing about the machine."""
+    name = os.environ.get(HOST, "")
+    if NAME.fullmatch(name):
+        return name
     machine = ""
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     return f"host-{hashlib.sha256(f'{machine}/{socket.gethostname()}'.encode()).hexdigest()[:6]}"
-
-
-def own_kind() -> str:
-    """Processor model, cores and version of torch, found without importing torch; Ray reports accelerators."""
-    parts = [processor(), f"{psutil.cpu_count(logical=False) or 0} cores"]
-    with suppress(PackageNotFoundError):
-        parts.append(f"torch {version('torch')}")
-    return ", ".join(parts)
 
 
 def folder_of_runs() -> Path:
@@ -141,13 +119,13 @@ def bench_slot() -> Iterator[None]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         began_s = time.monotonic()
-        while left := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
-            for process in left if time.monotonic() - began_s > LEFT_S else ():
+        while leftover := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
+            for process in leftover if time.monotonic() - began_s > LEFT_S else ():
                 with suppress(psutil.Error):
                     process.kill()  # it measures without holding the lock, so its starter was killed
             time.sleep(POLL_S)
         os.environ[SLOT] = str(os.getpid())
-        if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors that it counts
+        if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors of the task
             os.environ.pop(THREADS, None)
         yield
     finally:

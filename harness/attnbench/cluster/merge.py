@@ -4,7 +4,7 @@ The merged journal is an ordinary one, in which `worker_started` names the host 
 cell are from one host. Unfinished shares stay in the host's own journal, there.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,18 +32,26 @@ def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
     Raises:
         DamagedError: a journal is damaged.
     """
-    found = {}
+    histories = {}
     for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
-            found[path.parent.parent.name] = history
-    return found
+            histories[path.parent.parent.name] = history
+    return histories
+
+
+def kind_of(history: Sequence[Event]) -> str:
+    """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
+    started = next(event for event in history if isinstance(event, events.WorkerStarted))
+    known = started.environment
+    cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
+    return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
 def merge(
     folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
 ) -> None:
-    """Rewrite the journal of a run; if several hosts finished a share, use the events of one of them.
+    """Rewrite the journal of a run; if several hosts finished a share, use the events of the first by name.
 
     `lost` gives the reasons for shares that no host could measure; `is_over` says that the other shares are no longer
     being measured.
@@ -52,12 +60,13 @@ def merge(
         DamagedError: a host's journal is damaged.
         OSError: the journal cannot be written.
     """
-    found = {share.name: finished(folder, share) for share in shares}
-    most = Counter(host for hosts in found.values() for host in hosts)
-    order = sorted(most, key=lambda host: (-most[host], host))  # as few hosts as possible in a run
-    first = {name: next(host for host in order if host in hosts) for name, hosts in found.items() if hosts}
-    measured = [(host, found[name][host]) for name, host in first.items()]
-    gone = [(share.plan, lost[share.name]) for share in shares if share.name in lost and share.name not in first]
+    measured: list[Measured] = []
+    gone: list[tuple[Plan, str]] = []
+    for share in shares:
+        if hosts := finished(folder, share):
+            measured.append(next(iter(hosts.items())))
+        elif share.name in lost:
+            gone.append((share.plan, lost[share.name]))
     write(folder / JOURNAL, merged(started, measured, gone, is_over=is_over))
 
 

@@ -9,34 +9,26 @@ import msgspec
 from attnbench import plugins
 from attnbench.storage.events import Plan
 
-SHARES_A_HOST = 4
+MOST_SHARES = 32
 """With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan for one host, and the files that it names, by spec."""
+    """A plan for one host; its files lie at the same paths on every host."""
 
     run: str
     name: str
     attnbench: str  # version of the driver
     plan: Plan
-    files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
-def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
+def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
-    The budget applies to each host.
-
-    Raises:
-        ValueError: a file of the plan has changed.
-        OSError: it cannot be read.
+    The shares and their names follow from the plan alone. The budget applies to each host.
     """
-    number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * num_hosts)))
-    files = {spec: path.read_bytes() for spec in plan.implementations if (path := _path(spec)) is not None}
-    for spec, content in files.items():
-        if _digest(content) != plan.digests.get(spec):
-            raise ValueError(f"{spec} has changed since the run began: start a new run")
+    number = max(1, min(len(plan.workloads), MOST_SHARES))
+    specs = {spec: absolute(spec) for spec in plan.implementations}
     shares = []
     for place in range(number):
         workloads = plan.workloads[place::number]
@@ -44,51 +36,24 @@ def split(plan: Plan, run: str, num_hosts: float) -> list[Share]:
         smaller = msgspec.structs.replace(
             plan,
             workloads=workloads,
-            budget_s=plan.budget_s * part * num_hosts,
+            implementations=tuple(specs.values()),
+            digests={specs.get(spec, spec): digest for spec, digest in plan.digests.items()},
             false_share=plan.false_share * part,
             mixes=(),
             traced={},
         )
-        name = f"{place:0{len(str(number))}}-{_digest(msgspec.json.encode(smaller))}"
-        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller, files=files))
+        digest = hashlib.sha256(msgspec.json.encode(smaller)).hexdigest()[:8]
+        name = f"{place:0{len(str(number))}}-{digest}"
+        smaller = msgspec.structs.replace(smaller, budget_s=plan.budget_s * part * num_hosts)
+        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller))
     return shares
 
 
-def placed(share: Share, folder: Path) -> Plan:
-    """Write the files of a share below `folder`, each under its digest; return its plan with the new paths.
-
-    Raises:
-        ValueError: a file does not match the plan.
-        OSError: the folder cannot be written.
-    """
-    moved: dict[str, str] = {}
-    for spec, content in share.files.items():
-        digest, path = _digest(content), _path(spec)
-        if path is None or digest != share.plan.digests.get(spec):
-            raise ValueError(f"{spec} is not the file of the plan: it has the digest {digest}")
-        target = folder / digest / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-        moved[spec] = renamed(spec, target)
-    plan = share.plan
-    return msgspec.structs.replace(
-        plan,
-        implementations=tuple(moved.get(spec, spec) for spec in plan.implementations),
-        digests={moved.get(spec, spec): digest for spec, digest in plan.digests.items()},
-    )
-
-
-def renamed(spec: str, path: Path) -> str:
-    """Change the path in the spec of a file; keep its name."""
+def absolute(spec: str) -> str:
+    """The spec with an absolute path, if it has a path, and the same name."""
     bare, option = plugins.variant(spec)
-    moved = f"{path}:{plugins.split(bare)[1]}" + (f"+{option}" if option else "")
+    path, attribute = plugins.split(bare)
+    if path is None:
+        return spec
+    moved = f"{Path(path).absolute()}:{attribute}" + (f"+{option}" if option else "")
     return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
-
-
-def _digest(content: bytes) -> str:
-    """The digest of a file, as in plugins.digest."""
-    return hashlib.sha256(content).hexdigest()[:8]
-
-
-def _path(spec: str) -> Path | None:
-    return plugins.split(plugins.variant(spec)[0])[0]

@@ -52,6 +52,14 @@ def check(
             "reach its output."
         ),
     ] = "note",
+    repro: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a script into DIR/NAME that shows the first wrong tensor of each implementation with torch "
+            "alone, to attach to a bug report.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
@@ -97,6 +105,7 @@ def check(
             checked, stopped = read(folder), interrupted
     from attnbench.analysis.judgements import judgements  # only now: slow to import
     from attnbench.commands import terminal
+    from attnbench.commands.repro import scripts
     from attnbench.reports import endings
 
     if as_json:
@@ -105,6 +114,8 @@ def check(
         typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
     else:
         terminal.print_check(checked, not_judged)
+    for line in scripts(checked, planned, repro, options.timeout_s) if repro is not None else ():
+        typer.echo(line, err=as_json)
     if stopped is not None:
         typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped

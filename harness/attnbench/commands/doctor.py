@@ -145,7 +145,7 @@ def doctor(
         typer.Option(
             "--cluster",
             metavar="ADDRESS",
-            help="Look at every host of a Ray cluster, and whether they are comparable: auto, HOST:PORT or local:N.",
+            help="Look at every host of a Ray cluster, and whether they are comparable: auto or HOST:PORT.",
         ),
     ] = "",
     as_json: AsJson = False,

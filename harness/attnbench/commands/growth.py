@@ -18,19 +18,17 @@ OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 def growth(
     *,
     options: SelectionOptions = OPTIONS,
-    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Try a call on either side of the limit.")] = True,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the page goes. Default: the run.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it.
+    """Fit how memory grows with length, and predict where a limit is reached.
 
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
     """
-    from attnbench.analysis.growth import SETTINGS, Asking, growths
+    from attnbench.analysis.growth import growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
-    from attnbench.processes.worker_client import ProcessClient
     from attnbench.reports import endings
     from attnbench.reports import growth as report
     from attnbench.reports.style import save
@@ -42,14 +40,8 @@ def growth(
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
-    with writing_to(target), ProcessClient(folder / "worker.log", options.timeout_s, SETTINGS) as client:
-        asking = Asking(
-            client=client,
-            specs=planned.specs,
-            call_limit_s=planned.call_limit_s,
-            say=lambda line: typer.echo(line, err=True),
-        )
-        grown = [asking.limited(each, tries=is_tried) for each in growths(measured, planned.memory_limit_bytes)]
+    grown = growths(measured, planned.memory_limit_bytes)
+    with writing_to(target):
         drawn = save(report.curves(grown), target, "growth")
         pictures = [path.stem for path in drawn if path.suffix == ".png"]
         put(target / "growth.md", report.markdown(grown, measured, pictures))
@@ -63,7 +55,7 @@ def growth(
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
         typer.echo(f"\n{report.answered_for(grown)}\nPage and pictures: {target}")
-    running.finish(endings.of_growth(measured, grown), is_silent=as_json)
+    running.finish(endings.of_growth(measured), is_silent=as_json)
 
 
 COMMAND = Command(

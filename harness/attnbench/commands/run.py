@@ -37,8 +37,8 @@ def run(
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local:N for N on this "
-            "machine, to try it out. Needs attnbench\\[cluster].",
+            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. "
+            "Needs attnbench\\[cluster].",
         ),
     ] = "",
     as_json: AsJson = False,

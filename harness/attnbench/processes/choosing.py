@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.processes import messages
-from attnbench.processes.stages import Session, Stage, check_cell, named
+from attnbench.processes.stages import Session, Stage, check_cell, named, record_check
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
@@ -172,18 +172,19 @@ class Search:
                 left_s = max(0.0, self.until_s - self.session.elapsed_s)
                 limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
                 self._show_progress(f"{arm} on {workload}")
-                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+                checked = check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+                record_check(self.session, self._workloads[workload], arm, checked)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
         """The ratio of two arms on a workload; None without a common block."""
         discarded = self.gauge.follow(state.probes).get(workload, ())
-        found = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
-        return point([*found.values()], self.plan.num_searches) if found else None
+        ratios = by_process(numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded))
+        return point([*ratios.values()], self.plan.num_searches) if ratios else None
 
     def _points(self, state: State, ladder: Ladder, pair: Sequence[Arm], values: Sequence[int]) -> dict[int, Point]:
         """The ratios at all values with common blocks of both."""
-        found = {value: self._point(state, ladder.by_value[value], pair) for value in values}
-        return {value: known for value, known in found.items() if known is not None}
+        points = {value: self._point(state, ladder.by_value[value], pair) for value in values}
+        return {value: known for value, known in points.items() if known is not None}
 
     def _around_base(self, state: State, ladder: Ladder) -> Steps:
         """Find whether another arm is fastest towards the ends of the ladder, and from which value on."""

@@ -61,7 +61,7 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     Raises:
         ValueError: no workload can.
     """
-    found: dict[str, Workload] = {}
+    distinct: dict[str, Workload] = {}
     problem: ValueError | None = None
     for workload in workloads:
         try:
@@ -69,7 +69,7 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
         except ValueError as error:
             problem = error
             continue
-        found.setdefault(changed.id, changed)
-    if not found and problem is not None:
+        distinct.setdefault(changed.id, changed)
+    if not distinct and problem is not None:
         raise problem
-    return tuple(found.values())
+    return tuple(distinct.values())

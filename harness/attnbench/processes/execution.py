@@ -41,7 +41,6 @@ from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
-from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
 
@@ -93,14 +92,13 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """
     if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
         refuse_interpreted(plan)
-    state, sense, path = State(), Sense(), folder / JOURNAL
+    state, path = State(), folder / JOURNAL
     earlier = list(read_events(path)) if path.exists() else []
     for event in earlier:
         state.apply(event)
-        sense.add(event)
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
-        session = Session(plan, journal, worker, watch, clock, read_counters, state, sense)
+        session = Session(plan, journal, worker, watch, clock, read_counters, state)
         if not earlier:
             session.record(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
@@ -175,9 +173,9 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     ours = harness_folder(below / "modules")
 
     def client(side: events.Side, name: str) -> ProcessClient:
-        own = side_folders(side, below / f"{name}_modules")
+        folders = side_folders(side, below / f"{name}_modules")
         log = folder / f"{name}.log"
-        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
+        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *folders])
 
     return PairedClient(client(plan.sides.base, "worker_base"), client(plan.sides.candidate, "worker"), plan.seed)
 

@@ -87,25 +87,17 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
+    has_attend: bool = False  # optional methods of its module
+    has_pack: bool = False
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
     peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to the oracle: a workload, and the probes to leave out; `is_brief` needs only one probe."""
-
-    workload: Workload
-    seed: int
-    is_brief: bool = False
-    left_out: tuple[str, ...] = ()
 
 
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits.
 
     A client prepares the cell first, and passes the result to its judge. `is_brief` compares only one kind of input and
-    tries no rules: enough if the implementation has fully passed on a workload of the same kind. During calls of the
-    implementation, the oracle computes the next check's question, `following`.
+    tries no rules: enough if the implementation has fully passed on a workload of the same kind.
     """
 
     seed: int
@@ -113,12 +105,6 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     left_out: tuple[str, ...] = ()  # probe names
     rejects: tuple[str, ...] = ()  # see Plan
     prepared: Prepared | None = None
-    following: Question | None = None
-
-    @property
-    def question(self) -> Question:
-        """The question to the oracle for this check."""
-        return Question(workload=self.workload, seed=self.seed, is_brief=self.is_brief, left_out=self.left_out)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,16 +135,10 @@ class CandidateRequest(CellRequest, frozen=True, kw_only=True):
     tensors: dict[str, Place]
 
 
-class Build(CandidateRequest, frozen=True, kw_only=True, tag="build"):
-    """Build a module with these weights."""
-
-    module: int
-
-
 class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     """Call a module forward; `needs` names the tensors that get gradients. `is_inference`: in torch.inference_mode.
 
-    With `weights` the module is built first: Build is needed only for a cell's first module, to report its methods.
+    With `weights` the module is built first.
     """
 
     module: int
@@ -180,18 +160,6 @@ class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
     """Compute the gradients of a call from that of its output."""
 
     call: int
-
-
-class Account(CellRequest, frozen=True, kw_only=True, tag="account"):
-    """Look for changes of the process since the last such request; a change is a failure."""
-
-
-class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """Optional methods of the candidate's module, and the state of each generator after building it."""
-
-    has_attend: bool
-    has_pack: bool
-    random: tuple[bytes, ...]
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
@@ -268,15 +236,6 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
     file: str
 
 
-class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
-    """Make a call that may not fit, and measure its memory.
-
-    `limit_bytes` limits the memory beyond its inputs; 0: all free memory.
-    """
-
-    limit_bytes: int = 0
-
-
 class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
     """Test every law of invariance, then time prefill and decoding."""
 
@@ -330,14 +289,14 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
             workload=self.workload.id,
             epoch=self.epoch,
             visit=self.number,
-            arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
+            arms=tuple(ArmSamples(arm=arm, samples=tuple(of_arm)) for arm, of_arm in samples.items()),
             called_s=called_s,
             states=tuple(states),
             probe=f"{self.workload.device}, {self.workload.num_threads} threads",
         )
 
 
-Consulted = Build | Call | Backward
+Consulted = Call | Backward
 """Requests of the judge to a candidate's process."""
 Aside = Declare | BuildModel | JudgeAttention | TimeSteps
 """Requests without a workload."""
@@ -351,10 +310,8 @@ Work = (
     | PrepareWitness
     | Witness
     | HandIn
-    | Account
     | JudgeOutput
     | Trace
-    | Attempt
     | Certify
     | Consulted
 )
@@ -372,14 +329,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The request succeeded; a judged output is right."""
 
 
-class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
-    """The call fits. `free_bytes` is the free memory before it."""
-
-    call_s: float
-    peak_bytes: int
-    free_bytes: int
-
-
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The request failed at this arm; at the interference probe, or without an arm, in the harness itself."""
 
@@ -394,7 +343,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 
-Answer = Built | Tensors | Failed
+Answer = Tensors | Failed
 """Replies to the judge."""
 Request = Start | Work | Aside | Answer
 Reply = (
@@ -407,7 +356,6 @@ Reply = (
     | VisitFinished
     | Done
     | HandedIn
-    | Attempted
     | Certificate
     | Declared
     | ModelBuilt
@@ -422,11 +370,9 @@ Reply = (
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
     Prepare: (Prepared,),
-    Check: (CellChecked, Build, Call, Backward),
-    Build: (Built,),
+    Check: (CellChecked, Call, Backward),
     Call: (Tensors,),
     Backward: (Tensors,),
-    Account: (Done,),
     Observe: (CellMeasured,),
     Profile: (CellProfiled,),
     PrepareWitness: (Done,),
@@ -434,7 +380,6 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     HandIn: (HandedIn,),
     JudgeOutput: (Done,),
     Trace: (Done,),
-    Attempt: (Attempted,),
     Certify: (Certificate,),
     Declare: (Declared,),
     BuildModel: (ModelBuilt,),
@@ -442,7 +387,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     TimeSteps: (StepsTimed,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
-    **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
+    **dict.fromkeys((Tensors, Failed), (CellChecked, Call, Backward)),
 }
 """Replies to each request besides Failed; any other reply counts as a crash."""
 
@@ -468,9 +413,9 @@ class Heartbeat:
     def __init__(self, file: int | None = None) -> None:
         """Map the open file of another process; without one, make a new file."""
         if file is None:
-            with tempfile.TemporaryFile() as made:
-                made.truncate(self._LAYOUT.size)
-                file = os.dup(made.fileno())
+            with tempfile.TemporaryFile() as temporary:
+                temporary.truncate(self._LAYOUT.size)
+                file = os.dup(temporary.fileno())
         self.file = file
         self._memory = mmap.mmap(file, self._LAYOUT.size)
 

@@ -33,7 +33,7 @@ REACH = 16
 """Factor by which a search for a crossover extends in both directions."""
 LENGTH = "length"
 """The axis of a ladder that changes the lengths of query and key together."""
-WAYS = {
+SEARCH_RANGES = {
     LENGTH: (16, 16384),
     "seq_len": (16, 16384),
     "kv_len": (16, 65536),
@@ -110,8 +110,8 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
-        found = device(named)  # raises if there is no such device
-        if launch == "graph" and not found.has_graphs:
+        target = device(named)  # raises if there is no such device
+        if launch == "graph" and not target.has_graphs:
             raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
@@ -188,12 +188,12 @@ def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     if is_alike:
         axes = unset(together(declarations))
         return (suited(workloads, axes), left_out) if axes else (workloads, left_out)
-    own = {
+    by_spec = {
         spec: suited(workloads, unset(declarations[spec].built_in)) if spec in declarations else workloads
         for spec in specs
     }
-    every = {workload.id: workload for each in own.values() for workload in each}
-    out = {plugins.name_of(spec): set(every) - {each.id for each in own[spec]} for spec in specs}
+    every = {workload.id: workload for each in by_spec.values() for workload in each}
+    out = {plugins.name_of(spec): set(every) - {each.id for each in by_spec[spec]} for spec in specs}
     named = {
         name: tuple(each for each in every if each in {*ids, *left_out.get(name, ())}) for name, ids in out.items()
     }
@@ -205,16 +205,16 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
 
     With `searches`, and if workloads are few, it also searches for crossovers in length.
     """
-    asked = {each.id for each in planned.workloads}
-    ladders, made = [], dict[str, Workload]()
-    for base in planned.workloads if searches and len(asked) <= MOST_LADDERS else ():
-        length, (least, most) = base.longest, WAYS[LENGTH]
+    requested = {each.id for each in planned.workloads}
+    ladders, workloads = [], dict[str, Workload]()
+    for base in planned.workloads if searches and len(requested) <= MOST_LADDERS else ():
+        length, (least, most) = base.longest, SEARCH_RANGES[LENGTH]
         shorter, longer = max(least, length // REACH), max(length, min(most, length * REACH))
         values = sorted({*_way(min(shorter, length), length), *_way(length, longer)})
         steps = [base if value == length else base.at_length(value) for value in values]
-        made |= {each.id: each for each in steps}
+        workloads |= {each.id: each for each in steps}
         ladders.append(Ladder(axis=LENGTH, values=tuple(values), workloads=_ids(steps), base=base.id))
-    unasked = {key: each for key, each in made.items() if key not in asked}
+    unasked = {key: each for key, each in workloads.items() if key not in requested}
     return msgspec.structs.replace(
         planned,
         workloads=(*planned.workloads, *unasked.values()),
@@ -229,33 +229,33 @@ def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
     """The plan of a run that searches for crossovers of all pairs of these implementations along an axis.
 
-    `low` and `high` bound the search; 0: the default of `WAYS`.
+    `low` and `high` bound the search; 0: the default of `SEARCH_RANGES`.
 
     Raises:
         ValueError: fewer than two implementations are named, or the axis does not increase.
     """
     names = list(dict.fromkeys(map(plugins.name_of, specs)))
     if len(names) < 2:  # noqa: PLR2004 - two change places
-        given = f"{names[0]} alone" if names else "nobody"
+        only = f"{names[0]} alone" if names else "nothing"
         raise ValueError(
-            f"{given} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
+            f"{only} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
         )
-    if axis not in WAYS:
-        raise ValueError(plugins.unknown("axis", axis, WAYS))
-    least, most = WAYS[axis]
+    if axis not in SEARCH_RANGES:
+        raise ValueError(plugins.unknown("axis", axis, SEARCH_RANGES))
+    least, most = SEARCH_RANGES[axis]
     values = ladder(low or least, high or most, 8 if axis == "head_dim" else 1)
     ladders: list[Ladder] = []
-    made: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for base in planned.workloads:
         steps = [base.at_length(value) if axis == LENGTH else _with(base, axis, value) for value in values]
-        made |= {each.id: each for each in steps}
+        workloads |= {each.id: each for each in steps}
         ladders.append(
             Ladder(axis=axis, values=tuple(values), workloads=_ids(steps), pairs=tuple(combinations(names, 2)))
         )
     return msgspec.structs.replace(
         planned,
-        workloads=tuple(made.values()),
-        unasked=tuple(made),
+        workloads=tuple(workloads.values()),
+        unasked=tuple(workloads),
         stages=("search",),
         ladders=tuple(dict.fromkeys(ladders)),
     )

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from attnbench.checking.case import GIVEN, pull_back, set_dropout
 from attnbench.checking.reference import canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import Backward, Build, Built, Call, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import Backward, Call, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
 
-Ask = Callable[[Build | Call | Backward], object]
+Ask = Callable[[Call | Backward], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
@@ -99,8 +100,8 @@ class Exchange:
 
     def receive(self, place: Place, device: torch.device | str = "cpu") -> Tensor:
         """A copy of the tensor with the same layout."""
-        made = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
-        return made.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
+        tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
+        return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
 
 def move(transfer: Callable[[int, list[memoryview], int], int], file: int, memory: memoryview, at: int) -> int:
@@ -123,8 +124,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def generators(name: str) -> list[Generator]:
     """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
     here = torch.device(device(name).torch_device)
-    own = [] if device(name).is_host else [torch.get_device_module(here).default_generators[here.index or 0]]
-    return [torch.default_generator, *own]
+    others = [] if device(name).is_host else [torch.get_device_module(here).default_generators[here.index or 0]]
+    return [torch.default_generator, *others]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
@@ -141,18 +142,27 @@ def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None
 @contextmanager
 def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterator[None]:
     """Give the generators these states, and restore theirs at the end of the context."""
-    own = states_of(generators)
+    before = states_of(generators)
     set_states(generators, states)
     try:
         yield
     finally:
-        set_states(generators, own)
+        set_states(generators, before)
+
+
+def methods_of(module: nn.Module) -> dict[str, bool]:
+    """The optional methods that a module has, as fields of Prepared."""
+    return {
+        "has_attend": hasattr(module, "attend"),
+        "has_pack": hasattr(module, "pack") and hasattr(module, "pack_out"),
+    }
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
     """The implementation that the judge checks in place of one in another process."""
+    bases = (*prepared.has_attend * (_Attends,), *prepared.has_pack * (_Packs,), StandIn)
     return Implementation(
-        build=remote.build,
+        build=partial(remote.build, type("StandIn", bases, {})),
         source="another process",
         has_dropout=prepared.has_dropout,
         is_approximate=prepared.is_approximate,
@@ -167,25 +177,15 @@ class Remote:
         self._exchange = Exchange()
         self._generators = generators(cell["workload"].device)
         self.num_modules = self.num_calls = 0
-        self._offers: Built | None = None  # optional methods of the cell's modules
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
 
-    def build(self, weights: Weights) -> nn.Module:
-        """A stand-in for the candidate's module with these weights, which is built there at its first call.
-
-        The cell's first module is built at once.
-        """
+    def build(self, kind: "type[StandIn]", weights: Weights) -> nn.Module:
+        """A stand-in for the candidate's module with these weights, which is built there at its first call."""
         self.num_modules += 1
-        is_first = self._offers is None
-        if self._offers is None:
-            sent = self._exchange.send(weights.tensors())
-            self._offers = self._asked(Build, module=self.num_modules, tensors=sent)
-        bases = (*self._offers.has_attend * (_Attends,), *self._offers.has_pack * (_Packs,), StandIn)
-        made: StandIn = type("StandIn", bases, {})(self, self.num_modules, weights)
-        made.is_built = is_first
-        weakref.finalize(made, self.forgotten.append, self.num_modules)
-        return made
+        module = kind(self, self.num_modules, weights)
+        weakref.finalize(module, self.forgotten.append, self.num_modules)
+        return module
 
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
         """The output of a forward call; `needs` names the inputs or weights that get a gradient."""
@@ -217,12 +217,12 @@ class Remote:
 
     def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
         """The gradients of a call's backward pass, by name."""
-        given = {GRADIENT: grad_output}
-        reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(given))
-        self._see_changes(reply, given)
+        tensors = {GRADIENT: grad_output}
+        reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(tensors))
+        self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
-    def _see_changes(self, reply: Tensors, given: Mapping[str, Tensor]) -> None:
+    def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
         """Apply the candidate's in-place changes here, and note its other actions.
 
         Raises:
@@ -231,12 +231,12 @@ class Remote:
         conduct.Conduct(faults=reply.faults).require_faultless()
         conduct.note(reply.notes)
         for name, place in reply.changed.items():
-            bytes_of(given[name]).copy_(self._exchange.read(place))
+            bytes_of(tensors[name]).copy_(self._exchange.read(place))
         for call, place in reply.changed_outputs.items():
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Build | Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
+    def _asked(self, kind: type[Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
         """Send a request to the candidate's process; return the reply.
 
         Raises:
@@ -246,7 +246,7 @@ class Remote:
         forget, self.forgotten[:] = tuple(self.forgotten), []
         random = states_of(self._generators)
         reply = self._ask(kind(**self._cell, exchange=self._exchange.path, forget=forget, random=random, **fields))
-        if isinstance(reply, Built | Tensors):
+        if isinstance(reply, Tensors):
             set_states(self._generators, reply.random)
             return reply
         assert isinstance(reply, Failed)
@@ -268,9 +268,9 @@ class StandIn(nn.Module):
         """Tokens (B, T, D) and, if S differs, context (B, S, D) -> (B, T, D)."""
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
-    def made_there(self, given: dict[str, Tensor], mask: BoundMask) -> Tensor:
+    def made_there(self, operands: dict[str, Tensor], mask: BoundMask) -> Tensor:
         """The output of a call."""
-        inputs = {**given, **mask.inputs}
+        inputs = {**operands, **mask.inputs}
         if not torch.is_grad_enabled():
             return self.remote.call(self, inputs, mask, needs=())
         output: Tensor = _RemoteCall.apply(self, mask, tuple(inputs), *inputs.values(), *self.parameters())  # type: ignore[no-untyped-call]
@@ -313,8 +313,8 @@ class _RemoteCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients, in the order of the tensors."""
-        made = ctx.remote.backward(ctx.call, grad_outputs[0])
-        return None, None, None, *(made.get(name) for name in ctx.names)
+        gradients = ctx.remote.backward(ctx.call, grad_outputs[0])
+        return None, None, None, *(gradients.get(name) for name in ctx.names)
 
 
 @dataclass
@@ -338,7 +338,7 @@ class Candidates:
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
-    def answer(self, request: Build | Call | Backward, made: Implementation) -> Built | Tensors:
+    def answer(self, request: Call | Backward, implementation: Implementation) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
         if self._exchange is None or not self._exchange.is_at(request.exchange):
             self.__init__()  # type: ignore[misc]
@@ -347,41 +347,26 @@ class Candidates:
             self._modules.pop(number, None)
         here = generators(request.workload.device)
         with drawing_from(here, request.random):
-            match request:
-                case Build():
-                    reply: Built | Tensors = self._build(request, made, self._exchange)
-                case Call():
-                    reply = self._call(request, made, self._exchange)
-                case Backward():
-                    reply = self._backward(request, self._exchange)
+            if isinstance(request, Call):
+                reply = self._call(request, implementation, self._exchange)
+            else:
+                reply = self._backward(request, self._exchange)
             return msgspec.structs.replace(reply, random=states_of(here))
 
-    def _build(self, request: Build, made: Implementation, exchange: Exchange) -> Built:
-        module = self._module(request, request.tensors, made, exchange)
-        has_pack = hasattr(module, "pack") and hasattr(module, "pack_out")
-        return Built(has_attend=hasattr(module, "attend"), has_pack=has_pack, random=())
-
-    def _module(
-        self, request: Build | Call, places: Mapping[str, Place], made: Implementation, exchange: Exchange
-    ) -> nn.Module:
-        """Build the request's module with the weights that were sent."""
-        here = device(request.workload.device).torch_device
-        weights = Weights(**{name: exchange.receive(place, here) for name, place in places.items()})
-        module = made.build(weights).eval()
-        self._modules[request.module] = module, weights
-        return module
-
-    def _call(self, request: Call, made: Implementation, exchange: Exchange) -> Tensors:
+    def _call(self, request: Call, implementation: Implementation, exchange: Exchange) -> Tensors:
         if request.weights:
-            self._module(request, request.weights, made, exchange)
+            here = device(request.workload.device).torch_device
+            sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
+            weights = Weights(**sent)
+            self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
-        if made.has_dropout:
+        if implementation.has_dropout:
             set_dropout(module, request.dropout)
-        given = self._given(request)
-        for name, tensor in given.items():
+        tensors = self._given(request)
+        for name, tensor in tensors.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
-        has_weights = any(name not in given for name in request.needs)
+        has_weights = any(name not in tensors for name in request.needs)
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
         key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
@@ -397,26 +382,26 @@ class Candidates:
             )
         mask = self._masks[key]
         mask.form = request.mask_form
-        mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
-        inputs = given.values()
+        mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
+        inputs = tensors.values()
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
         with conduct.watched({}, mask, inputs=inputs) as seen, mode:
-            if "query" in given:
+            if "query" in tensors:
                 attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
-                output = attend(given["query"], given["key"], given["value"], mask)
+                output = attend(tensors["query"], tensors["key"], tensors["value"], mask)
             else:
-                output = module(given["x"], given.get("context"), mask=mask)
+                output = module(tensors["x"], tensors.get("context"), mask=mask)
         require_plain("output", output)
-        changed = self._changed(given, request.tensors, exchange)
-        leaves = {name: given[name] for name in request.needs if name in given}
+        changed = self._changed(tensors, request.tensors, exchange)
+        leaves = {name: tensors[name] for name in request.needs if name in tensors}
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
         if has_weights:
             leaves |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
-        sent = output.detach().clone()
-        self._calls[request.call] = _Called(output, sent, leaves, request.module, mask)
+        copy = output.detach().clone()
+        self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
-        return self._reply({"output": sent}, changed, seen, exchange)
+        return self._reply({"output": copy}, changed, seen, exchange)
 
     def _backward(self, request: Backward, exchange: Exchange) -> Tensors:
         called = self._calls[request.call]
@@ -425,35 +410,35 @@ class Candidates:
         grad_output = exchange.receive(place, called.output.device)
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
-            made = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
-        for name, gradient in zip(called.leaves, made, strict=True):
+            gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
+        for name, gradient in zip(called.leaves, gradients, strict=True):
             if gradient is not None:
                 require_plain(f"gradient of {name}", gradient)
-        found: dict[str, Tensor | None] = dict(zip(called.leaves, made, strict=True))
+        named: dict[str, Tensor | None] = dict(zip(called.leaves, gradients, strict=True))
         of_parameters = {
-            name.removeprefix("parameter "): found.pop(name) for name in list(found) if name.startswith("parameter ")
+            name.removeprefix("parameter "): named.pop(name) for name in list(named) if name.startswith("parameter ")
         }
         if of_parameters:
-            found |= canonical_gradients(module, weights, of_parameters)
+            named |= canonical_gradients(module, weights, of_parameters)
         changed = self._changed({GRADIENT: grad_output}, request.tensors, exchange)
-        return self._reply({name: each for name, each in found.items() if each is not None}, changed, seen, exchange)
+        return self._reply({name: each for name, each in named.items() if each is not None}, changed, seen, exchange)
 
     def _given(self, request: Call) -> dict[str, Tensor]:
         """The tensors of a call. Tensors that share memory at the judge share it here, or are one tensor."""
-        given: dict[str, Tensor] = {}
+        placed: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
         for name, place in places.items():
-            others = [other for other in given if places[other].memory == place.memory and place.num_bytes]
-            same = [given[other] for other in others if places[other] == place]
+            others = [other for other in placed if places[other].memory == place.memory and place.num_bytes]
+            same = [placed[other] for other in others if places[other] == place]
             if same:
-                given[name] = same[0]
+                placed[name] = same[0]
             elif others:
-                memory = given[others[0]].untyped_storage()
+                memory = placed[others[0]].untyped_storage()
                 empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
-                given[name] = empty.set_(memory, place.offset, place.shape, place.stride)
+                placed[name] = empty.set_(memory, place.offset, place.shape, place.stride)
             else:
-                given[name] = self._placed(name, request.tensors[name], request.device)
-        return given
+                placed[name] = self._placed(name, request.tensors[name], request.device)
+        return placed
 
     def _placed(self, name: str, place: Place, where: str) -> Tensor:
         """The received tensor, in the same memory as before if the judge has sent it before."""
@@ -469,12 +454,12 @@ class Candidates:
         return self._inputs[key]
 
     def _changed(
-        self, given: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
+        self, tensors: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
     ) -> dict[str, Tensor]:
         """The tensors that differ from the sent bytes."""
         return {
             name: bytes_of(tensor).cpu()
-            for name, tensor in given.items()
+            for name, tensor in tensors.items()
             if not torch.equal(bytes_of(tensor).cpu(), exchange.read(places[name]))
         }
 

@@ -25,6 +25,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, DeviceState, Key, Role, 
 from attnbench.timing.blocks import MIN_SAMPLE_S, WARM_S, choose, known
 from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
+from attnbench.workloads.workload import Workload
 
 Specs = tuple[tuple[Arm, str], ...]
 """Arms with the source of each implementation."""
@@ -90,8 +91,8 @@ def take_turns(
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
     called_s, states = 0.0, list[DeviceState]()
-    found = dict(request.known)
-    is_known = all(arm in found for arm in samples if arm != PROBE)
+    seconds = dict(request.known)
+    is_known = all(arm in seconds for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
@@ -100,8 +101,8 @@ def take_turns(
         taken: dict[Arm, Sample] = {}
         num_before = 0
         for part in draws.sample(parts, len(parts)):
-            seed, told = draws.getrandbits(53), tuple(found.items())
-            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=told))
+            seed, known_seconds = draws.getrandbits(53), tuple(seconds.items())
+            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=known_seconds))
             if isinstance(reply, messages.Failed):
                 return reply
             called_s += reply.called_s
@@ -112,7 +113,7 @@ def take_turns(
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
         if step is ready:
-            found |= dict(known({arm: [sample] for arm, sample in taken.items()}))
+            seconds |= dict(known({arm: [sample] for arm, sample in taken.items()}))
             continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
@@ -179,6 +180,25 @@ class PairedClient(WorkerClient):
         self._exits.close()
 
 
+class _FailedError(Exception):
+    """A request failed; carries the reply."""
+
+    def __init__(self, failed: messages.Failed) -> None:
+        super().__init__(failed.message)
+        self.failed = failed
+
+
+def _require(reply: messages.Reply) -> messages.Reply:
+    """The reply, unless it is a failure.
+
+    Raises:
+        _FailedError: it is.
+    """
+    if isinstance(reply, messages.Failed):
+        raise _FailedError(reply)
+    return reply
+
+
 def _whole(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
     reply = part.client.ask(step)
     assert isinstance(reply, VisitFinished | messages.Failed)
@@ -193,46 +213,21 @@ def _own(
     Any failure in its process is attributed to the implementation that it holds.
     """
     assert part.owner is not None
-    asked = [arm for arm, _ in step.arms]
-    blamed = next((arm for arm in asked if arm != PROBE), part.owner)
+    requested = [arm for arm, _ in step.arms]
+    blamed = next((arm for arm in requested if arm != PROBE), part.owner)
     if isinstance(reply, messages.Failed):
-        return reply if reply.arm in asked and reply.arm != PROBE else msgspec.structs.replace(reply, arm=blamed)
+        return reply if reply.arm in requested and reply.arm != PROBE else msgspec.structs.replace(reply, arm=blamed)
     samples = [sample for taken in reply.arms for sample in taken.samples]
-    is_asked = [taken.arm for taken in reply.arms] == asked
-    is_whole = len(samples) == step.num_blocks * len(asked)
+    is_asked = [taken.arm for taken in reply.arms] == requested
+    is_whole = len(samples) == step.num_blocks * len(requested)
     if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
         message = "its process answers what was not asked, or that a call takes 0 s"
         return messages.Failed(arm=blamed, status=Status.invalid, message=message)
     return reply
 
 
-@dataclass
-class Evidence:
-    """The coordinator's readings of a cell's calls, for comparison with the runner's claims."""
-
-    hidden: list[float] = field(default_factory=list)  # for each block: seconds in addition to the claimed ones
-    claimed: list[float] = field(default_factory=list)  # for each block: claimed seconds of its timed calls
-    factors: list[float] = field(default_factory=list)  # for each visit: time of a witnessed call over a claimed one
-
-    def finding(self, call_s: float, waited_s: float, bar: float = HIDDEN) -> str:
-        """The fault of the samples, in words, or "".
-
-        `call_s` is the time of a call by the samples, `waited_s` the usual extra time of requests, and `bar` the factor
-        by which the clocks must differ.
-        """
-        if len(self.factors) < FEWEST_WITNESSES:
-            return ""
-        factor = quartile(self.factors)
-        if factor > bar + 1 / len(self.factors):  # a few may all be disturbed
-            return (
-                f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
-                f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"
-            )
-        hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.claimed)
-        if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:
-            took, claimed = show(hidden_s + claimed_s, "s"), show(claimed_s, "s")
-            return f"by the coordinator's clock its samples in a block take {took}, and by its own {claimed}"
-        return ""
+Factors = tuple[float, float]
+"""The time of a witnessed call over a claimed one: as read, and without time that other work explains."""
 
 
 class Reading(NamedTuple):
@@ -274,38 +269,6 @@ def turn(step: messages.SampleBlocks, reply: VisitFinished, reading: Reading) ->
 
 
 @dataclass
-class Clocked:
-    """All evidence on a cell: as read, and without the time explained by other work on the machine."""
-
-    raw: Evidence = field(default_factory=Evidence)
-    unexplained: Evidence = field(default_factory=Evidence)
-    was_busy: bool = False
-
-    def add(self, turns: Sequence[Turn], witness: tuple[float, float], load: "Load") -> None:
-        """Add the parts of a visit's blocks, and the factors of its witness sample."""
-        self.was_busy |= load.is_busy
-        for each in turns:
-            for evidence, explained_s in ((self.raw, 0.0), (self.unexplained, load.explained(*each.reading))):
-                evidence.hidden.append(each.beyond_s - explained_s)
-                evidence.claimed.append(each.claimed_s)
-        self.raw.factors.append(witness[0])
-        self.unexplained.factors.append(witness[1])
-
-    def improve(self, witness: tuple[float, float]) -> None:
-        """Use another witness sample of the last visit if it is better: disturbances do not last."""
-        for evidence, factor in zip((self.raw, self.unexplained), witness, strict=True):
-            evidence.factors[-1] = min(evidence.factors[-1], factor)
-
-    def doubt(self, call_s: float, waited_s: float) -> str:
-        """Why the samples may misrepresent the time of a call, or ""."""
-        return self.raw.finding(call_s, waited_s)
-
-    def finding(self, call_s: float, waited_s: float) -> str:
-        """Why the samples are wrong even if other work explains lost time, or ""."""
-        return self.unexplained.finding(call_s, waited_s, FAR if self.was_busy else HIDDEN)
-
-
-@dataclass
 class Load:
     """Time that other work takes from requests of trusted processes, which code under test cannot influence."""
 
@@ -330,6 +293,60 @@ class Load:
     def explained(self, spent_s: float, lost_s: float) -> float:
         """Seconds of a request that other work explains; 0 on a quiet machine."""
         return min(spent_s, max(lost_s, self.share * spent_s)) if self.is_busy else 0.0
+
+
+@dataclass
+class Evidence:
+    """The coordinator's readings of a cell's calls, for comparison with the runner's claims.
+
+    Each is a pair: as read, and without the time explained by other work on the machine.
+    """
+
+    hidden: list[tuple[float, float]] = field(default_factory=list)  # seconds of a block beyond the claimed ones
+    claimed: list[float] = field(default_factory=list)  # claimed seconds of the timed calls of a block
+    factors: list[Factors] = field(default_factory=list)  # of each visit: time of a witnessed call over a claimed one
+    was_busy: bool = False
+
+    def add(self, turns: Sequence[Turn], factors: Factors, load: Load) -> None:
+        """Add the parts of a visit's blocks, and its witness sample."""
+        self.was_busy |= load.is_busy
+        for each in turns:
+            self.hidden.append((each.beyond_s, each.beyond_s - load.explained(*each.reading)))
+            self.claimed.append(each.claimed_s)
+        self.factors.append(factors)
+
+    def improve(self, factors: Factors) -> None:
+        """Use another witness sample of the last visit if it is better: disturbances do not last."""
+        last = self.factors[-1]
+        self.factors[-1] = min(last[0], factors[0]), min(last[1], factors[1])
+
+    def doubt(self, call_s: float, waited_s: float) -> str:
+        """Why the samples may misrepresent the time of a call, or ""; see `_fault` for the parameters."""
+        return self._fault(0, HIDDEN, call_s, waited_s)
+
+    def finding(self, call_s: float, waited_s: float) -> str:
+        """Why the samples are wrong even if other work explains lost time, or ""."""
+        return self._fault(1, FAR if self.was_busy else HIDDEN, call_s, waited_s)
+
+    def _fault(self, member: int, bar: float, call_s: float, waited_s: float) -> str:
+        """The fault of the samples by this member of each pair, in words, or "".
+
+        `call_s` is the time of a call by the samples, `waited_s` the usual extra time of requests, and `bar` the factor
+        by which the clocks must differ.
+        """
+        if len(self.factors) < FEWEST_WITNESSES:
+            return ""
+        factor = quartile(pair[member] for pair in self.factors)
+        if factor > bar + 1 / len(self.factors):  # a few may all be disturbed
+            return (
+                f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
+                f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"
+            )
+        hidden_s, claimed_s = quartile(pair[member] for pair in self.hidden), statistics.median(self.claimed)
+        if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:
+            took, claimed = show(hidden_s + claimed_s, "s"), show(claimed_s, "s")
+            return f"by the coordinator's clock its samples in a block take {took}, and by its own {claimed}"
+        return ""
 
 
 def quartile(values: Iterable[float]) -> float:
@@ -393,7 +410,7 @@ class IsolatingClient(WorkerClient):
         """Keep the shared worker, and the function from an arm to its process; "" is the shared one."""
         self.shared, self.runner, self.now = shared, runner, clock
         self.alone: dict[str, ProcessClient] = {}
-        self.clocked: dict[Key, Clocked] = {}
+        self.evidence: dict[Key, Evidence] = {}
         self.waited_s: list[float] = []  # extra time of the shared worker's requests for a block
         self.begun: set[Key] = set()  # cells that have had a witness sample
         self.layout = 0
@@ -440,40 +457,78 @@ class IsolatingClient(WorkerClient):
             return self.shared.ask(request)
         shared = Part(self._client(""), tuple(by_runner.pop("")))
         parts = []
-        for name, own in by_runner.items():  # with controls, since the baseline has one
-            arms = dict.fromkeys([*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, "")])
-            parts.append(Part(self._client(name), tuple(arms), owner=own[0][0].as_measured()))
+        for name, specs in by_runner.items():  # with controls, since the baseline has one
+            arms = dict.fromkeys([*specs, *((arm.as_control(), spec) for arm, spec in specs), (PROBE, "")])
+            parts.append(Part(self._client(name), tuple(arms), owner=specs[0][0].as_measured()))
         watch = _Stopwatch(self.now)
         visit = take_turns(request, [shared, *parts], watch.ask)
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         self.waited_s += watch.waited_s
+        try:
+            return msgspec.structs.replace(visit, doubts=self._doubts(request.workload, shared, parts, visit, watch))
+        except _FailedError as error:
+            return error.failed
+
+    def _doubts(
+        self, workload: Workload, shared: Part, parts: Sequence[Part], visit: VisitFinished, watch: "_Stopwatch"
+    ) -> dict[str, str]:
+        """Compare both clocks for each untrusted arm; return reasons to distrust its times, by implementation.
+
+        Raises:
+            _FailedError: the times cannot be true, or an answer is wrong.
+        """
         disturbed = 1.0, 1.0  # effect of other work on any witness; unknown without a trusted one
         for arm, spec in [each for each in shared.arms if each[0].role is Role.measured][:1]:
-            cell = {"workload": request.workload, "arm": arm, "spec": spec}
+            cell = {"workload": workload, "arm": arm, "spec": spec}
             usual = self._witness(cell, shared, visit.samples(arm), watch)
-            if isinstance(usual, messages.Failed):
-                return usual
             disturbed = max(1.0, usual[0]), max(1.0, usual[1])
         doubts: dict[str, str] = {}
         for part in parts:
             for arm, spec in part.arms:
                 if arm.role is Role.measured:
-                    cell = {"workload": request.workload, "arm": arm, "spec": spec}
-                    doubt = self._compare_clocks(cell, part, visit.samples(arm), watch, disturbed)
-                    if isinstance(doubt, messages.Failed):
-                        return doubt
-                    doubts |= {arm.implementation: doubt} if doubt else {}
-        return msgspec.structs.replace(visit, doubts=doubts)
+                    cell = {"workload": workload, "arm": arm, "spec": spec}
+                    if doubt := self._doubt(cell, part, visit.samples(arm), watch, disturbed):
+                        doubts[arm.implementation] = doubt
+        return doubts
 
-    def _witness(
-        self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample], watch: "_Stopwatch"
-    ) -> tuple[float, float] | messages.Failed:
-        """Take a cell's witness sample: the factor by which calls are slower than in its samples.
+    def _doubt(
+        self,
+        cell: Mapping[str, Any],
+        part: Part,
+        samples: Sequence[Sample],
+        watch: "_Stopwatch",
+        disturbed: Factors,
+    ) -> str:
+        """Why the samples of a cell are doubtful, or "".
 
-        Foreign code is judged.
+        Raises:
+            _FailedError: they cannot be true, or an answer is wrong.
+        """
 
-        The second factor excludes the time that other work on the machine explains.
+        def witness() -> Factors:
+            factors = self._witness(cell, part, samples, watch)
+            return factors[0] / disturbed[0], factors[1] / disturbed[1]
+
+        factors = witness()
+        if not device(cell["workload"].device).is_host:
+            return ""
+        evidence = self.evidence.setdefault((cell["workload"].id, cell["arm"]), Evidence())
+        evidence.add(watch.turns[cell["arm"]], factors, watch.load)
+        call_s, waited_s = statistics.median(sample.value for sample in samples), quartile(self.waited_s or [0.0])
+        for _ in range(NUM_LOOKS - 1):
+            if not evidence.doubt(call_s, waited_s):
+                return ""
+            evidence.improve(witness())
+        if wrong := evidence.finding(call_s, waited_s):
+            raise _FailedError(messages.Failed(arm=cell["arm"], status=Status.invalid, message=wrong))
+        return evidence.doubt(call_s, waited_s)
+
+    def _witness(self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample], watch: "_Stopwatch") -> Factors:
+        """Take a cell's witness sample; foreign code is judged.
+
+        Raises:
+            _FailedError: a call fails, or an answer is wrong.
         """
         workload, runner = cell["workload"], part.client
         claimed_s = statistics.median(sample.value for sample in samples)
@@ -484,28 +539,21 @@ class IsolatingClient(WorkerClient):
         self.begun.add((workload.id, cell["arm"]))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
         prepare = messages.PrepareWitness(**cell, num_before=before, before_s=BEFORE_S, num_calls=number, seed=seed)
-        ready = runner.ask(prepare)
-        if isinstance(ready, messages.Failed):
-            return ready
+        _require(runner.ask(prepare))
         brackets, size = [], math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
             last = min(first + size, number)
             reply, reading = watch.read(part, messages.Witness(**cell, first=first, last=last))
-            if isinstance(reply, messages.Failed):
-                return reply
+            _require(reply)
             brackets.append((reading, last - first))
         chosen = DRAWS.sample(range(number), min(NUM_HANDED, number) if part.is_foreign else 1)
         for num_later, call in reversed(list(enumerate(chosen))):
-            handed = runner.ask(messages.HandIn(**cell, number=call, is_last=not num_later))
-            if isinstance(handed, messages.Failed):
-                return handed
+            handed = _require(runner.ask(messages.HandIn(**cell, number=call, is_last=not num_later)))
             assert isinstance(handed, messages.HandedIn)
             if part.is_foreign:
                 row_seed = DRAWS.getrandbits(53)
                 to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, number=call, row_seed=row_seed)
-                judged = self.shared.judged(to_judge)
-                if isinstance(judged, messages.Failed):
-                    return judged
+                _require(self.shared.judged(to_judge))
         paging_s = call_bytes * PAGING_S_PER_BYTE
 
         def factor(explained_s: Callable[[float, float], float]) -> float:
@@ -513,41 +561,6 @@ class IsolatingClient(WorkerClient):
             return (statistics.median(times) - paging_s) / claimed_s
 
         return factor(lambda *_: 0.0), factor(watch.load.explained)
-
-    def _compare_clocks(
-        self,
-        cell: Mapping[str, Any],
-        part: Part,
-        samples: Sequence[Sample],
-        watch: "_Stopwatch",
-        disturbed: tuple[float, float],
-    ) -> str | messages.Failed:
-        """Why the samples of a cell are doubtful, or ""; Failed if they cannot be true, or an answer is wrong."""
-
-        def witness() -> tuple[float, float] | messages.Failed:
-            factors = self._witness(cell, part, samples, watch)
-            if isinstance(factors, messages.Failed):
-                return factors
-            return factors[0] / disturbed[0], factors[1] / disturbed[1]
-
-        factors = witness()
-        if isinstance(factors, messages.Failed):
-            return factors
-        if not device(cell["workload"].device).is_host:
-            return ""
-        clocked = self.clocked.setdefault((cell["workload"].id, cell["arm"]), Clocked())
-        clocked.add(watch.turns[cell["arm"]], factors, watch.load)
-        call_s, waited_s = statistics.median(sample.value for sample in samples), quartile(self.waited_s or [0.0])
-        for _ in range(NUM_LOOKS - 1):
-            if not clocked.doubt(call_s, waited_s):
-                return ""
-            factors = witness()
-            if isinstance(factors, messages.Failed):
-                return factors
-            clocked.improve(factors)
-        if found := clocked.finding(call_s, waited_s):
-            return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
-        return clocked.doubt(call_s, waited_s)
 
     def stop(self) -> None:
         """Stop all workers at once."""

@@ -8,6 +8,7 @@ https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export
 
 import ast
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
 from attnbench import plugins
 from attnbench.processes.planning import build_plan
@@ -29,7 +29,9 @@ from attnbench.workloads import policy
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
 IMPLEMENTATION = "IMPLEMENTATION"
-OWNER = "pid"
+OWNER = "owner"
+"""File that the process at work keeps locked."""
+_LOCKS: dict[Path, int] = {}
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
 """Subfolder of a run in progress: checked-out files, and links to modules that workers import."""
@@ -51,14 +53,14 @@ ENGLISH = {"LC_ALL": "C"}
 """Keeps git's messages untranslated."""
 
 
-class OneSided(NamedTuple):
+class SideSpec(NamedTuple):
     """An implementation on one side: its spec, and why it is missing there, or ""."""
 
     spec: str
     missing: str
 
 
-Pair = tuple[OneSided, OneSided]
+Pair = tuple[SideSpec, SideSpec]
 """An implementation on the base's side and on the candidate's."""
 
 
@@ -73,21 +75,21 @@ def plan(
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
-    given, named = (base_text, candidate_text), fields.get("implementations", ())
+    texts, named = (base_text, candidate_text), fields.get("implementations", ())
     same, roots = list[str](), list[Path]()
     with contextlib.ExitStack() as undo:
         undo.callback(remove_checkouts, folder)
         claim(folder)
-        if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
+        if any(plugins.split(text)[0] is not None for text in texts):  # two files, under the name of the second
             if named:
                 raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-            for text in given:
+            for text in texts:
                 if plugins.split(text)[0] is None:
                     raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
             plugins.check_specs([f"base={base_text}", f"candidate={candidate_text}"])
-            base, candidate = (Side(given=text) for text in given)
+            base, candidate = (Side(given=text) for text in texts)
             kept: dict[str, Pair] = {
-                plugins.name_of(candidate_text): (OneSided(base_text, ""), OneSided(candidate_text, ""))
+                plugins.name_of(candidate_text): (SideSpec(base_text, ""), SideSpec(candidate_text, ""))
             }
         else:
             below = folder / SIDES_FOLDER
@@ -103,12 +105,14 @@ def plan(
                 raise ValueError(f"on neither side: {gone[0]}")
         if not kept:
             return None, same
-        own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
-        specs = [spec for specs in own for spec in specs.values()]
+        specs_of = [
+            {name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)
+        ]
+        specs = [spec for specs in specs_of for spec in specs.values()]
         files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
         compared = Sides(
-            base=msgspec.structs.replace(base, implementations=own[0]),
-            candidate=msgspec.structs.replace(candidate, implementations=own[1]),
+            base=msgspec.structs.replace(base, implementations=specs_of[0]),
+            candidate=msgspec.structs.replace(candidate, implementations=specs_of[1]),
             # One process cannot hold two interpreters, nor files that import others of their side.
             is_apart=is_apart
             or base.python != candidate.python
@@ -152,8 +156,8 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     """
     for text, side, name in zip(texts, (sides.base, sides.candidate), ("base", "candidate"), strict=True):
         is_file = plugins.split(text)[0] is not None
-        own = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
-        if (own.root and Path(own.root).resolve(), own.commit, own.python) != (
+        typed = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
+        if (typed.root and Path(typed.root).resolve(), typed.commit, typed.python) != (
             side.root and Path(side.root).resolve(),
             side.commit,
             side.python,
@@ -162,10 +166,10 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     return True
 
 
-def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
+def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
     """Each implementation on both sides, by name: those in `given`, or all files of implementations/ on either."""
     roots = [Path(side.root) for side in sides if side.root]
-    specs = list(dict.fromkeys(given))
+    specs = list(dict.fromkeys(named))
     if not specs and not roots:  # two environments: compare the installed ones
         specs = plugins.implementation_names()
     elif not specs:
@@ -185,7 +189,7 @@ def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
     return pairs
 
 
-def _on_side(spec: str, side: Side) -> OneSided:
+def _on_side(spec: str, side: Side) -> SideSpec:
     """An implementation on one side; a typed path is below the side's root.
 
     In a repository, the path was typed relative to the current folder.
@@ -206,8 +210,8 @@ def _on_side(spec: str, side: Side) -> OneSided:
     try:
         plugins.check_specs([f"x={here}"])
     except ValueError as error:
-        return OneSided(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
-    return OneSided(here, "")
+        return SideSpec(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
+    return SideSpec(here, "")
 
 
 def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
@@ -229,27 +233,39 @@ def check_out(sides: Sides) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Note which process owns the files below a run's folder; files of a killed process may be incomplete."""
-    _remove_if_abandoned(folder / SIDES_FOLDER / OWNER)
-    (folder / SIDES_FOLDER).mkdir(parents=True, exist_ok=True)
-    (folder / SIDES_FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+    """Lock the files below a run's folder until they are removed, or this process ends for any reason.
+
+    Files that a killed process left there may be incomplete, and are removed first. A lock also holds where the same
+    folder is mounted in another container.
+    """
+    below = folder.resolve() / SIDES_FOLDER
+    if below in _LOCKS:
+        return
+    _remove_if_abandoned(below)
+    below.mkdir(parents=True, exist_ok=True)
+    _LOCKS[below] = os.open(below / OWNER, os.O_RDWR | os.O_CREAT)
+    with contextlib.suppress(OSError):  # another process has just claimed it, or there are no locks
+        fcntl.flock(_LOCKS[below], fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove_abandoned(results: Path) -> None:
     """Remove files of killed comparisons below `results`: a resumed run checks out again."""
     for owner in (results / "runs").glob(f"*/{SIDES_FOLDER}/{OWNER}"):
-        _remove_if_abandoned(owner)
+        _remove_if_abandoned(owner.parent)
 
 
-def _remove_if_abandoned(owner: Path) -> None:
-    with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
-        if not psutil.pid_exists(int(owner.read_text(encoding="utf-8"))):
-            shutil.rmtree(owner.parent)
+def _remove_if_abandoned(below: Path) -> None:
+    with contextlib.suppress(OSError), (below / OWNER).open("r+") as owner:  # gone, not ours, or locked by its owner
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(below)
 
 
 def remove_checkouts(folder: Path) -> None:
     """Remove the checked-out files below a run's folder, and the folder if it is empty."""
-    shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
+    below = folder.resolve() / SIDES_FOLDER
+    shutil.rmtree(below, ignore_errors=True)
+    if below in _LOCKS:
+        os.close(_LOCKS.pop(below))
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -340,8 +356,8 @@ def _places(path: Path, root: Path) -> list[Path]:
     `bench/foo.py`, replaces the package `foo`. All files of a side share a process: a folder near one of them is near
     another only by chance.
     """
-    top, own = root.resolve(), path.parent.resolve()
-    inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
+    top, nearest = root.resolve(), path.parent.resolve()
+    inside = [folder for folder in (nearest, *nearest.parents) if folder.is_relative_to(top)] or [top]
     return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
 
 
@@ -394,9 +410,9 @@ def export(commit: str, target: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        root, own = repository_root(), {"GIT_INDEX_FILE": str(index)}
-        _git("read-tree", commit, folder=root, variables=own)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=own)
+        root, variables = repository_root(), {"GIT_INDEX_FILE": str(index)}
+        _git("read-tree", commit, folder=root, variables=variables)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=variables)
         draft.rename(target)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None

@@ -19,10 +19,9 @@ from attnbench.processes import messages
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
-from attnbench.storage.fold import State
+from attnbench.storage.fold import CEILINGS, MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
-from attnbench.storage.soundness import Sense
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
@@ -42,10 +41,6 @@ FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
-MOST_AHEAD = 2**20
-"""With more scores, the oracle is not asked ahead: it uses all processors and much memory."""
-PLACE = ("device", "float32_matmul_precision")
-"""Settings of the whole process."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
@@ -69,7 +64,6 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-Cell = tuple[Workload, Arm]
 
 
 @dataclass
@@ -83,7 +77,6 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
     state: State = field(default_factory=State)
-    sense: Sense = field(default_factory=Sense)
 
     def __post_init__(self) -> None:
         """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
@@ -107,7 +100,6 @@ class Session:
         """Write an event to the journal, and apply it to the state."""
         self.journal.append(event)
         self.state.apply(event)
-        self.sense.add(event)
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -157,7 +149,7 @@ class Session:
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
-            problem = self.sense.problem(reply)
+            problem = self.state.problem(reply)
             message = f"its process answered what cannot be: {problem}"
             reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
         return reply
@@ -249,43 +241,49 @@ class CheckStage(Stage):
 
     def run(self, session: Session) -> str:
         """See Stage."""
-        plan = session.plan
-        times = LATENCY in plan.metrics and not self.stops_when_wrong
-        passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-        limit_s = check_limit_s(plan)
-        asked = plan.asked
-        workloads = spread(asked) if len(asked) > MANY else asked
+        plan, status = session.plan, session.state.status
+        requested = plan.asked
+        workloads = spread(requested) if len(requested) > MANY else requested
         if self.stops_when_wrong:
             workloads = _most_informative_first(workloads)
-        wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
+        is_brief_allowed = LATENCY in plan.metrics and not self.stops_when_wrong
+        spared = _spared_probes(requested) if LATENCY not in plan.metrics else {}
+        wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
+        passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
+        limit_s = check_limit_s(plan)
         cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-        ahead = Ahead(session) if LATENCY not in plan.metrics else None
-        close = []
-
-        def is_open(cell: Cell) -> bool:
-            is_dropped = self.stops_when_wrong and cell[1] in wrong
-            return (cell[0].id, cell[1]) not in session.state.status and not is_dropped
-
-        for number, cell in enumerate(cells):
-            workload, arm = cell
-            if is_open(cell):
+        close: list[tuple[Workload, Arm, messages.Failed]] = []
+        reason = ""
+        for number, (workload, arm) in enumerate(cells):
+            is_dropped = self.stops_when_wrong and arm in wrong
+            if (workload.id, arm) not in status and not is_dropped:
                 if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                    left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
-                    return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
+                    num_omitted = sum((each.id, other) not in status for each, other in cells[number:])
+                    reason = f"{num_omitted:,} of {len(cells):,} cells were left out: no more fit into the budget"
+                    break
                 done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
                 session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-                is_brief = times and (arm, _kind(workload)) in passed
-                more = ahead.asked(cell, filter(is_open, cells[number + 1 :])) if ahead else {"is_brief": is_brief}
-                if not check_cell(session, workload, arm, is_last=False, **more):
-                    close.append(cell)
-                elif session.state.status[workload.id, arm] is Status.disagrees:
-                    wrong.add(arm)
-            if session.state.status.get((workload.id, arm)) is Status.ok:
+                is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+                reply = check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
+                if isinstance(reply, messages.Failed) and reply.is_close:
+                    close.append((workload, arm, reply))
+                else:
+                    record_check(session, workload, arm, reply)
+            if status.get((workload.id, arm)) is Status.disagrees:
+                wrong.add(arm)
+            elif status.get((workload.id, arm)) is Status.ok:
                 passed.add((arm, _kind(workload)))
-        for workload, arm in close:
-            check_cell(session, workload, arm)
+        for workload, arm, failed in close:
+            record_check(session, workload, arm, failed if reason else check_cell(session, workload, arm))
         session.show_progress("check", "", len(cells), len(cells))
-        return ""
+        return reason
+
+
+def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
+    """The probes that a check may omit on each workload, by id: costly ones rely on cheaper ones."""
+    costly = sorted(workloads, key=lambda each: -each.num_scores * each.head_dim)
+    spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
+    return {each.id: tuple(probes) for each, probes in zip(costly, spared, strict=True)}
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
@@ -293,87 +291,30 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
-class Ahead:
-    """Looks ahead at the next cells: prepares them, and chooses the probes that each may omit."""
+def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> messages.Reply:  # noqa: ANN401 - of Check
+    """Check one cell, without recording it; `more` overrides the fields of the request.
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.prepared: dict[Cell, messages.Prepared | messages.Failed] = {}
-        costly = sorted(session.plan.asked, key=lambda each: -each.num_scores * each.head_dim)
-        spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
-        self.left_out = {each.id: probes for each, probes in zip(costly, spared, strict=True)}
-
-    def asked(self, cell: Cell, following: Iterable[Cell]) -> dict[str, Any]:
-        """Fields of a request to check a cell that depend on the next cells."""
-        if self.session.specs[cell[1]] in self.session.unloadable:
-            return {}
-        prepared, question = self._prepare(*cell), None
-        if not (isinstance(prepared, messages.Failed) and prepared.is_unloadable):
-            question = self._following(cell[0], following)
-        return {"left_out": self.left_out[cell[0].id], "following": question, "prepared": self.prepared.pop(cell)}
-
-    def _prepare(self, workload: Workload, arm: Arm) -> messages.Prepared | messages.Failed:
-        """Prepare a cell, only once."""
-        if (workload, arm) not in self.prepared:
-            self.prepared[workload, arm] = self.session.prepare(workload, arm)
-        return self.prepared[workload, arm]
-
-    def _following(self, current: Workload, cells: Iterable[Cell]) -> messages.Question | None:
-        """The next question to the oracle, if it is about a small workload in the same place.
-
-        The judge computes it while a candidate runs. The cells up to there are prepared.
-        """
-        for workload, arm in cells:
-            is_alike = all(getattr(workload, axis) == getattr(current, axis) for axis in PLACE)
-            if workload.num_scores > MOST_AHEAD or not is_alike or self.session.specs[arm] in self.session.unloadable:
-                return None
-            prepared = self._prepare(workload, arm)
-            if isinstance(prepared, messages.Failed):
-                if prepared.is_unloadable:
-                    return None
-            elif workload != current:
-                left_out = self.left_out[workload.id]
-                return messages.Question(workload=workload, seed=self.session.plan.seed, left_out=left_out)
-        return None
-
-
-def check_cell(
-    session: Session,
-    workload: Workload,
-    arm: Arm,
-    *,
-    is_last: bool = True,
-    prepared: messages.Prepared | messages.Failed | None = None,
-    **more: Any,  # noqa: ANN401 - as messages.Check has them
-) -> bool:
-    """Check one cell. Returns whether it has a status: a cell close to a limit has none until `is_last`.
-
-    `more` overrides the fields of the request, and `prepared` is the result of preparing the cell, if known. An
-    implementation that cannot be loaded is tried only once for all its cells.
+    An implementation that cannot be loaded is tried only once for all its cells.
     """
     if session.specs[arm] in session.unloadable:
-        names = named(workload, arm)
-        session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
-        return True
-    asked = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
-    request = messages.Check(**session.request_of(workload, arm), **asked)
-    if not isinstance(prepared, messages.Failed):
-        request = msgspec.structs.replace(request, prepared=prepared)
-    reply: messages.Reply = prepared if isinstance(prepared, messages.Failed) else session.ask(request)
+        return messages.Failed(status=Status.error, message=UNLOADABLE, is_predicted=True, is_unloadable=True)
+    fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
+    return session.ask(messages.Check(**session.request_of(workload, arm), **fields))
+
+
+def record_check(session: Session, workload: Workload, arm: Arm, reply: messages.Reply) -> None:
+    """Record the reply to a check as the status of its cell."""
     if isinstance(reply, messages.Failed):
-        if reply.is_close and not is_last:
-            return False
-        session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
-        if reply.is_predicted and reply.status is not Status.unsupported:
+        if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
             session.show_left_out(workload, arm, reply.message)
+        session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
         reply = events.CellChecked(
-            **request.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
+            **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
         )
     assert isinstance(reply, events.CellChecked)
     session.record(reply)
     if reply.status is Status.disagrees:
         session.show_wrong(reply)
-    return True
 
 
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
@@ -412,10 +353,11 @@ class ObserveStage(Stage):
         cells = session.live_cells
         for number, (workload, arm) in enumerate(cells):
             requests: dict[str, messages.Profile | messages.Observe] = {}
-            if self.with_operators and (workload.id, arm) not in session.state.profiled:
+            if self.with_operators and ((workload.id, arm), PROFILE) not in session.state.done:
                 requests["operators"] = messages.Profile(**session.request_of(workload, arm))
             for metric in self.metrics:
-                if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
+                is_done = ((workload.id, arm), MEASUREMENT + metric) in session.state.done
+                if not is_done and known[metric].fits(workload):
                     requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
             for what, request in requests.items():
                 if session.state.live(workload.id, [arm]):
@@ -443,7 +385,7 @@ class KeptMemoryStage(Stage):
                 cheapest.setdefault((arm, workload.direction == "inference"), workload)
         for (arm, _), workload in cheapest.items():
             for metric in KEPT:
-                if ((workload.id, arm), metric) not in session.state.observed:
+                if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
                     reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
                     if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
                         session.record(reply)
@@ -461,7 +403,7 @@ class CeilingsStage(Stage):
         live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
         places = {workload.place: workload for workload in reversed(live)}
         for number, (place, workload) in enumerate(places.items()):
-            if place in session.state.ceilings:
+            if (place, CEILINGS) in session.state.done:
                 continue
             device, dtype, num_threads = place
             session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
@@ -550,7 +492,9 @@ class Visits:
         least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
         if not taken:
             return least
-        block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        block_s = sum(
+            median(sample.value * sample.num_calls for sample in samples) for samples in taken.values() if samples
+        )
         fixed_s = FRESH_S / max(1, len(self.places))
         if any(map(self.plan.is_alone, self.session.specs)):
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls

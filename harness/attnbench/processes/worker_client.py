@@ -19,7 +19,6 @@ import msgspec
 
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
-from attnbench.storage.events import CellChecked
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
@@ -365,9 +364,7 @@ def check(
         answer = runner(reply)
         assert isinstance(answer, messages.Answer)
         reply = judge(answer)
-    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
-    changed = runner(account) if isinstance(reply, CellChecked) else None
-    return changed if isinstance(changed, messages.Failed) else reply
+    return reply
 
 
 def patience(timeout_s: float) -> dict[str, str]:
@@ -399,10 +396,10 @@ class ProcessClient(WorkerClient):
 
     def sibling(self) -> "ProcessClient":
         """Another client with a runner of its own and the same judge. Exit it before this one."""
-        made = copy.copy(self)
-        made.runner = WorkerProcess(self.template, self.runner.timeout_s)
-        made.is_sibling = True
-        return made
+        client = copy.copy(self)
+        client.runner = WorkerProcess(self.template, self.runner.timeout_s)
+        client.is_sibling = True
+        return client
 
     @property
     def is_running(self) -> bool:

@@ -355,12 +355,6 @@ FIRST = (
     ),
     Column(heading="verdict", text=verdict),
     Column(
-        heading="why slower",
-        text=lambda row: row["why_slower"] or MISSING,
-        explanation="the two largest parts of what a cell spends more than the fastest of its workload, kind by kind "
-        "of operator (page faults are an estimate)",
-    ),
-    Column(
         heading="ran",
         text=lambda row: plain(row["ran"] or MISSING),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",

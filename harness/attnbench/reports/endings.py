@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from attnbench.analysis.comparisons import comparisons, failed, is_doubtful, session_doubts, untried, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
-from attnbench.analysis.growth import Growth
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
@@ -142,7 +141,6 @@ def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
     return conclude(found, Question.measurement, details={"timing": trouble})
 
 
-def of_growth(results: Results, grown: Sequence[Growth]) -> Conclusion:
-    """Conclude the growth of memory: wrong answers, failures, and predictions that a call refuted."""
-    refuted = {plain(f"{each.implementation} near its limit"): Mark.wrong for each in grown if each.is_wrong}
-    return conclude(marks(results) | refuted, Question.measurement)
+def of_growth(results: Results) -> Conclusion:
+    """Conclude the growth of memory: wrong answers and failures."""
+    return conclude(marks(results), Question.measurement)

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.breakdown import paired_times
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import paired_times
 from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
@@ -29,8 +28,7 @@ def traces(stored: Results) -> list[dict[str, Any]]:
     Cells without a definition there are left out, as are right answers without a ratio to the baseline. Source:
     https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
     """
-    compared = {each.key: each for each in comparisons(stored)}
-    times_s = paired_times(stored.records, stored.plan.reference, compared)
+    times_s = paired_times(stored)
     found = next(iter(stored.environments.values()), None)
     hardware = "unknown" if found is None else found.accelerator or found.cpu
     made: list[dict[str, Any]] = []

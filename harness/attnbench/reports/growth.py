@@ -1,29 +1,25 @@
-"""Growth of memory, for people: sentences, tables, JSON, and pictures of the curves and of single calls."""
+"""Growth of memory, for people: sentences, tables, JSON, and pictures of the curves."""
 
 import math
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 from matplotlib.axes import Axes
 
-from attnbench.analysis.growth import Fit, Growth, Outcome
+from attnbench.analysis.growth import Fit, Growth
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped
 from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Arm
 from attnbench.units import MISSING, escaped, markdown_table, plain, show
-from attnbench.workloads.workload import DIRECTIONS, Workload
+from attnbench.workloads.workload import DIRECTIONS
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """Largest extension of a curve beyond the longest length, as a factor, if its limit is further away."""
-NOTE = (
-    "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
-    "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
-)
+NOTE = "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length."
 
 
 def sentence(growth: Growth) -> str:
@@ -34,11 +30,7 @@ def sentence(growth: Growth) -> str:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
     exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
     over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
-    parts = [
-        _reached(growth, fit),
-        f"memory grows with {exponent} {over}",
-        *(outcome_text(outcome, letter) for outcome in growth.outcomes),
-    ]
+    parts = [_reached(growth, fit), f"memory grows with {exponent} {over}"]
     return f"{plain(growth.implementation)}: {'; '.join(filter(None, parts))}"
 
 
@@ -54,20 +46,6 @@ def _reached(growth: Growth, fit: Fit) -> str:
     return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
 
 
-def outcome_text(outcome: Outcome, letter: str) -> str:
-    """Compare one call near the limit with its prediction."""
-    at = f"{letter}={outcome.length}"
-    predicted = f"predicted {show(outcome.predicted_bytes, 'bytes')}"
-    if outcome.status is None:
-        return f"not tried {at} ({predicted}): {plain(outcome.message, limit=160)}"
-    if outcome.status is Status.ok:
-        found = f"{predicted}, measured {show(outcome.measured_bytes, 'bytes')}"
-        return f"tried {at}: {found}" + ("" if outcome.fits else ", which should not have fitted")
-    if outcome.status is Status.out_of_memory:
-        return f"tried {at}: out of memory" + (", as predicted" if not outcome.fits else f", although {predicted}")
-    return f"tried {at}: {outcome.status}, {plain(outcome.message, limit=160)}"
-
-
 def number(value: float) -> str:
     """A length with at most four digits."""
     digits = max(0, len(str(int(value))) - 4)
@@ -76,14 +54,10 @@ def number(value: float) -> str:
 
 def answered_for(growths: Sequence[Growth]) -> str:
     """The directions of the measured calls, and how to measure the others."""
-    directions = dict.fromkeys(_longest(growth).direction for growth in growths)
+    directions = dict.fromkeys(growth.workload.direction for growth in growths)
     others = [each for each in DIRECTIONS if each not in directions]
     words = " and ".join(each.replace("_", " and ") for each in directions) or "no direction"
     return f"These are calls of {words}; for others: --set direction={','.join(others)}."
-
-
-def _longest(growth: Growth) -> Workload:
-    return growth.workload(growth.points[-1][0])
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
@@ -129,8 +103,8 @@ def facts(growth: Growth) -> dict[str, object]:
     """All facts of a growth, for JSON."""
     fit, reach = growth.fit, growth.reach
     return {
-        "workload": _longest(growth).id,
-        "direction": _longest(growth).direction,
+        "workload": growth.workload.id,
+        "direction": growth.workload.direction,
         "axis": growth.panel.axis,
         "implementation": growth.implementation,
         "lengths": [length for length, _ in growth.points],
@@ -145,12 +119,11 @@ def facts(growth: Growth) -> dict[str, object]:
         "reached_at": None if reach is None else reach.point,
         "reached_at_low": None if reach is None else reach.low,
         "reached_at_high": None if reach is None else reach.high,
-        "tried": [msgspec.to_builtins(outcome) | {"is_wrong": outcome.is_wrong} for outcome in growth.outcomes],
     }
 
 
 def curves(growths: Sequence[Growth]) -> list[Picture]:
-    """Draw measurements, fitted curve, limit, and the calls that checked it, for each panel."""
+    """Draw measurements, fitted curve and limit, for each panel."""
     return [
         plot([_panel(title, members)], title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
         for title, members in by_panel(growths).items()
@@ -177,11 +150,6 @@ def _panel(title: str, members: Sequence[Growth]) -> Panel:
 
 def _line(growth: Growth) -> Line:
     points = [Point(x=length, y=value) for length, value in growth.points]
-    for outcome in growth.outcomes:
-        if outcome.measured_bytes is not None:
-            points.append(Point(x=outcome.length, y=outcome.measured_bytes, kind="apart"))
-        elif outcome.status is Status.out_of_memory:
-            points.append(Point(x=outcome.length, y=outcome.predicted_bytes, kind="cross"))
     arm, fit, reach = Arm(implementation=growth.implementation), growth.fit, growth.reach
     if fit is None:
         return Line(arm=arm, points=points)

@@ -152,8 +152,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if unknown := set(self.rejects) - set(REJECTABLE):
             raise ValueError(f"rejects={min(unknown)} is not allowed: it is one of {', '.join(REJECTABLE)}")
         for name, choices in {"cache": CACHES, "launch": LAUNCHES, "pace": PACES}.items():
-            if (given := getattr(self, name)) not in choices:
-                raise ValueError(f"{name}={given} is not allowed: {name} is one of {', '.join(choices)}")
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name}={value} is not allowed: {name} is one of {', '.join(choices)}")
 
     @property
     def specs(self) -> dict[Arm, str]:
@@ -161,12 +161,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.sides is None:
             return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
         base, candidate = self.sides.base.implementations, self.sides.candidate.implementations
-        given = {BASE: base, CANDIDATE: candidate}
+        by_side = {BASE: base, CANDIDATE: candidate}
         return {
-            Arm(implementation=name, side=side): given[side][name]
+            Arm(implementation=name, side=side): by_side[side][name]
             for name in dict.fromkeys([*base, *candidate])
-            for side in given
-            if name in given[side]
+            for side in by_side
+            if name in by_side[side]
         }
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
@@ -221,10 +221,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
             words = ["attnbench", self.command, "--resume", run]
         else:
-            both = self.sides.base, self.sides.candidate
-            specs = dict.fromkeys(spec for side in both for spec in side.implementations.values() if not side.root)
-            files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in both}]
-            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run]
+            sides = self.sides.base, self.sides.candidate
+            specs = dict.fromkeys(spec for side in sides for spec in side.implementations.values() if not side.root)
+            files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in sides}]
+            words = ["attnbench", "compare", *(side.given for side in sides), "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property

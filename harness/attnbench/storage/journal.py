@@ -2,7 +2,7 @@
 
 A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
 removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
-sense, too (storage/soundness.py). A line that a kill cut short is dropped; any other damage is an error that names it,
+sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it,
 and storage/salvage.py skips damaged lines.
 
 This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
@@ -27,9 +27,10 @@ from typing import IO, NamedTuple, Self
 
 import msgspec
 
-from attnbench.storage import older_schemas, soundness
+from attnbench.storage import older_schemas
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
 from attnbench.storage.files import put, writing_to
+from attnbench.storage.fold import Sense
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
@@ -100,10 +101,10 @@ class Journal:
             OSError: the disk is full, or fails.
             DamagedError: another process has removed the file.
         """
-        found = os.fstat(self._file.fileno())
-        if self._copy is not None and (not found.st_nlink or found.st_size != len(self._copy)):
+        status = os.fstat(self._file.fileno())
+        if self._copy is not None and (not status.st_nlink or status.st_size != len(self._copy)):
             self._restore()
-        elif not found.st_nlink:
+        elif not status.st_nlink:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
         self._append(event)
 
@@ -166,13 +167,13 @@ def _digest(text: bytes) -> bytes:
 
 def signature_of(line: bytes) -> tuple[int | None, bool] | None:
     """The number at a line's end, None in schema 5, and whether the line is unchanged; None without digests."""
-    found = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
-    if found is None:
+    match = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
+    if match is None:
         return None
-    number, digest = found.groups()
+    number, digest = match.groups()
     if number is None:
-        return None, older_schemas.is_digest_right(line[: found.start()] + b"}", digest)
-    return int(number), digest == _digest(line[: found.end(1)])
+        return None, older_schemas.is_digest_right(line[: match.start()] + b"}", digest)
+    return int(number), digest == _digest(line[: match.end(1)])
 
 
 class Line(NamedTuple):
@@ -245,7 +246,7 @@ def events(path: Path) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
             than this version's.
     """
-    sense = soundness.Sense()
+    sense = Sense()
     for line in lines(path):
         wrong = line.wrong
         if line.event is not None and not wrong:
@@ -253,7 +254,7 @@ def events(path: Path) -> Iterator[Event]:
         if line.event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
             raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
-        sense.add(line.event)
+        sense.apply(line.event)
         yield line.event
 
 

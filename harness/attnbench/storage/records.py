@@ -417,8 +417,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     def machine(self) -> dict[str, Any]:
         """Fields of the machine by name: processor, memory, system, accelerator and versions."""
-        own = ("num_threads", "settings", "flags")
-        return {name: value for name, value in self.must_match().items() if name not in own}
+        of_process = ("num_threads", "settings", "flags")
+        return {name: value for name, value in self.must_match().items() if name not in of_process}
 
     def must_match(self) -> dict[str, Any]:
         """Fields that must match, by name."""
@@ -534,12 +534,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def measurement(self, metric: str) -> Measurement | None:
         """The measurement of that metric, or None."""
-        return next((found for found in self.measurements if found.metric == metric), None)
+        return next((measurement for measurement in self.measurements if measurement.metric == metric), None)
 
     def samples(self, metric: str) -> Sequence[Sample]:
         """The samples of a metric; empty if it was not measured."""
-        found = self.measurement(metric)
-        return () if found is None else found.samples
+        measurement = self.measurement(metric)
+        return () if measurement is None else measurement.samples
 
     @property
     def is_finding(self) -> bool:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, Plan, RunStarted
+from attnbench.storage.fold import Sense
 from attnbench.storage.journal import JOURNAL, journal_of, lines, write
-from attnbench.storage.soundness import Sense
 
 SALVAGED = "-salvaged"
 
@@ -49,7 +49,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
             continue
         if line.wrong:
             gaps.append(line.number)
-        sense.add(line.event)
+        sense.apply(line.event)
         kept.append(line.event)
     if not kept:
         raise DamagedError(f"{journal} is empty: there is nothing to keep")
@@ -57,9 +57,9 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
     assert isinstance(started, RunStarted)
     source = journal.parent
     folder = to or source.with_name(f"{source.name}{SALVAGED}")
-    found = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
-    if not found.is_damaged:
-        return found
+    salvaged = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
+    if not salvaged.is_damaged:
+        return salvaged
     if (folder / JOURNAL).exists():
         raise ValueError(f"{folder} holds a run: choose another folder with --to")
     kept[0] = msgspec.structs.replace(started, schema=SCHEMA, run=folder.name)
@@ -69,4 +69,4 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         write(folder / JOURNAL, kept)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
-    return found
+    return salvaged

@@ -1,9 +1,7 @@
-"""Samples as columns: a million objects would need six times the memory. Reads like a tuple."""
+"""Samples as one array: a million objects would need six times the memory. Reads like a tuple."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -12,62 +10,50 @@ from numpy.typing import NDArray
 
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 CHUNK = 4096
+_TYPES = {"num_calls": "i8", "num_faults": "i8", "num_untimed": "i8", "epoch": "i4", "visit": "i4", "block": "i4"}
+_TYPES |= {"slot": "i4", "flags": "i4"}
+ROW = np.dtype([(name, _TYPES.get(name, "f8")) for name in Sample.__struct_fields__])
+"""One sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples(Sequence[Sample]):
-    """Many samples, with each of their fields as an array (n,)."""
+    """Many samples as rows (n,); each field of Sample is an attribute: an array (n,)."""
 
-    value: Floats
-    num_calls: Integers
-    epoch: Integers
-    visit: Integers
-    block: Integers
-    slot: Integers
-    start_s: Floats
-    num_faults: Integers
-    load: Floats
-    host_s: Floats
-    flags: Integers
-    num_untimed: Integers
-    untimed_s: Floats
+    rows: NDArray[np.void]
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
-        """Convert samples to columns."""
+        """Convert samples to rows."""
         if isinstance(samples, Samples):
             return samples
-        rows = tuple(samples)
-        numbers = chain.from_iterable(map(astuple, rows))  # integers below 2^53 are exact as floats
-        columns = np.fromiter(numbers, np.float64, len(rows) * len(_READ)).reshape(-1, len(_READ)).T
-        return cls(*(column.astype(dtype) for column, (_, dtype) in zip(columns, _READ, strict=True)))
+        return cls(np.array([astuple(sample) for sample in samples], ROW))
 
-    @classmethod
-    def joined(cls, parts: Sequence["Samples"]) -> "Samples":
-        """Concatenate columns."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(*(np.concatenate([read(part) for part in parts] or [[]]).astype(dtype) for read, dtype in _READ))
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        if name not in Sample.__struct_fields__:
+            raise AttributeError(name)
+        return self.rows[name]
 
     @property
     def places(self) -> Integers:
         """Epoch, visit and block of each sample as one number (n,), increasing in time."""
-        return (self.visits << BLOCK_BITS) | self.block
+        places: Integers = (self.visits << BLOCK_BITS) | self.block
+        return places
 
     @property
     def visits(self) -> Integers:
         """Epoch and visit of each sample as one number (n,)."""
-        return (self.epoch.astype(np.int64) << VISIT_BITS) | self.visit
+        visits: Integers = (self.epoch.astype(np.int64) << VISIT_BITS) | self.visit
+        return visits
 
     def where(self, chosen: NDArray[np.bool_]) -> "Samples":
         """The samples chosen by a mask or by indices (n,)."""
-        return Samples(*(read(self)[chosen] for read, _ in _READ))
+        return Samples(self.rows[chosen])
 
     def __len__(self) -> int:
-        return len(self.value)
+        return len(self.rows)
 
     @overload
     def __getitem__(self, place: int) -> Sample: ...
@@ -77,12 +63,12 @@ class Samples(Sequence[Sample]):
 
     def __getitem__(self, place: int | slice) -> "Sample | Samples":
         if isinstance(place, slice):
-            return Samples(*(read(self)[place] for read, _ in _READ))
-        return Sample(*(read(self)[place].item() for read, _ in _READ))
+            return Samples(self.rows[place])
+        return Sample(*self.rows[place].item())
 
     def __iter__(self) -> Iterator[Sample]:
         for start in range(0, len(self), CHUNK):
-            for row in zip(*(read(self)[start : start + CHUNK].tolist() for read, _ in _READ), strict=True):
+            for row in self.rows[start : start + CHUNK].tolist():
                 yield Sample(*row)
 
     def __eq__(self, other: object) -> bool:
@@ -92,16 +78,11 @@ class Samples(Sequence[Sample]):
     __hash__ = None  # type: ignore[assignment]
 
 
-_DTYPES: dict[str, Any] = {"num_calls": np.int64, "num_faults": np.int64, "epoch": np.int32, "visit": np.int32}
-_DTYPES |= {"block": np.int32, "slot": np.int32, "flags": np.int32, "num_untimed": np.int64}
-_READ = [(attrgetter(field.name), _DTYPES.get(field.name, np.float64)) for field in fields(Samples)]
-
-
 class Collector:
     """Collects samples in parts, and keeps few of them as objects."""
 
     def __init__(self) -> None:
-        self._parts: list[Samples] = []
+        self._parts: list[NDArray[np.void]] = []
         self._rest: list[Sample] = []
 
     def extend(self, samples: Iterable[Sample]) -> None:
@@ -111,7 +92,7 @@ class Collector:
             self._flush()
 
     def _flush(self) -> None:
-        self._parts.append(Samples.of(self._rest))
+        self._parts.append(Samples.of(self._rest).rows)
         self._rest.clear()
 
     @property
@@ -119,5 +100,5 @@ class Collector:
         """All samples, in order."""
         if self._rest or not self._parts:
             self._flush()
-        self._parts = [Samples.joined(self._parts)]
-        return self._parts[0]
+        self._parts = [np.concatenate(self._parts)]
+        return Samples(self._parts[0])

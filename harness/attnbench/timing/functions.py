@@ -122,6 +122,6 @@ class FunctionComparison:
 
     def judge(self) -> None:
         """Judge every rival by the samples up to now."""
-        found = cell_numbers(self.plan, HERE, self.samples, self.discarded, self.plan.specs)
-        known = judged(self.plan, effects(self.plan, found))
+        numbers = cell_numbers(self.plan, HERE, self.samples, self.discarded, self.plan.specs)
+        known = judged(self.plan, effects(self.plan, numbers))
         self.judgements = {arm.implementation: each for (_, arm), each in known.items()}

@@ -130,23 +130,23 @@ class Race(Passes):
         }
         self.judged = judged(self.plan, effects(self.plan, self._renewed(state, comparable)))
         is_all_open = WHOLE in self.judged and self.judged[WHOLE].needs_more
-        found = {}
+        opened = {}
         for workload, arms in comparable.items():
             rivals = [arm for arm in arms if not self.plan.is_reference(arm)]
             known = {arm: self.judged.get((workload, arm)) for arm in rivals}  # None: every block was discarded
             wanted = [arm for arm, each in known.items() if is_all_open or each is None or each.needs_more]
             if self.is_first(state, workload) and live[workload]:
-                found[workload] = [*live[workload]]
+                opened[workload] = [*live[workload]]
             elif wanted:
-                found[workload] = [*dict.fromkeys([*map(self.plan.reference, wanted), *wanted])]
-        self.reason = "" if found or not live else DECIDED if self.judged else NOTHING
+                opened[workload] = [*dict.fromkeys([*map(self.plan.reference, wanted), *wanted])]
+        self.reason = "" if opened or not live else DECIDED if self.judged else NOTHING
         if self._began_s:
             self._shortest_s = min(self._shortest_s or math.inf, now_s - self._began_s)
         self._began_s = now_s
         num_passes = (self.plan.budget_s - now_s) / self._shortest_s if self._shortest_s else math.inf
-        if found and not self.reaches_a_look(state, num_passes):
-            self.reason, found = SPENT, {}
-        return found
+        if opened and not self.reaches_a_look(state, num_passes):
+            self.reason, opened = SPENT, {}
+        return opened
 
     def _renewed(self, state: State, comparable: Mapping[str, Sequence[Arm]]) -> Numbers:
         """The numbers of all comparisons; only recently visited workloads are recomputed."""
@@ -155,9 +155,9 @@ class Race(Passes):
             mark = state.num_visits[workload], tuple(arms)
             if self._numbers.get(workload, (None, {}))[0] != mark:
                 taken = state.samples.get(workload, {})
-                own = cell_numbers(self.plan, workload, taken, discarded.get(workload, ()), arms)
-                self._numbers[workload] = mark, own
-        return {key: own for workload in comparable for key, own in self._numbers[workload][1].items()}
+                renewed = cell_numbers(self.plan, workload, taken, discarded.get(workload, ()), arms)
+                self._numbers[workload] = mark, renewed
+        return {key: numbers for workload in comparable for key, numbers in self._numbers[workload][1].items()}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
@@ -175,13 +175,13 @@ class Choice(Passes):
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
         """At first all arms; then the leader, the open ones and the baseline."""
-        found, discarded = {}, self.gauge.follow(state.probes)
+        opened, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():
             taken = state.samples.get(workload, {})
             if self.is_first(state, workload):
-                found[workload] = [*arms]
+                opened[workload] = [*arms]
             elif (stands := standing(self.plan, taken, arms, discarded.get(workload, ()))) and stands.open:
                 names = {stands.leader, self.plan.baseline, *stands.open}
-                found[workload] = [arm for arm in arms if arm.implementation in names]
-        self.reason = ANSWERED if live and not found else ""
-        return found
+                opened[workload] = [arm for arm in arms if arm.implementation in names]
+        self.reason = ANSWERED if live and not opened else ""
+        return opened

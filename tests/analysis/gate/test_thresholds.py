@@ -47,7 +47,6 @@ def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
         ("[[gate.rule]]\nallowed = -0.1", "allowed=-0.1 is not allowed: give a share 0 or more"),
         ("[[gate.rule]]\nallowed = nan", "is not allowed"),
         ("[gate]\njudged_share = 50", "judged_share=50.* from 0 to 1"),
-        ("[gate]\nfewest_epochs = 0", "give 1 or more"),
         ("[gate]\nsee = 'much'", "see"),
         ("[gate\n", "line 1"),
     ],

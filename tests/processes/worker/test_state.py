@@ -21,13 +21,13 @@ from attnbench.workloads.workload import Workload
 MODES = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
 BACK = {  # these can be undone
     "torch.backends.cuda.enable_flash_sdp(False)": "flash",
-    "torch.backends.cuda.enable_mem_efficient_sdp(False)": "memory-efficient",
+    "torch.backends.cuda.enable_mem_efficient_sdp(False)": "mem_efficient",
     "torch.backends.cuda.enable_math_sdp(False)": "math kernel",
-    "torch.backends.cuda.enable_cudnn_sdp(False)": "cuDNN",
-    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "order",
-    "torch._C._set_mkldnn_enabled(False)": "oneDNN",
+    "torch.backends.cuda.enable_cudnn_sdp(False)": "cudnn kernel",
+    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "sdp_priority_order",
+    "torch._C._set_mkldnn_enabled(False)": "mkldnn_enabled",
     "torch.backends.cudnn.benchmark = True": "benchmark",
-    "torch.backends.cudnn.deterministic = True": "cuDNN is deterministic",
+    "torch.backends.cudnn.deterministic = True": "cudnn_deterministic",
     "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": "mkldnn matmul",
     "torch.set_float32_matmul_precision('medium')": "precision of float32 matmuls from highest to medium",
     "torch.set_default_dtype(torch.float64)": "default dtype from torch.float32 to torch.float64",
@@ -92,7 +92,7 @@ def apart(task: Callable[[], object]) -> object:
 
 
 def changed(source: str) -> tuple[state.Changes, state.Changes]:
-    guard = state.Guard(state.Guard())
+    guard = state.Guard()
     exec(source, {"torch": torch, "os": os, "sys": __import__("sys")})  # noqa: S102 - the change that is planted
     return guard.restore(), guard.restore()
 
@@ -111,16 +111,16 @@ def test_what_cannot_be_put_back_is_named_as_such(source, said):
 
 
 def changed_after_an_import() -> state.Changes:
-    first = state.Guard()
+    guard = state.Guard()
     module = types.ModuleType("attnbench.fresh")
     module.compute = len
     sys.modules[module.__name__] = module
-    guard = state.Guard(first)
+    assert not guard.restore().settings
     module.compute = max
     return guard.restore()
 
 
-def test_a_guard_knows_functions_that_were_imported_after_the_one_before_it():
+def test_a_guard_knows_functions_that_were_imported_later():
     assert any("attnbench.fresh.compute" in each for each in apart(changed_after_an_import).settings)
 
 

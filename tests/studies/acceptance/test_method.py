@@ -8,7 +8,8 @@ import pytest
 from attnbench.statistics.verdict import LOOKS, effect, judge
 from attnbench.storage.records import Verdict
 from studies.acceptance import method
-from studies.acceptance.method import Tally, World, numbers, simulate, upper_limit, watch
+from studies.acceptance.method import Tally, World, numbers, simulate, watch
+from studies.acceptance.outcome import upper_limit
 
 
 def test_the_upper_limit_of_a_share_by_value() -> None:
@@ -48,8 +49,26 @@ def test_identical_code_alarms_seldom_and_a_slowdown_is_found() -> None:
     assert found.slower > 290
 
 
-def test_a_test_without_any_correction_misses_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_without_any_correction_misses_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = {"a world": World(bias=0.01, num_cells=8)}
+    fine = method.rows(worlds, 0, 1000)
+    assert method.judge_alarms(fine)[1]
     monkeypatch.setattr(method, "FALSE_SHARE", 5.0)
     monkeypatch.setattr(method, "SMALLEST_EFFECT", 1e-6)
-    found = simulate(World(bias=0.01, num_cells=8), 300)
-    assert upper_limit(found.alarms, found.num_runs) > method.LARGEST_FALSE
+    broken = method.rows(worlds, 0, 1000)
+    assert not method.judge_alarms(broken)[1]
+    assert not method.judge_coverage(broken)[1]
+
+
+def test_slowdowns_that_are_missed_or_called_equal_miss_the_limit() -> None:
+    row = {"world": "a world", **vars(Tally(num_runs=1000, num_cells=1000, slower=950, processes=8000))}
+    assert method.judge_power([row])[1]
+    assert not method.judge_power([row | {"slower": 800}])[1]
+    assert not method.judge_power([row | {"equal": 40}])[1]
+
+
+def test_a_table_finds_its_large_differences_and_names_few_false_ones() -> None:
+    rows = method.tables(0, num_tables=10)
+    assert sum(row["far"] for row in rows) > 580
+    assert method.judge_tables(rows)[1]
+    assert not method.judge_tables([row | {"false": 20} for row in rows])[1]

@@ -1,13 +1,15 @@
 """Acceptance sessions: their rows, resumption, and faults counted as misses."""
 
+import dataclasses
 import json
 import math
 from functools import partial
 
 import pytest
 
+from studies import frame
 from studies.acceptance import __main__ as acceptance
-from studies.acceptance import sessions
+from studies.acceptance import absolute, sessions
 from studies.acceptance.outcome import at_least, at_most
 from studies.acceptance.sessions import Engine
 
@@ -36,6 +38,9 @@ def test_bounds_of_shares_by_value():
         (acceptance._neighbours, [row("undecided", off=2.0, is_warned=1.0)], True),
         (acceptance._neighbours, [row("slower", off=2.0, is_warned=1.0)], False),
         (acceptance._neighbours, [row("undecided", off=2.0, is_warned=0.0)], False),
+        (acceptance._covered, [row("slower", share=0.03, low=1.01, high=1.05)] * 20, True),
+        (acceptance._covered, [row("slower", share=0.03, low=1.01, high=1.02)] * 20, False),
+        (acceptance._covered, [row("none", share=0.03)], False),
         (acceptance._honest, [row("undecided", status="ok")], True),
         (acceptance._honest, [row("undecided", status="ok"), row("none", status="invalid")], False),
     ],
@@ -69,6 +74,23 @@ def test_the_quick_sweep_must_decide_each_large_difference_rightly(verdict, pass
     assert acceptance._quick(rows)[1] is passes
 
 
+@pytest.mark.parametrize(
+    ("way", "off", "passes"), [("fixture", 1.04, True), ("fixture", 1.2, False), ("none", 1, False)]
+)
+def test_each_way_must_give_the_time_of_a_plain_loop(way, off, passes):
+    seconds = dict.fromkeys([*absolute.WAYS], 1.0) | {way: off}
+    rows = [
+        {
+            "session": session,
+            "way": each,
+            "seconds": {} if way == "none" and each == "shared" else {"sdpa": seconds[each]},
+        }
+        for session in range(3)
+        for each in absolute.WAYS
+    ]
+    assert absolute.judge(rows)[1] is passes
+
+
 @pytest.mark.parametrize(("calls", "alike"), [((4, 4), True), ((4, 8), False)])
 def test_arms_with_other_numbers_of_calls_are_not_alike(calls, alike):
     arms = [
@@ -86,20 +108,23 @@ def test_sessions_go_on_where_they_were_stopped(tmp_path):
         taken.append((engine.python, number))
         return [row("slower")]
 
-    test = acceptance.Test(id="V4 slower", title="", limit="", number=3, take=take, judge=acceptance._identical)
+    title = acceptance.TESTS["V4 same, 1 busy"]
+    test = dataclasses.replace(title, number=3, take=take, judge=acceptance._identical)
     engines = {"new": Engine(python="a"), "old": Engine(python="b")}
-    path = acceptance.kept(tmp_path, test, "new")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps([row("undecided")]) + "\n" + '[{"cut off": ', encoding="utf-8")
-    acceptance.take(test, engines, tmp_path, 3)
+    path = frame.file_of(tmp_path, f"{test.id} new")
+    frame.save(path, json.dumps([row("undecided")]) + "\n" + '[{"cut off": ')
+    acceptance.take(test, engines, tmp_path)
     assert taken == [("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    assert [one["session"] for one in acceptance.rows_of(path)] == [0.0, 1.0, 2.0]
+    assert [one["verdict"] for one in frame.rows(tmp_path, f"{test.id} new")] == ["undecided", "slower", "slower"]
     text = acceptance.page(tmp_path, "a machine")
     assert "MISS" in text
     assert "Not run: V1" in text
+    assert not str(acceptance.outcome(test, tmp_path)).count("\n")
 
 
-@pytest.mark.parametrize(("names", "number"), [((), len(acceptance.TESTS)), (("V4",), 4), (("V6 same",), 1)])
+@pytest.mark.parametrize(
+    ("names", "number"), [((), len(acceptance.TESTS)), (("V4",), 4), (("V6 same",), 1), (("V2", "V3"), 5), (("V8",), 8)]
+)
 def test_tests_are_chosen_by_the_beginning_of_their_names(names, number):
     assert len(acceptance.chosen(names)) == number
 

@@ -1,13 +1,9 @@
 """Match the cells of two runs, and judge noise-free facts: status, check, backend, FLOPs and memory."""
 
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-
-import msgspec
 
 from attnbench.analysis.breakdown import num_operators
 from attnbench.analysis.gate.rulings import (
@@ -24,25 +20,14 @@ from attnbench.analysis.gate.rulings import (
     Thresholds,
     ruling,
 )
-from attnbench.analysis.results import Results
-from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.storage.samples import Samples
-from attnbench.units import SCALES, show, significant
+from attnbench.units import show, significant
 
 CHECK = "check"
 OTHER_INPUTS = 5.0
 """Factor by which the largest error / tolerance may change by chance on other inputs (docs/method.md)."""
-_UNITS = "|".join(re.escape(symbol) for scales in SCALES.values() for _, symbol in scales)
-_FOLDERS = r"(?<![\w/])(?:[.~]?/[^\s'\"()]*/|[\w.-]+(?:/[\w.-]+)*/(?=[\w-]+\.\w))"
-_VARIES = re.compile(
-    rf"{_FOLDERS}|\b0x[0-9a-f]+|(?<!\w)\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?",
-    re.IGNORECASE,
-)
-"""Parts of a message that vary for the same reason: folders, addresses, and numbers with their units."""
-_BEGINNING = 160
-"""Messages have the same reason if this many letters of the rest agree; long messages are cut among numbers."""
 _MOST_MISSING = 3
 
 
@@ -52,23 +37,14 @@ class Match:
 
     base: Record | None
     candidate: Record | None
-    has_same_inputs: bool = True  # all seeds are equal, so both were checked with the same inputs
+    has_same_inputs: bool = True  # both were checked with the same inputs
 
     @property
     def key(self) -> Key:
-        """Workload id and implementation, named as in the candidate if it has the cell."""
+        """Workload id and implementation."""
         record = self.candidate or self.base
         assert record is not None
         return key_of(record)
-
-    @property
-    def renamed_from(self) -> str:
-        """Older names of the cell; empty if they are unchanged."""
-        if self.base is None or self.candidate is None:
-            return ""
-        before = self.base.implementation, self.base.workload.id
-        after = self.candidate.implementation, self.candidate.workload.id
-        return ", ".join(old for old, new in zip(before, after, strict=True) if old != new)
 
 
 def key_of(record: Record) -> Key:
@@ -76,51 +52,13 @@ def key_of(record: Record) -> Key:
     return record.workload.id, record.implementation
 
 
-def match_runs(base: Results, candidate: Results) -> list[Match]:
-    """Match the cells of both runs, the base's first, in the order of their plans."""
-
-    def digests(results: Results) -> dict[str, str]:
-        """Source digest of each implementation; empty if it has none."""
-        return {name_of(spec): results.plan.digests.get(spec, "") for spec in results.plan.implementations}
-
-    def work(results: Results) -> dict[str, str]:
-        """Content of each workload: its axes and number of threads, without the seed."""
-        default = next((each.num_threads for each in results.environments.values()), 0)  # meaning of num_threads=0
-        return {
-            each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
-            for each in results.plan.workloads
-        }
-
-    renamed = _renamed(digests(base), digests(candidate)) | _renamed(work(base), work(candidate))
-    matches = match_records(base.records, candidate.records, renamed)
-    has_same_seed = base.plan.seed == candidate.plan.seed
-    return [replace(match, has_same_inputs=has_same_seed and _has_same_seed(match)) for match in matches]
-
-
-def _has_same_seed(match: Match) -> bool:
-    """Whether the workload's own seed is equal on both sides, or one side lacks the cell."""
-    return match.base is None or match.candidate is None or match.base.workload.seed == match.candidate.workload.seed
-
-
-def match_records(
-    base: Iterable[Record], candidate: Iterable[Record], renamed: Mapping[str, str] | None = None
-) -> list[Match]:
-    """Match the records of both sides; `renamed` maps old names of the base to new ones."""
-    now, rest = renamed or {}, {key_of(record): record for record in candidate}
-    matches = []
-    for record in base:
-        workload, implementation = (now.get(name, name) for name in key_of(record))
-        matches.append(Match(base=record, candidate=rest.pop((workload, implementation), None)))
-    return [*matches, *(Match(base=None, candidate=record) for record in rest.values())]
-
-
-def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Map old names to new: one name gone and one new, each the only one with the same content."""
-    gone = {name: content for name, content in before.items() if content and name not in after}
-    new = {name: content for name, content in after.items() if content and name not in before}
-    num_gone, num_new = Counter(gone.values()), Counter(new.values())
-    names = {content: name for name, content in new.items()}
-    return {name: names[content] for name, content in gone.items() if num_gone[content] == num_new[content] == 1}
+def match_records(base: Iterable[Record], candidate: Iterable[Record], *, has_same_inputs: bool = True) -> list[Match]:
+    """Match the cells of both sides by name, the base's first."""
+    rest = {key_of(record): record for record in candidate}
+    both = [
+        Match(base=record, candidate=rest.pop(key_of(record), None), has_same_inputs=has_same_inputs) for record in base
+    ]
+    return [*both, *(Match(base=None, candidate=record) for record in rest.values())]
 
 
 def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
@@ -130,9 +68,6 @@ def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
         assert base is not None
         yield ruling(match.key, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
         return
-    if match.renamed_from:
-        words = f"was {match.renamed_from} before; judged as the same cell"
-        yield ruling(match.key, "name", Kind.changed, words)
     yield _status(base, candidate)
     if base is not None and base.status is candidate.status is Status.ok:
         yield from _check(base, candidate, thresholds, has_same_inputs=match.has_same_inputs)
@@ -177,11 +112,11 @@ def _described(record: Record) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """The mistake that a check named, or the message without its varying parts."""
+    """The mistakes and rules that the check named; if it named none, the exception or the whole message."""
     agreement = record.agreement
-    if agreement is None or agreement.agrees or not (agreement.mistakes or agreement.step):
-        return (_VARIES.sub("", record.message)[:_BEGINNING],)
-    return *agreement.mistakes, agreement.step
+    if agreement is None or agreement.agrees:
+        return (record.message.partition(":")[0],)
+    return (*agreement.mistakes, agreement.step, *(rule.rule for rule in agreement.broken_rules))
 
 
 def tried(agreement: Agreement | None) -> set[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, doubts, num_processes
+from attnbench.analysis.comparisons import by_side, doubts, num_processes, session_effects
 from attnbench.analysis.gate import certain, machine
-from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
+from attnbench.analysis.gate.certain import Match, key_of, tried
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
     EVERY,
@@ -32,7 +32,8 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdict
-from attnbench.statistics.effects import WHOLE, effects
+from attnbench.statistics.effects import WHOLE
+from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Effect, Judgement, Reason, mean_between_runs
 from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status
@@ -58,7 +59,8 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             words = f"{results.run} compared two sides, and is judged by itself and against no other run"
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
-    matches = match_runs(base, candidate)
+    has_same_inputs = base.plan.seed == candidate.plan.seed
+    matches = certain.match_records(base.records, candidate.records, has_same_inputs=has_same_inputs)
     rulings, suite = between_runs(base, candidate, matches, asked)
     if list(base.environments) == list(candidate.environments):  # across machines the thresholds are wider anyway
         change = machine.between(base, candidate)
@@ -69,7 +71,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
         (rulings, suite),
         asked,
         notes=list(_notes(base, candidate, asked)),
-        invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
+        invalid=[*invalid_reasons(base, "the base"), *invalid_reasons(candidate, "the candidate")],
         doubtful=[*(f"base: {line}" for line in doubts(base)), *(f"candidate: {line}" for line in doubts(candidate))],
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
@@ -82,9 +84,9 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     """
     sides = results.plan.sides
     assert sides is not None
-    matches = match_records(*by_side(results))
+    matches = certain.match_records(*by_side(results))
     timed, judged = side_by_side(results, matches, thresholds)
-    invalid = list(invalid_reasons(results, thresholds, "the session"))
+    invalid = list(invalid_reasons(results, "the session"))
     if sides.is_apart:  # the user chose two environments
         invalid = [reason for reason in invalid if "environments" not in reason]
     own = side(results)
@@ -192,7 +194,7 @@ def side(results: Results) -> Side:
     )
 
 
-def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
+def invalid_reasons(results: Results, name: str) -> Iterator[str]:
     """Reasons why the times of a run are not valid."""
     if results.elapsed_s is None:
         yield f"{name} did not come to its end: go on with {results.plan.resume_command(results.run)}"
@@ -200,7 +202,7 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         yield f"{name} is what is left of a damaged one, in {LOST.format(results.num_lost)}"
     if len(results.environments) > 1:
         yield f"{name} saw {len(results.environments)} environments: the machine changed during the run"
-    if results.num_discarded > thresholds.discarded_share * results.num_blocks:
+    if results.num_discarded > MANY * results.num_blocks:
         share = f"{results.num_discarded} of {results.num_blocks} blocks"
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
@@ -262,7 +264,8 @@ def between_runs(
     ]
     obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
     before, after = (
-        {key_of(cell.record): cell.effect for cell in compared(results).values()} for results in (base, candidate)
+        {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
+        for results in (base, candidate)
     )
     least = thresholds.elsewhere if is_elsewhere else 0.0
     cells: dict[Key, Timed] = {}
@@ -287,7 +290,7 @@ def between_runs(
             least=least,
             values=values,
         )
-        if cells[match.key].effect.error is not None and _are_enough(cells[match.key].effect, thresholds):
+        if cells[match.key].effect.error is not None:
             by_workload.setdefault(match.key[0], []).append(verdict.between_runs(earlier, later, 0.0))
     see = max(thresholds.see, 2 * least)
     rulings = [*judge_times(cells, thresholds, see), *others]
@@ -303,10 +306,6 @@ def between_runs(
     )
     (suite,) = judge_times({EVERYTHING: whole}, thresholds, thresholds.see)
     return rulings, suite
-
-
-def _are_enough(effect: Effect, thresholds: Thresholds) -> bool:
-    return effect.num_measured >= thresholds.fewest_epochs
 
 
 def _not_compared(record: Record, values: Mapping[str, Any], reference: str, obstacle: str) -> Ruling:
@@ -341,15 +340,16 @@ def side_by_side(results: Results, matches: Iterable[Match], thresholds: Thresho
 
     The default limit is the session's margin. The limit of the whole is the smallest limit of the rules for its cells.
     """
-    plan, cells = results.plan, compared(results)
-    found = effects(plan, {key: cell.visits for key, cell in cells.items()})
+    plan, found = results.plan, session_effects(results)
     by_key, timed = {match.key: match for match in matches}, dict[Key, Timed]()
-    for key, cell in cells.items():
-        match = by_key[key_of(cell.record)]
+    for key, effect in found.items():
+        if key == WHOLE:
+            continue
+        match = by_key[key[0], key[1].implementation]
         asked = thresholds.asked(*match.key, LATENCY)
         timed[match.key] = Timed(
             match=match,
-            effect=found[key],
+            effect=effect,
             allowed=plan.smallest_effect if asked is None else asked,
             is_asked=asked is not None,
             values=_medians(match),
@@ -376,13 +376,13 @@ def judge_times(
     judged = verdict.judge({key: each.effect for key, each in cells.items()}, margins, error)
     found = []
     for key, cell in cells.items():
-        made = _ruling(key, judged[key], cell, thresholds, see)
-        found.append(made if cell.match is None else suspected(made, cell.match, thresholds))
+        own = _ruling(key, judged[key], cell, see)
+        found.append(own if cell.match is None else suspected(own, cell.match, thresholds))
     return found
 
 
-def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None) -> Ruling:
-    kind, reason, words = _decided(judged, cell, thresholds, see)
+def _ruling(key: Key, judged: Judgement, cell: Timed, see: float | None) -> Ruling:
+    kind, reason, words = _decided(judged, cell, see)
     return ruling(
         key,
         LATENCY,
@@ -397,16 +397,13 @@ def _ruling(key: Key, judged: Judgement, cell: Timed, thresholds: Thresholds, se
     )
 
 
-def _decided(
-    judged: Judgement, cell: Timed, thresholds: Thresholds, see: float | None
-) -> tuple[Kind, Reason | None, str]:
+def _decided(judged: Judgement, cell: Timed, see: float | None) -> tuple[Kind, Reason | None, str]:
     """The kind of change of a time, the reason if it is undecided, and both in words."""
     change, low, high, allowed = _change(judged), judged.low, judged.high, cell.allowed
-    is_enough = low is not None and high is not None and (see is None or _are_enough(judged.effect, thresholds))
-    if low is None or high is None or not is_enough:
+    if low is None or high is None:
         if allowed == math.inf:
             return Kind.same, None, f"{change}; any growth is allowed"
-        return Kind.undecided, Reason.few_processes, _too_few(judged.effect, thresholds, see)
+        return Kind.undecided, Reason.few_processes, _too_few(judged.effect, see)
     usual = max(cell.least, min(allowed, ALLOWED[LATENCY]))  # rules that allow growth must not hide improvements
     if high < 1 and judged.ratio < 1 / (1 + usual):
         return Kind.faster, None, f"faster: {change}"
@@ -427,12 +424,9 @@ def _decided(
     return Kind.undecided, Reason.imprecise, f"undecided: {change}; {show}{more}"
 
 
-def _too_few(effect: Effect, thresholds: Thresholds, see: float | None) -> str:
-    fewest = FEWEST_PROCESSES if see is None else max(FEWEST_PROCESSES, thresholds.fewest_epochs)
-    where = "" if see is None else " in each run"
-    return (
-        f"measured in {processes(effect.num_measured)}; a gate judges from {fewest}{where} on: give --rounds {fewest}"
-    )
+def _too_few(effect: Effect, see: float | None) -> str:
+    seen = f"measured in {processes(effect.num_measured)}; a gate judges from {FEWEST_PROCESSES}"
+    return f"{seen}{'' if see is None else ' in each run'} on: give --rounds {FEWEST_PROCESSES}"
 
 
 def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:

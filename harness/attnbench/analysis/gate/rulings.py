@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from attnbench.plugins import unknown
-from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY
 
@@ -50,7 +49,7 @@ class Kind(enum.StrEnum):
     shrunk = "shrunk"
     failed = "failed"  # a pass if it failed in the same way before
     lost = "lost"  # a cell, a metric or a part of a check
-    changed = "changed"  # name, backend or failure; an improvement if a failure is gone
+    changed = "changed"  # backend or failure; an improvement if a failure is gone
     new = "new"
 
 
@@ -150,17 +149,13 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rule: tuple[Rule, ...] = ()
     see: float = 0.20  # a time counts as judged if a slowdown of this size would have been detected
     judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
-    fewest_epochs: int = 4  # processes, in each run
     between_runs: float = 0.02  # standard deviation of a ratio to the reference between runs of the same code
     elsewhere: float = 0.25  # least allowed growth of a ratio to the reference on another machine
     suspicious: float = 0.30  # a larger saving of time needs a whole check to be accepted
-    discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
 
     def __post_init__(self) -> None:
-        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
+        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
-        if self.fewest_epochs < 1:
-            raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 4 is usual")
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
         """The allowed growth of a metric of a cell."""

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.comparisons import compared
+from attnbench.analysis.comparisons import session_effects
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
+from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
 from attnbench.storage.files import writing_to
 from attnbench.storage.journal import events, find_run, journal_of, write
@@ -76,7 +77,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     if len(reason.split()) < FEWEST_WORDS:
         raise ValueError('--reason is too short: give a sentence, as in --reason "the tiles are larger now"')
     candidate = read(run)
-    _require_sound(candidate, thresholds)
+    _require_sound(candidate)
     (fingerprint,) = candidate.environments
     path, old = path_of(fingerprint, results), _own(fingerprint, results)
     before = None if old is None else read(old)
@@ -99,7 +100,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     return path
 
 
-def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
+def _require_sound(candidate: Results) -> None:
     """Raise ValueError if the run is unsound or cannot serve as a baseline."""
     if candidate.plan.sides is not None:
         problem = (
@@ -111,11 +112,11 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
         first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"
         problem = f"{candidate.run} has {len(wrong)} cells that went wrong ({first})"
         raise ValueError(f"{problem}: fix them, or leave them out with --implementation or --set, and run again")
-    reasons = list(invalid_reasons(candidate, thresholds, "the run"))
+    reasons = list(invalid_reasons(candidate, "the run"))
     if not candidate.environments:
         reasons.append("the run has no cells")
-    fewest = thresholds.fewest_epochs
-    num_epochs = max((len(each.numbers) for each in compared(candidate).values()), default=fewest)
+    fewest = FEWEST_PROCESSES
+    num_epochs = max((each.num_measured for each in session_effects(candidate).values()), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
         more = f"give --rounds {fewest} or more, and run again"

@@ -133,7 +133,8 @@ def fills(workload: Workload) -> Iterator[Mistake]:
     for fill in FILLS:
         name = "mask_too_weak" if fill > WEAK else "finite_fill"
         filled = lambda x, m, fill=fill: m.changed(x).where(m.seen, fill)  # noqa: E731
-        words = f"hidden keys get a score of about {fill:g} instead of minus infinity"
+        about = f"about {fill:g}" if fill > WEAK else f"{fill:g} or lower"  # the weakest that explains it is named
+        words = f"hidden keys get a score of {about} instead of minus infinity"
         yield wrong(name, words, masked_scores=filled, weights=nothing)
         added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
         yield wrong(name, f"{fill:g} is added to the scores of hidden keys", masked_scores=added, weights=nothing)

@@ -57,10 +57,10 @@ def serve(line: socket.socket, alive: set[int]) -> None:
         ConnectionError: the socket was reset.
     """
     while True:
-        asked, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
-        if len(asked) < NUMBER.size:  # the coordinator is gone
+        message, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
+        if len(message) < NUMBER.size:  # the coordinator is gone
             break
-        (number,) = NUMBER.unpack(asked)
+        (number,) = NUMBER.unpack(message)
         if number == FORK:
             child = os.fork()
             if not child:
@@ -107,9 +107,9 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
     def listen() -> None:
         try:
-            for asked in os.fdopen(line, "rb"):
-                if asked.endswith(b"\n"):  # otherwise the coordinator ended while writing
-                    lines.put(asked)
+            for text in os.fdopen(line, "rb"):
+                if text.endswith(b"\n"):  # otherwise the coordinator ended while writing
+                    lines.put(text)
         finally:  # the line was closed, or reset because a reply was not read
             os._exit(0)  # the coordinator is gone: nobody needs the current result
 
@@ -121,8 +121,8 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     def send(reply: Reply, *, ends: bool = False) -> None:
         answers.write(msgspec.json.encode(Envelope(reply=reply, ends=ends)) + b"\n")
 
-    def consult(asked: Consulted) -> Request:
-        send(asked)
+    def consult(request: Consulted) -> Request:
+        send(request)
         return decoder.decode(lines.get())
 
     worker = Worker(Heartbeat(heartbeat), consult)

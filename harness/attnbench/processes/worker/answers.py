@@ -6,12 +6,10 @@ The heartbeat announces each risky step in advance, so that after a crash or a h
 import math
 import os
 import random
-import threading
 import time
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from attnbench import plugins
 from attnbench.checking import agreement, witness
-from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, place, reason_against
+from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, draw_weights, place, reason_against
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
@@ -32,7 +30,7 @@ from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import Asides, certificate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
@@ -43,6 +41,8 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
+MOST_SERIAL = 2**20
+"""Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
 
@@ -125,12 +125,12 @@ NO_INFINITY = "its bias may not hold -inf, which hides keys from a function with
 NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
 
 
-def takes_infinity(made: Implementation) -> bool:
+def takes_infinity(candidate: Implementation) -> bool:
     """Whether a small call whose bias holds -inf has a finite output; True where it raises, which a check will show."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
-            output = build(small, made, place(draw_normal(small, 0), small)).output()
+            output = build(small, candidate, place(draw_normal(small, 0), small)).output()
     except Exception:  # noqa: BLE001 - whatever the implementation raises
         return True
     return bool(output.isfinite().all())
@@ -163,9 +163,7 @@ class Worker:
         self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: tuple[messages.Question, agreement.References] | None = None
-        self.ahead: tuple[messages.Question, Future[agreement.References]] | None = None
-        self.helper = ThreadPoolExecutor(1)
+        self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
@@ -177,8 +175,6 @@ class Worker:
         self.screened: set[tuple[str, str]] = set()
         self.pads: list[bytearray] = []
         self.turn = PROBE  # the arm that is responsible for a failure
-        self.built: set[str] = set()  # specs that were built
-        self.is_pending = False  # the guard's memory predates an earlier request
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -209,19 +205,16 @@ class Worker:
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         self.is_altered = False
         self.turn, start = PROBE, time.perf_counter()
-        is_first_build = isinstance(request, messages.Build) and request.spec not in self.built
-        is_quick = self.is_quick(request) and not is_first_build
+        is_quick = self.is_quick(request)
         self.settle(request.workload.device)
-        if not self.is_pending and not is_quick:
-            self.guard = state.Guard(self.guard)
-        self.guard.expect(state.THREADS)
-        self.is_pending, is_accounted = is_quick, is_quick
+        self.guard.accept_settings()
+        is_accounted = is_quick
         try:
             reply = self._reply(request)
             if is_quick:
                 self.guard.require_unchanged()
             elif not isinstance(reply, messages.Failed):
-                self._account(is_making=is_first_build or isinstance(request, messages.LimitedRequest))
+                self._account(is_making=isinstance(request, messages.LimitedRequest))
                 is_accounted = True
         except Exception as error:  # noqa: BLE001 - as said above
             is_predicted = isinstance(error, attempts.OutOfReachError)
@@ -274,13 +267,13 @@ class Worker:
             arm = self.turn
         elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
             arm = request.arm  # otherwise the harness's own work
-        said = [failed.message, f"{request.workload.device} {BROKEN}"]
-        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, said)))
+        parts = [failed.message, f"{request.workload.device} {BROKEN}"]
+        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, parts)))
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is one of many, timed or a judge's: a later one looks for its changes of the process."""
-        return isinstance(request, messages.Witness | messages.Consulted | messages.Check | messages.JudgeOutput) or (
+        """Whether a request is timed or a judge's: a later one looks for the functions that it has replaced."""
+        return isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )
 
@@ -316,11 +309,11 @@ class Worker:
                 return self.check(request)
             case messages.Prepare():
                 return self.prepare(request)
-            case messages.Build() | messages.Call() | messages.Backward():
+            case messages.Call() | messages.Backward():
                 return self.answer_judge(request)
             case messages.Profile():
-                case, made = self.case(request), self.implementation(request.spec)
-                seen = operators.observe(case, made, on_step=self.heartbeat.beat)
+                case, candidate = self.case(request), self.implementation(request.spec)
+                seen = operators.observe(case, candidate, on_step=self.heartbeat.beat)
                 return CellProfiled(**request.names, operators=seen)
             case messages.Observe():
                 return self.observe(request)
@@ -335,53 +328,47 @@ class Worker:
                 return self.witness(request)
             case messages.HandIn():
                 return self.hand_in(request)
-            case messages.Account():
-                self.turn = request.arm
-                return messages.Done()
             case messages.JudgeOutput():
                 return self.judge_output(request)
             case messages.Trace():
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
                 return messages.Done()
             case messages.Certify():
-                made, baseline = self.implementation(request.spec), self.implementation(request.baseline)
-                return certificate(request, made, baseline, self.heartbeat.beat)
-            case messages.Attempt():
-                self.benches.clear()  # make room for a call that may not fit
-                self.references = None
-                return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
+                candidate, baseline = self.implementation(request.spec), self.implementation(request.baseline)
+                return certificate(request, candidate, baseline, self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
-        made = self.implementation(request.spec)
-        reason = reason_against(made, request.workload)
+        candidate = self.implementation(request.spec)
+        reason = reason_against(candidate, request.workload)
         if reason is not None:
             return messages.Failed(status=Status.unsupported, message=reason)
-        if hides_by_bias(made, request.workload) and not takes_infinity(made):
+        if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
-        cost = attempts.require_within_limits(request, made, self.heartbeat.beat)
+        cost = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
         call_s, peak_bytes = (None, None) if cost is None else cost
+        weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
         return messages.Prepared(
-            has_dropout=made.has_dropout,
-            executed_flops=made.executed_flops(request.workload),
-            is_approximate=made.is_approximate,
+            has_dropout=candidate.has_dropout,
+            executed_flops=candidate.executed_flops(request.workload),
+            is_approximate=candidate.is_approximate,
             call_s=call_s,
             peak_bytes=peak_bytes,
+            **methods_of(candidate.build(weights)),
         )
 
     def answer_judge(self, request: messages.Consulted) -> messages.Answer:
         """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
-        made = self.implementation(request.spec)
-        self.built.add(request.spec)
+        candidate = self.implementation(request.spec)
         try:
-            return self.candidates.answer(request, made)
+            return self.candidates.answer(request, candidate)
         except RuntimeError as error:
-            if not (refused := operators.refusal(request.workload, made, error)):
+            if not (refused := operators.refusal(request.workload, candidate, error)):
                 raise
-            raised, said = type(error).__name__, (str(error).splitlines() or [""])[0]
-            return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=said)
+            raised, text = type(error).__name__, (str(error).splitlines() or [""])[0]
+            return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=text)
 
     def check(self, request: messages.Check) -> CellChecked:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
@@ -390,7 +377,7 @@ class Worker:
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
         try:
-            references = self.asked(request)
+            references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
             compared = agreement.compare(references, candidate, known, rejects=request.rejects)
@@ -413,31 +400,24 @@ class Worker:
             executed_flops=request.prepared.executed_flops,
         )
 
-    def asked(self, request: messages.Check) -> agreement.References:
+    def known_answers(self, request: messages.Check) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
         self.heartbeat.beat()
-        if self.references is None or self.references[0] != request.question:
+        question = request.workload, request.seed, request.is_brief, request.left_out
+        if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
-            ahead, self.ahead = self.ahead, None
-            is_known = ahead is not None and ahead[0] == request.question
-            answer = ahead[1].result() if ahead is not None and is_known else self.ask(request.question)
-            self.references = request.question, answer
-        if request.following is not None and request.following != request.question:
-            self.ahead = request.following, self.helper.submit(self.ask, request.following)
-        self.heartbeat.beat()
+            if request.workload.num_scores <= MOST_SERIAL:
+                torch.set_num_threads(1)
+            answers = agreement.ask_oracle(
+                request.workload,
+                request.seed,
+                on_step=self.heartbeat.beat,
+                is_brief=request.is_brief,
+                left_out=request.left_out,
+            )
+            self.references = question, answers
+            self.heartbeat.beat()
         return self.references[1]
-
-    def ask(self, question: messages.Question) -> agreement.References:
-        """Ask the oracle; ahead of a check in one thread, since the candidate uses the other processors."""
-        if question.workload.num_scores <= FEW_SCORES or threading.current_thread() is not threading.main_thread():
-            torch.set_num_threads(1)
-        return agreement.ask_oracle(
-            question.workload,
-            question.seed,
-            on_step=self.heartbeat.beat,
-            is_brief=question.is_brief,
-            left_out=question.left_out,
-        )
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
         """Prepare the calls of a witness sample."""
@@ -471,13 +451,13 @@ class Worker:
 
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
         """Hand the result of a call to the judge; nothing if dropout makes it random."""
-        self.turn, found = request.arm, self.returned[request.number]
+        self.turn, result = request.arm, self.returned[request.number]
         if request.is_last:
             self.witnesses, self.returned = [], []
         if request.workload.dropout > 0:
             return messages.HandedIn(exchange="", tensors={})
         tensors = {}
-        for name, tensor in found.items():
+        for name, tensor in result.items():
             if tensor is not None:
                 require_plain(name, tensor)
                 tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)

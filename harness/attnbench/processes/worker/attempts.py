@@ -10,7 +10,6 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from attnbench.checking.case import NoBackwardError, build, draw_normal, place, 
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.devices import CaptureError, device
-from attnbench.processes.messages import Attempt, Attempted, LimitedRequest
+from attnbench.processes.messages import LimitedRequest
 from attnbench.processes.remote import CandidateError
 from attnbench.ranks import RankLostError, RankSilentError
 from attnbench.storage.memory_events import SHARE_OF_FREE
@@ -110,61 +109,18 @@ class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
     def __init__(self, spec: str, error: BaseException) -> None:
-        causes, told = [error], list[str]()
+        causes, descriptions = [error], list[str]()
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)
         for each in causes:
             lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
-            told.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
+            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
         path, _ = plugins.split(plugins.variant(spec)[0])
         has_its_name = path is not None and path.stem in plugins.imported(spec)
         hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(told)}{place[0] if place else ''}{hint}")
-
-
-def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
-    """Make one call under the request's memory limit and, if it returns, one more to count its memory.
-
-    Raises:
-        OutOfReachError: the implementation does not support the workload, or inputs and limit together exceed the free
-            memory, so that the limit could not be tested.
-        Exception: any exception of the call, usually out of memory.
-    """
-    workload, limit_bytes = request.workload, request.limit_bytes
-    if (reason := reason_against(made, workload)) is not None:
-        raise OutOfReachError(Status.unsupported, reason)
-    here = device(workload.device)
-    free_bytes = here.free_bytes()
-    if (needed := limit_bytes + drawing_bytes(workload)) > free_bytes:
-        message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(free_bytes, 'bytes')} are free"
-        raise OutOfReachError(Status.unsupported, message)
-
-    short = workload.at_length(min(WARM_LEN, workload.longest))
-    if reason_against(made, short) is None:
-        case = build(short, made, place(draw_normal(short, 0), short))
-        with case.grad_mode():
-            call = case.call()
-            call()
-            call()
-    on_step()
-
-    case = build(workload, made, place(draw_normal(workload, 0), workload))
-    with case.grad_mode():
-        if workload.batch_size * workload.seq_len * workload.kv_len <= limit_bytes:  # they count as inputs
-            _ = (case.mask.visible, case.mask.hidden, case.mask.empty)
-        call = case.call()
-        on_step()
-        with here.capped(limit_bytes) if limit_bytes else nullcontext():
-            call_s = here.clock.elapsed(call, 1)
-        on_step()
-        recording = here.record(call)
-        return Attempted(
-            call_s=call_s,
-            peak_bytes=recording.footprint().peak_bytes,
-            free_bytes=free_bytes,
-        )
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
 
 
 def drawing_bytes(workload: Workload) -> int:
@@ -173,7 +129,9 @@ def drawing_bytes(workload: Workload) -> int:
     return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
 
 
-def require_within_limits(request: LimitedRequest, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
+def require_within_limits(
+    request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
+) -> Cost | None:
     """Climb the staircase of shorter lengths; return the predicted cost of a call.
 
     Raises:
@@ -190,12 +148,12 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
 
     def call_cost(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
         on_step()
-        if reason_against(made, step) is not None:
+        if reason_against(candidate, step) is not None:
             return None
         is_first = step not in called
         called.add(step)
         try:
-            case = build(step, made, place(draw_normal(step, 0), step))
+            case = build(step, candidate, place(draw_normal(step, 0), step))
             with case.grad_mode():
                 call = case.call()
                 if is_first:
@@ -212,7 +170,12 @@ def require_within_limits(request: LimitedRequest, made: Implementation, on_step
         return call_s, peak
 
     return require_within(
-        request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles, is_rough=request.is_rough
+        request.call_limit_s,
+        limit_bytes,
+        workload,
+        call_cost,
+        compiles=candidate.compiles,
+        is_rough=request.is_rough,
     )
 
 

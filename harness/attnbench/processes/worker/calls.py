@@ -65,10 +65,10 @@ class Rotation:
     def cases(self, case: Case) -> list[Case]:
         """The case on each of the copies."""
         needs_grad = case.workload.direction != "inference"
-        given = [{name: each.detach() for name, each in inputs.tensors.items()} for inputs in self.inputs[1:]]
+        copies = [{name: each.detach() for name, each in inputs.tensors.items()} for inputs in self.inputs[1:]]
         return [
             case,
-            *(replace(case, tensors={n: each.requires_grad_(needs_grad) for n, each in own.items()}) for own in given),
+            *(replace(case, tensors={n: t.requires_grad_(needs_grad) for n, t in copy.items()}) for copy in copies),
         ]
 
     def through(self, calls: Sequence[Call]) -> Call:

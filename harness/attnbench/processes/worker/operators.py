@@ -59,12 +59,12 @@ _TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _HEADLINE = re.compile(r"not used because:?$")
 
 
-def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Operators:
+def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
     """Observe `case` in at most four calls, or six short ones; `on_step` is called before each.
 
     For a backward case the backward call is profiled for its operators, and the forward call before it for its backend.
     """
-    requested = made.backend
+    requested = implementation.backend
     with case.grad_mode():
         on_step()
         is_short = case.first_s < SHORT_S
@@ -75,9 +75,9 @@ def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Op
             on_step()
             forward = operators_in(case.device.record(case.output))
         on_step()
-        asked = Asking(requested)
+        asking = Asking(requested)
         if any(one.name == ASKED for one in forward) and not compiled(forward):
-            with asked:
+            with asking:
                 case.output()
         on_step()
         is_host = case.device.is_host
@@ -91,26 +91,27 @@ def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Op
     return Operators(
         calls=calls,
         requested=requested,
-        predicted="+".join(asked.predicted),
+        predicted="+".join(asking.predicted),
         observed=seen,
-        reason="; ".join(asked.reasons) if requested not in {"", seen} else "",
+        reason="; ".join(asking.reasons) if requested not in {"", seen} else "",
         num_faults=num_faults,
         fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
-        copies=made.copies,
+        copies=implementation.copies,
         kernel_s=busy_s(kernels),
         elsewhere=on_other_streams(kernels),
     )
 
 
-def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> str:
+def refusal(workload: Workload, implementation: Implementation, error: RuntimeError) -> str:
     """Why the requested backend cannot run, in words, if `error` shows that; "" for any other error."""
-    if not made.backend or NO_KERNEL not in str(error):
+    if not implementation.backend or NO_KERNEL not in str(error):
         return ""
-    case, asked = build(workload, made, place(draw_normal(workload, 0), workload)), Asking(made.backend)
-    with case.grad_mode(), suppress(RuntimeError), asked:
+    case = build(workload, implementation, place(draw_normal(workload, 0), workload))
+    asking = Asking(implementation.backend)
+    with case.grad_mode(), suppress(RuntimeError), asking:
         case.output()
-    reason = "; ".join(asked.reasons) or "PyTorch gives no reason"
-    return f"the {made.backend} backend was asked for and cannot run: {reason}"
+    reason = "; ".join(asking.reasons) or "PyTorch gives no reason"
+    return f"the {implementation.backend} backend was asked for and cannot run: {reason}"
 
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:

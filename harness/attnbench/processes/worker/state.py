@@ -9,14 +9,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from operator import is_
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -34,13 +33,19 @@ DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
 """Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
 HOOKS = [name for name in vars(modules) if name.startswith("_global_") and isinstance(vars(modules)[name], dict)]
+GRADIENTS, GARBAGE = "whether gradients are kept", "whether garbage is collected"
+SDPA = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
+OF_TORCH = (
+    *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
+    *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cpu_allow_fp16_reduced_precision_reduction"),
+    *("cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction"),
+    *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "nnpack_enabled", "deterministic_algorithms"),
+)
+"""Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
 
 
-class Flag(NamedTuple):
-    """How to read a setting, and how to restore it: None if that is impossible."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object] | None = None
+class SharedStateError(Exception):
+    """An implementation changed settings of the whole process."""
 
 
 @dataclass
@@ -51,13 +56,8 @@ class Changes:
     stuck: list[str] = field(default_factory=list)  # changes that could not be undone
 
 
-class SharedStateError(Exception):
-    """An implementation changed settings of the whole process."""
-
-
-def _of_torch(read: str, write: str = "") -> Flag:
-    """A setting with these accessors in torch._C."""
-    return Flag(getattr(torch._C, f"_get_{read}"), getattr(torch._C, f"_set_{write or read}", None))
+Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
+"""How to read a setting, and how to restore it: None if that is impossible."""
 
 
 def _default_device() -> object:
@@ -71,76 +71,64 @@ def _put_hooks(kept: dict[str, dict[int, Any]]) -> None:
         vars(modules)[name].update(hooks)
 
 
-THREADS = "the number of threads"
-QUICK: dict[str, Flag] = {
-    THREADS: Flag(torch.get_num_threads, torch.set_num_threads),
-    "the default dtype": Flag(torch.get_default_dtype, torch.set_default_dtype),
-    "the precision of float32 matmuls": Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "deterministic algorithms": Flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "the default device": Flag(_default_device, torch.set_default_device),
-    "anomaly detection": Flag(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    "whether denormals are flushed to zero": Flag(lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
-    "the number of function modes": Flag(torch._C._len_torch_function_stack),
-    "the number of dispatch modes": Flag(torch._C._len_torch_dispatch_stack),
-    "inference mode": Flag(torch.is_inference_mode_enabled),
-    "the cache of autocast": Flag(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    "SDPA's flash kernel": _of_torch("flash_sdp_enabled", "sdp_use_flash"),
-    "SDPA's memory-efficient kernel": _of_torch("mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
-    "SDPA's math kernel": _of_torch("math_sdp_enabled", "sdp_use_math"),
-    "SDPA's cuDNN kernel": _of_torch("cudnn_sdp_enabled", "sdp_use_cudnn"),
-    "SDPA's order of kernels": _of_torch("sdp_priority_order"),
-    "reduced precision in SDPA's math kernel": _of_torch("math_sdp_allow_fp16_bf16_reduction"),
-    "whether oneDNN is used": _of_torch("mkldnn_enabled"),
-    "whether oneDNN is deterministic": _of_torch("mkldnn_deterministic"),
-    "reduced precision on the processor": _of_torch("cpu_allow_fp16_reduced_precision_reduction"),
-    "whether cuDNN is used": _of_torch("cudnn_enabled"),
-    "cuDNN's benchmark": _of_torch("cudnn_benchmark"),
-    "whether cuDNN is deterministic": _of_torch("cudnn_deterministic"),
-    "bfloat16 reductions of cuBLAS": _of_torch("cublas_allow_bf16_reduced_precision_reduction"),
-    "float16 reductions of cuBLAS": _of_torch("cublas_allow_fp16_reduced_precision_reduction"),
-    "float16 sums of cuBLAS": _of_torch("cublas_allow_fp16_accumulation"),
-}
-"""Settings that are read at every turn of a visit: some microseconds in all."""
-for _name in DEVICE_TYPES:
-    QUICK[f"autocast on {_name}"] = Flag(
-        partial(torch.is_autocast_enabled, _name), partial(torch.set_autocast_enabled, _name)
-    )
-    QUICK[f"the dtype of autocast on {_name}"] = Flag(
-        partial(torch.get_autocast_dtype, _name), partial(torch.set_autocast_dtype, _name)
-    )
+def _accessors(place: object, read: str, write: str) -> Flag:
+    return getattr(place, read), getattr(place, write, None)
 
-SETTINGS: dict[str, Flag] = {
-    **QUICK,  # restored before the settings that depend on the precision of float32 matmuls
-    **{
-        f"the float32 precision of {backend} {operator}": Flag(
-            partial(torch._C._get_fp32_precision_getter, backend, operator),
-            partial(torch._C._set_fp32_precision_setter, backend, operator),
+
+def _settings() -> dict[str, Flag]:
+    """Every setting, by name; nearly all are read at every turn of a visit, in some tens of microseconds."""
+    flags: dict[str, Flag] = {
+        "the number of threads": _accessors(torch, "get_num_threads", "set_num_threads"),
+        "the default dtype": _accessors(torch, "get_default_dtype", "set_default_dtype"),
+        "the precision of float32 matmuls": _accessors(
+            torch, "get_float32_matmul_precision", "set_float32_matmul_precision"
+        ),
+        "the default device": (_default_device, torch.set_default_device),
+        "anomaly detection": _accessors(torch, "is_anomaly_enabled", "set_anomaly_enabled"),
+        "whether denormals are flushed to zero": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        GRADIENTS: _accessors(torch, "is_grad_enabled", "set_grad_enabled"),
+        "inference mode": (torch.is_inference_mode_enabled, None),
+        "the number of function modes": (torch._C._len_torch_function_stack, None),
+        "the number of dispatch modes": (torch._C._len_torch_dispatch_stack, None),
+        "the number of threads between operators": (torch.get_num_interop_threads, None),
+        "the cache of autocast": _accessors(torch, "is_autocast_cache_enabled", "set_autocast_cache_enabled"),
+        "the hooks of saved tensors": (partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None),  # noqa: FBT003
+        "the hooks of all modules": (lambda: {name: dict(vars(modules)[name]) for name in HOOKS}, _put_hooks),
+        GARBAGE: (gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
+        "the thresholds of garbage collection": (gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
+        "the trace function": (sys.gettrace, sys.settrace),
+        "the profile function": (sys.getprofile, sys.setprofile),
+        "how often threads switch": (sys.getswitchinterval, sys.setswitchinterval),
+        "the processors it may run on": (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
+        "its nice value": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
+    }
+    for name in OF_TORCH:
+        flags[name] = _accessors(torch._C, f"_get_{name}", f"_set_{name}")
+    for name in SDPA:
+        flags[f"SDPA's {name} kernel"] = _accessors(torch._C, f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}")
+    for name in DEVICE_TYPES:
+        is_enabled, enable = torch.is_autocast_enabled, torch.set_autocast_enabled
+        flags[f"autocast on {name}"] = partial(is_enabled, name), partial(enable, name)
+        get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+        flags[f"the dtype of autocast on {name}"] = partial(get_dtype, name), partial(set_dtype, name)
+    for place in (("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))):
+        get_precision, set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+        flags[f"the float32 precision of {' '.join(place)}"] = (
+            partial(get_precision, *place),
+            partial(set_precision, *place),
         )
-        for backend, operator in [("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))]
-    },
-    **{
-        f"torch.{name}": Flag(partial(getattr, torch, name), partial(setattr, torch, name))
-        for name in WRAPPED_BY_LIBRARIES
-    },
-    "whether gradients are kept": Flag(torch.is_grad_enabled, torch.set_grad_enabled),
-    "the number of threads between operators": Flag(torch.get_num_interop_threads),
-    "the hooks of all modules": Flag(lambda: {name: dict(vars(modules)[name]) for name in HOOKS}, _put_hooks),
-    "the hooks of saved tensors": Flag(partial(torch._C._autograd._top_saved_tensors_default_hooks, True)),  # noqa: FBT003
-    "whether garbage is collected": Flag(gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
-    "the thresholds of garbage collection": Flag(gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
-    "the trace function": Flag(sys.gettrace, sys.settrace),
-    "the profile function": Flag(sys.getprofile, sys.setprofile),
-    "how often threads switch": Flag(sys.getswitchinterval, sys.setswitchinterval),
-    "the processors it may run on": Flag(
-        lambda: sorted(os.sched_getaffinity(0)), lambda kept: os.sched_setaffinity(0, kept)
-    ),
-    "its nice value": Flag(partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
-}
+    for name in WRAPPED_BY_LIBRARIES:
+        flags[f"torch.{name}"] = partial(getattr, torch, name), partial(setattr, torch, name)
+    return flags
 
 
-def _look(flag: Flag) -> object:
+SETTINGS = _settings()
+AT_EVERY_TURN = tuple(name for name in SETTINGS if name not in {GRADIENTS, GARBAGE})
+
+
+def _look(name: str) -> object:
     try:
-        return flag.read()
+        return SETTINGS[name][0]()
     except Exception as error:  # noqa: BLE001 - torch raises if its older and newer settings were mixed
         return f"unreadable ({type(error).__name__})"
 
@@ -166,11 +154,10 @@ class Functions:
 
     def __init__(self) -> None:
         self._num_modules = len(sys.modules)
-        self._ours = {name: place for name, place in sys.modules.items() if name.startswith("attnbench.")}
-        self._held = [(owner, read, dict(read())) for owner, read in _owners()]
+        self._before = [(owner, read, dict(read())) for owner, read in _owners()]
         self._codes = [
             (f"{owner}.{name}", value, value.__code__)
-            for owner, _, before in self._held
+            for owner, _, before in self._before
             for name, value in before.items()
             if type(value) is FunctionType
         ]
@@ -182,20 +169,16 @@ class Functions:
 
     def replaced(self) -> list[str]:
         """Names of replaced functions. Added functions do not count: torch imports much late."""
-        found = [name for name, value, code in self._codes if value.__code__ is not code]
-        found += [name for name, place in self._ours.items() if sys.modules.get(name) is not place]
-        for owner, read, before in self._held:
+        changed = [name for name, function, code in self._codes if function.__code__ is not code]
+        for owner, read, before in self._before:
             now = read()
-            has_same_names = len(before) == len(now) and all(map(is_, before, now))
-            if has_same_names and all(map(is_, before.values(), now.values())):
-                continue
             for name, value in before.items():
                 if now.get(name) is not value and _matters(owner, name, value, now.get(name)):
-                    found.append(f"{owner}.{name}")
+                    changed.append(f"{owner}.{name}")
             if owner.startswith("attnbench."):  # a module's global hides Python's own with the same name
                 hidden = (name for name in now.keys() - before.keys() if hasattr(builtins, name))
-                found += [f"{owner}.{name}" for name in hidden if not name.startswith("__")]
-        return found
+                changed += [f"{owner}.{name}" for name in hidden if not name.startswith("__")]
+        return changed
 
 
 def _matters(owner: str, name: str, before: object, now: object) -> bool:
@@ -210,48 +193,47 @@ def _matters(owner: str, name: str, before: object, now: object) -> bool:
 class Guard:
     """A snapshot of the process's state."""
 
-    def __init__(self, earlier: "Guard | None" = None) -> None:
-        """Take a snapshot; functions come from an earlier guard that found none replaced."""
-        self._settings = {name: _look(each) for name, each in SETTINGS.items()}
-        self._folder = os.getcwd()  # noqa: PTH109 - called often
-        self._functions: Functions = (
-            earlier._functions if earlier is not None and earlier._functions.are_all else Functions()
-        )
+    def __init__(self) -> None:
+        self._functions = Functions()
+        self.accept_settings()
 
-    def expect(self, name: str) -> None:
-        """Accept the current value of a setting that the harness itself has changed."""
-        self._settings[name] = _look(SETTINGS[name])
+    def accept_settings(self) -> None:
+        """Take the settings as they are: the harness itself has changed some."""
+        self._settings = {name: _look(name) for name in SETTINGS}
+        self._folder = os.getcwd()  # noqa: PTH109 - called often
 
     def require_unchanged(self) -> None:
-        """Compare and restore the settings that are quick to read.
+        """Compare and restore the settings that the harness itself does not change during a visit.
 
         Raises:
             SharedStateError: some were changed; the message names them.
         """
-        if any(_look(each) != self._settings[name] for name, each in QUICK.items()):
-            raise SharedStateError(blame(self._put_back(QUICK).settings))
+        if changed := self._restored_settings(AT_EVERY_TURN).settings:
+            raise SharedStateError(blame(changed))
 
     def restore(self) -> Changes:
         """Compare everything, restore as much as possible, and return the changes."""
         os.chdir(self._folder)  # file names are relative to it
-        changes = self._put_back(SETTINGS)
+        changes = self._restored_settings(SETTINGS)
         if replaced := self._functions.replaced():
             changes.settings.append(f"{_short(', '.join(replaced))} from what it was to another")
             changes.stuck.append(changes.settings[-1])
+        elif not self._functions.are_all:
+            self._functions = Functions()
         return changes
 
-    def _put_back(self, flags: Mapping[str, Flag]) -> Changes:
-        seen = {name: _look(each) for name, each in flags.items()}
-        others = {name: now for name, now in seen.items() if now != self._settings[name]}
+    def _restored_settings(self, compared: Iterable[str]) -> Changes:
+        others = {name: now for name in compared if (now := _look(name)) != self._settings[name]}
         for _ in range(2 if others else 0):  # restoring one may change another
-            for name, each in flags.items():
-                if each.write is not None and _look(each) != self._settings[name]:
+            for name in compared:
+                write = SETTINGS[name][1]
+                if write is not None and _look(name) != self._settings[name]:
                     with suppress(Exception):
-                        each.write(self._settings[name])
+                        write(self._settings[name])
         changes = Changes()
         for name, now in others.items():
             changes.settings.append(f"{name} from {_short(self._settings[name])} to {_short(now)}")
-            if _look(flags[name]) != self._settings[name]:
+            if _look(name) != self._settings[name]:
                 changes.stuck.append(changes.settings[-1])
         return changes
 

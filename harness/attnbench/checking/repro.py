@@ -1,0 +1,228 @@
+"""A wrong answer as a script that needs torch alone: repro.py, its tensors in repro.pt, and a copy of the file.
+
+`python -m attnbench.checking.repro` reads a `Request` from standard input: foreign code runs in that process alone.
+"""
+
+import inspect
+import shutil
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+from string import Template
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnbench.checking.agreement import ask_oracle, compare
+from attnbench.checking.case import bind, build, place
+from attnbench.checking.oracle import row_mask
+from attnbench.checking.reference import reference_for_probe
+from attnbench.contract import Implementation
+from attnbench.contract.functions import ByFunction
+from attnbench.contract.loading import implementation
+from attnbench.contract.outside import Bound
+from attnbench.storage.records import TensorError
+from attnbench.workloads.workload import Workload
+
+NOT_A_FUNCTION = "a script calls a function of query, key and value, and not a module"
+ROW_AXIS = -2
+SCRIPT, TENSORS, COPY = "repro.py", "repro.pt", "candidate.py"
+TEXT = Template('''"""$title
+
+$words
+
+`python repro.py` needs torch, and $tensors and $copy in its folder. It exits with 1 while the fault is there.
+"""
+
+import math
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from candidate import $name as candidate
+
+TENSOR, ROWS = "$tensor", ($first, $last)
+ALLOWED, ALLOWED_RMS = $allowed, $allowed_rms  # several times the errors of honest forms in this dtype
+
+
+def textbook(query, key, value, visible, bias, scale):
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V); a query that sees no key gets 0."""
+    scores = scale * query @ key.mT
+    scores = scores if bias is None else scores + bias
+    scores = scores.masked_fill(~visible, -math.inf)
+    empty = ~visible.any(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ value
+
+
+def answers(attention, inputs, gradient):
+    """The output and, with a gradient, those of query, key and value."""
+    inputs = [each.requires_grad_(gradient is not None) for each in inputs]
+    output = attention(*inputs)
+    found = () if gradient is None else torch.autograd.grad(
+        output, inputs, gradient.to(output.dtype), allow_unused=True, materialize_grads=True
+    )
+    names = ("output", "gradient of query", "gradient of key", "gradient of value")
+    return dict(zip(names, (output.detach(), *found)))
+
+
+saved = torch.load(os.path.join(sys.path[0], "$tensors"), weights_only=True)
+heads_first = (lambda tensor: tensor.transpose(1, 2)) if saved["is_tokens_first"] else (lambda tensor: tensor)
+gradient, empty = saved["gradient"], saved["empty"]
+
+
+def called(query, key, value):
+    output = heads_first(candidate(query, key, value, **saved["passed"]))
+    return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def exact(query, key, value):
+    query, key, value = map(heads_first, (query, key, value))
+    each = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+    return textbook(query, key, value, saved["visible"], saved["bias"], saved["scale"])
+
+
+inputs = saved["inputs"]  # query, key and value, with their strides
+for each in inputs:
+    print(tuple(each.shape), each.dtype, each.device, "strides", each.stride())
+seen = answers(called, [each.clone() if 0 in each.stride() else each for each in inputs], gradient)[TENSOR].double()
+right = answers(exact, [each.detach().double() for each in inputs], gradient)[TENSOR]
+apart = (seen - right).abs().nan_to_num(math.inf)
+place = torch.unravel_index(apart.argmax(), apart.shape)
+rms = float(apart.narrow($axis, ROWS[0], ROWS[1] - ROWS[0]).square().mean().sqrt())
+print(TENSOR, "at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
+print("largest error", float(apart.max()), "allowed", ALLOWED)
+print("RMS error of rows", ROWS, rms, "allowed", ALLOWED_RMS)
+sys.exit(int(not (float(apart.max()) <= ALLOWED and rms <= ALLOWED_RMS)))
+''')
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to show: the tensor of a probe on a workload that an implementation got wrong, and its sentence."""
+
+    spec: str
+    workload: Workload
+    probe: str
+    seed: int
+    error: TensorError
+    words: str
+    folder: str
+
+
+def reason_against(workload: Workload, error: TensorError) -> str:
+    """Return why no script can show a wrong tensor, or ""."""
+    if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
+        return "the formula of the script has no sinks, no rotation and no softcap"
+    if error.tensor not in {"output", *(f"gradient of {name}" for name in ("query", "key", "value"))} or not error.rows:
+        return f"the script does not compare the {error.tensor}"
+    return ""
+
+
+def write(request: Request) -> Path:
+    """Write the script and its files into the folder of the request; return the script.
+
+    Raises:
+        ValueError: no script can show it.
+    """
+    made = implementation(request.spec)
+    workload, probe, error = _by_itself(request, made)
+    if reason := reason_against(workload, error):
+        raise ValueError(reason)
+    reference = reference_for_probe(workload, probe, request.seed)
+    case = build(workload, made, place(reference.drawn, workload), bind(workload))
+    if not isinstance(case.module, ByFunction):
+        raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
+    case.hand_over_operands()
+    query, key, value = (case.tensors[name] for name in ("query", "key", "value"))
+    bound = case.module.bind(query, key, value, case.mask)
+    file, name = _source(bound)
+    rows = row_mask(workload, torch.arange(workload.seq_len))
+    changes = None
+    if rows.rule.changes_scores:
+        zeros = torch.zeros(workload.batch_size, workload.num_heads, workload.seq_len, workload.kv_len)
+        changes = rows.changed(zeros.double())
+    folder = Path(request.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    prepared = case.module.prepare(query, key, value, case.mask)
+    saved = {
+        "inputs": [each.detach() for each in prepared.tensors],
+        "passed": {key: each.detach() if isinstance(each, Tensor) else each for key, each in prepared.passed.items()},
+        "empty": prepared.empty,
+        "is_tokens_first": prepared.is_tokens_first,
+        "visible": rows.seen,
+        "bias": changes,
+        "scale": rows.scale_for(workload.head_dim),
+        "gradient": None
+        if workload.direction == "inference"
+        else _gradient(reference.rows, reference.grad_rows, workload),
+    }
+    torch.save(saved, folder / TENSORS)
+    shutil.copyfile(file, folder / COPY)
+    first, last = error.rows
+    text = TEXT.substitute(
+        title=f"{name} of {Path(file).name} is wrong on {workload.id}.",
+        words=textwrap.fill(request.words.replace('"', "'"), 116),
+        tensors=TENSORS,
+        copy=COPY,
+        name=name,
+        tensor=error.tensor,
+        first=first,
+        last=last,
+        axis=ROW_AXIS,
+        allowed=repr(error.allowed),
+        allowed_rms=repr(error.allowed_rms),
+    )
+    script = folder / SCRIPT
+    script.write_text(text, encoding="utf-8")
+    return script
+
+
+def _by_itself(request: Request, made: Implementation) -> tuple[Workload, str, TensorError]:
+    """The workload, probe and error of the request; for a function inside of a module, those of the function.
+
+    Raises:
+        ValueError: the function is right by itself.
+    """
+    if request.workload.scope == "attention":
+        return request.workload, request.probe, request.error
+    workload = msgspec.structs.replace(request.workload, scope="attention", bias="none")
+    if reason := made.unsupported(workload):
+        raise ValueError(reason)
+    agreement = compare(ask_oracle(workload, request.seed), made).agreement
+    for probe, error in agreement.tensors():
+        if not error.agrees:
+            return workload, probe, error
+    raise ValueError("the function is right by itself on this workload, and wrong only in a module")
+
+
+def _gradient(rows: Tensor, grad_rows: Tensor, workload: Workload) -> Tensor:
+    """The gradient of the whole output (B, H, T, V): 0 at the rows that were not compared."""
+    whole = torch.zeros(
+        *grad_rows.shape[:-2], workload.seq_len, grad_rows.shape[-1], dtype=grad_rows.dtype, device=grad_rows.device
+    )
+    whole[..., rows, :] = grad_rows
+    return whole
+
+
+def _source(bound: Bound) -> tuple[str, str]:
+    """The file of the function that is called, and its name there.
+
+    Raises:
+        ValueError: it cannot be imported by its name from one file.
+    """
+    function = bound.call.func if isinstance(bound.call, partial) else bound.call
+    name, file = getattr(function, "__name__", ""), inspect.getsourcefile(inspect.unwrap(function))
+    if file is None or getattr(function, "__qualname__", "") != name:
+        raise ValueError("the function cannot be imported by its name from one file")
+    return file, name
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(str(write(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))))
+    except ValueError as reason:
+        sys.exit(str(reason))

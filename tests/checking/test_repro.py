@@ -1,0 +1,88 @@
+"""A wrong answer is shown by a script that needs torch alone, and that passes when the code is mended."""
+
+import subprocess
+import sys
+
+from attnbench.checking.agreement import ask_oracle, compare
+from attnbench.checking.repro import Request, write
+from attnbench.contract.loading import implementation
+from attnbench.workloads.workload import Workload
+from tests.test_cli import command
+
+RIGHT = """
+import math
+import torch
+
+def mine(query, key, value, *, mask=None, bias=None, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = scores.softmax(-1)
+    output = weights @ value
+    return output
+"""
+MISTAKES = {
+    "scale": ("query.shape[-1] ** -0.5", "query.shape[-1] ** -1.0", {}),
+    "mask": ("mask is not None", "False", {"mask": "causal"}),
+    "inverted": ("(~mask", "(mask", {"mask": "causal"}),
+    "softmax": ("softmax(-1)", "softmax(-2)", {}),
+    "sum": ("weights = scores.softmax(-1)", "weights = scores.softmax(-1) * 1.05", {}),
+    "bias": ("scores + bias", "scores - bias", {"mask": "causal+alibi"}),
+    "detached key": ("key.transpose", "key.detach().transpose", {}),
+    "heads": ("return output", "return output.flip(1)", {}),
+    "last key": ("weights @ value", "weights[..., :-1] @ value[..., :-1, :]", {"dtype": "bfloat16"}),
+    "half": ("scores.softmax(-1)", "scores.half().softmax(-1).to(scores)", {}),
+}
+ALL = """
+import contextlib, io, runpy, sys
+sys.modules["attnbench"] = None  # importing it raises
+for script in sys.argv[1:]:
+    sys.modules.pop("candidate", None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    print(code)
+"""
+
+
+def codes(scripts) -> list[str]:
+    given = [sys.executable, "-I", "-c", ALL, *map(str, scripts)]
+    return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
+
+
+def script_of(folder, name: str):
+    before, after, axes = MISTAKES[name]
+    folder = folder / name.replace(" ", "_")
+    folder.mkdir()
+    assert before in RIGHT
+    (folder / "mine.py").write_text(RIGHT.replace(before, after))
+    spec = f"{folder / 'mine.py'}:mine"
+    point = Workload(
+        **({"seq_len": 37, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "direction": "forward_backward"} | axes)
+    )
+    found = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
+    probe, error = next((probe, each) for probe, each in found.tensors() if not each.agrees)
+    request = Request(spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(folder / "out"))
+    return write(request)
+
+
+def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path):
+    scripts = [script_of(tmp_path, name) for name in MISTAKES]
+    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
+    for script in scripts:
+        (script.parent / "candidate.py").write_text(RIGHT)
+    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
+
+
+def test_the_command_writes_a_script_for_what_is_wrong_alone(tmp_path):
+    (tmp_path / "mine.py").write_text(RIGHT.replace("-0.5", "-1.0"))
+    (tmp_path / "right.py").write_text(RIGHT.replace("def mine", "def right"))
+    axes = ("--set", "seq_len=16", "--set", "scope=attention")
+    done = command("check", "mine.py", "right.py", *axes, "--repro", "out", cwd=tmp_path)
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["mine"]
+    assert "mine: python out/mine/repro.py" in done.stdout
