@@ -164,7 +164,7 @@ class Candidate:
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
         """The output of a changed call."""
-        return self.changed(tensors, **of_mask)[1].detach()
+        return self.changed(tensors, (), **of_mask)[1].detach()
 
     def ask(
         self,

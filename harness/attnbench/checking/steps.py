@@ -149,7 +149,8 @@ class Textbook:
         result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]
         if self.workload.scope == "attention":
             return result
-        return changes.get("output", output)(result, self.inputs.weights)
+        merged: Tensor = changes.get("output", output)(result, self.inputs.weights)
+        return merged
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -97,11 +97,15 @@ def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).to(tensor.dtype)
 
 
-def repeats(workload: Workload) -> Iterator[tuple[str, Change]]:
-    """Reads of the first rows (..., R, n) in place of all rows, as from a buffer of one tile."""
-    for first in (tile for tile in TILE_LENS if tile < workload.seq_len):
-        places = torch.arange(workload.seq_len) % first
-        yield f"those of the first {first} queries again and again", lambda x, at=places: x[..., at.to(x.device), :]
+def repeated(tensor: Tensor, first: int) -> Tensor:
+    """Repeat the first rows: (..., R, n) -> (..., R, n)."""
+    return tensor[..., torch.arange(tensor.shape[-2], device=tensor.device) % first, :]
+
+
+def repeats(workload: Workload) -> dict[str, Change]:
+    """Reads of the first rows in place of all rows, as from a buffer of one tile."""
+    lengths = [tile for tile in TILE_LENS if tile < workload.seq_len]
+    return {f"those of the first {tile} queries again and again": partial(repeated, first=tile) for tile in lengths}
 
 
 def row_sums(workload: Workload) -> Iterator[Mistake]:
@@ -116,7 +120,7 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
         "is that of the next query": lambda x: x.roll(-1, -2),
         "is the mean over the queries": lambda x: x.mean(dim=-2, keepdim=True).expand_as(x),
     }
-    kinds |= {words.replace("those", "is that"): change for words, change in repeats(workload)}
+    kinds |= {words.replace("those", "is that"): change for words, change in repeats(workload).items()}
     for words, change in kinds.items():
         yield backward("gradient_row_sums", f"the row sum of weights times their gradient {words}", row_sums=change)
 
@@ -132,7 +136,7 @@ def with_new_sums(_: Tensor, __: RowMask, masked: Tensor) -> Tensor:
     return masked.softmax(dim=-1).nan_to_num(0.0)
 
 
-WAYS = {"": with_old_sums, ", with a softmax of its own": with_new_sums}
+WAYS: dict[str, Callable[..., Tensor]] = {"": with_old_sums, ", with a softmax of its own": with_new_sums}
 """Ways to recompute weights from other masked scores."""
 
 
@@ -170,7 +174,7 @@ def weights(workload: Workload) -> Iterator[Mistake]:
         change = partial(without_bias, way=way)
         words = f"the scores are computed again without the bias{words}"  # noqa: PLW2901
         yield backward("gradient_without_bias", words, recomputed=change)
-    sums: dict[str, Change] = dict(repeats(workload)) | {
+    sums: dict[str, Change] = repeats(workload) | {
         "those of head 0": lambda x: x[:, :1].expand_as(x),
         "rounded to bfloat16": partial(rounded, dtype=torch.bfloat16),
         "rounded to float16": partial(rounded, dtype=torch.float16),

@@ -113,7 +113,7 @@ def normalisations(_: Workload) -> Iterator[Mistake]:
         1e-30: ", and a tiny number is added to the sum",
         1e-6: ", and 1e-6 is added to the sum",
     }.items():
-        yield wrong("no_maximum", words + what, weights=lambda x, _, more=more: shares(x.exp(), more))  # type: ignore[misc]
+        yield wrong("no_maximum", words + what, weights=lambda x, _, more=more: shares(x.exp(), more))
     words = "scores are clamped, to 50 say, before an exponential without maximum"
     for most in (10.0, 20.0, 50.0, 80.0):
         yield wrong("no_maximum", words, weights=partial(clamped, most=most))

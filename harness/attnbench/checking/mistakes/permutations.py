@@ -69,9 +69,8 @@ def of_operands(workload: Workload) -> Iterator[Mistake]:
     batch_size, of_query, of_key = workload.batch_size, workload.num_heads, workload.num_kv_heads
     for operand, (step, places) in OPERANDS.items():
         sizes = (batch_size, of_key, workload.kv_len) if step == "heads" else (batch_size, of_query, workload.seq_len)
-        if operand == "query":
-            sizes = sizes[:1]  # the others are as for keys and values, or the output
-        for axis, words, change in reordered(operand, *sizes):
+        axes = 1 if operand == "query" else 3  # its other axes are as for keys and values, or the output
+        for axis, words, change in reordered(operand, *sizes[:axes]):
             flags = "needs_all_rows" * (operand == "output" and axis == "position")
             replaced = before(step, change, *places) if places else after(step, change)
             yield wrong(f"{operand}_{axis}_order", words, flags, **{step: replaced})

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, after, before, hide, product, project, with_bias, with_change, wrong
+from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, with_change, wrong
 from attnbench.contract import Weights, softmax_with_sinks
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
@@ -36,7 +36,7 @@ def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[.
         for kind in ("", "_bias") if weights.has_bias else ("",):
             names = [f"{part}{kind}" for part in PARTS]
             named |= dict(zip(names, regroup([tensors[name] for name in names]), strict=True))
-        return project(x, context, Weights(**named))
+        return oracle.project(x, context, Weights(**named))
 
     return projected
 
