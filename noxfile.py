@@ -101,6 +101,14 @@ def triton(session: nox.Session) -> None:
 
 
 @nox.session
+def second(session: nox.Session) -> None:
+    """Build a second device with the C++ compiler, and run everything on it; arguments after -- go to pytest."""
+    borrow(session, "test")
+    options = session.posargs or [*IN_PARALLEL, "--durations=5"]
+    session.run("python", "-m", "pytest", "-m", "not browser", *options, "tests/devices/test_second.py", env=ONE_THREAD)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Run all tests except those of documents, and require their coverage; tracing slows them down by a third."""
     borrow(session, "test")
@@ -136,14 +144,6 @@ def bench(session: nox.Session) -> None:
     finally:
         for page in sorted(set(RESULTS.glob("runs/*/report.html")) - {run / "report.html" for run in found}):
             session.log(f"open {page}")
-
-
-@nox.session
-def bench_pytest(session: nox.Session) -> None:
-    """Run the quick sweep under pytest-benchmark, stored in results/benchmarks; arguments after -- go to pytest."""
-    install(session, "histogram")
-    options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
-    session.run("pytest", "--override-ini=addopts=", "harness/attnbench/pytest_suite", *options, *session.posargs)
 
 
 @nox.session
@@ -194,7 +194,8 @@ def margins(session: nox.Session) -> None:
     closest = Path(session.create_tmp()) / "closest.jsonl"
     closest.unlink(missing_ok=True)
     env = ONE_THREAD | {"ATTNBENCH_CLOSEST": str(closest.resolve())}
-    session.run("python", "-m", "pytest", *IN_PARALLEL, "-q", "tests/checking", "tests/contract", env=env)
+    options = [*IN_PARALLEL, "-q", "-m", "not browser"]
+    session.run("python", "-m", "pytest", *options, "tests/checking", "tests/contract", env=env)
     session.run("python", "-m", "tests.closest", env=env)
 
 

@@ -47,7 +47,7 @@ OTHERS = {
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
-    "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
+    "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
@@ -80,7 +80,9 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        ratio_plot.draw(results, NUM_FIRST, ROW)[0].save(folder / "first_plot.png")
+        picture = ratio_plot.draw(results, NUM_FIRST, ROW)
+        assert picture is not None
+        picture.save(folder / "first_plot.png")
 
 
 def reduce(folder: Path) -> None:

@@ -76,7 +76,7 @@ QUESTIONS = (
     ),
     Question(
         "How do two machines differ?",
-        "attnbench gate here/runs/* there/runs/* -i fused",
+        "attnbench gate here/runs/* there/runs/*",
         before="OMP_NUM_THREADS=1 attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results there; "
         "attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results here",
         exit_codes=(0, 1, 3, 4),

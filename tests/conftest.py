@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import coverage
@@ -19,9 +20,17 @@ __all__ = ["closest_call", "pytest_configure", "pytest_runtest_protocol"]
 """Hooks: tests marked `cuda` run in a process each; each test's closest call is recorded on demand."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run documents first: a single one takes minutes, and must not begin last."""
+    """Run documents first, which take longest, and move cases of tests marked `one_in` to the long tests."""
     items.sort(key=lambda item: item.path.name != "test_documents.py")
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("one_in")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % mark.args[0]:
+                item.add_marker(pytest.mark.long)
+            cases[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -100,15 +100,6 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
         assert {row["implementation"] for row in csv.DictReader(file)} == {"theirs", "fused", "sdpa"}
 
 
-def test_pytest_benchmark_reads_what_we_write(theirs):
-    folder, _, run = theirs
-    file = folder / "benchmark.json"
-    command("report", run.name, "--format", "pytest-benchmark", "--to", str(file), cwd=folder)
-    found = command("compare", str(file), cwd=folder, program=("-m", "pytest_benchmark"))
-    assert found.returncode == 0, found.stderr
-    assert "theirs" in found.stdout
-
-
 def test_reports_are_rebuilt_with_torch_blocked(theirs):
     folder, _, run = theirs
     blocker = folder / "blocked"

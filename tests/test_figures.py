@@ -23,23 +23,6 @@ def figures():
     return module
 
 
-TRIED = """# Can times be trusted whoever wrote the code?
-
-Made by `nox -s cheats`.
-
-| group        | cases   | no time   |
-|--------------|---------|-----------|
-| control      | 8       | 0         |
-| skipped work | -       | 24        |
-
-## Cheats
-
-| case   | what it does   |
-|--------|----------------|
-| one    | cheats         |
-"""
-
-
 def test_the_page_about_trust_shows_what_became_of_cheats():
     found = figures()
     text = found.TRUST.read_text(encoding="utf-8")
@@ -50,22 +33,6 @@ def test_the_page_on_fastest_says_what_its_gallery_does():
     text = (ROOT / "docs" / "fastest.md").read_text(encoding="utf-8")
     found = figures()
     assert text == found.renewed(text, {"policy": found.followed()}), "run: python docs/figures.py"
-
-
-def test_cheats_are_shown_by_group_and_honest_forms_by_name_where_they_were_rejected(tmp_path, monkeypatch):
-    found = figures()
-    monkeypatch.setattr(found, "GALLERY", tmp_path)
-    assert "not run" in found.tried()
-    folder = tmp_path / "trust"
-    folder.mkdir()
-    (folder / "trust.md").write_text(TRIED, encoding="utf-8")
-    table = "| group | cases | no time |\n| --- | --- | --- |\n| control | 8 | 0 |\n| skipped work | - | 24 |"
-    reference = "[All cases](../results/gallery/trust/trust.md), each with its reason."
-    assert found.tried() == f"{table}\n\n{reference}"
-    forms = "form,does,num_right,num_unsupported,num_rejected,reason\ntextbook,a,10,0,0,\nkahan,b,9,0,1,disagrees\n"
-    (folder / "trust_honest.csv").write_text(forms, encoding="utf-8")
-    assert found.tried().endswith(f"{reference} Of 2 unusual honest forms, 1 were rejected (kahan).")
-    assert "trust/trust.md" in found.page()
 
 
 def test_the_method_works_its_example_out_as_the_code_does():
@@ -112,10 +79,10 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from attnbench.reports.ratio_plot import write_picture
+    from attnbench.reports.ratio_plot import REPORT
 
     found = figures()
-    (again,) = write_picture(read(found.QUICK), tmp_path)
+    (again,) = REPORT["picture"].write(read(found.QUICK), tmp_path)
     found.shrink(again)
     kept = pixels(found.QUICK / "picture.png")
     redrawn = pixels(again)
@@ -158,14 +125,3 @@ def test_what_is_reduced_keeps_its_tables_journals_and_small_pictures(tmp_path):
         with Image.open(tmp_path / name) as picture:
             assert (picture.mode, picture.size) == ("P", size)
             assert picture.convert("RGB").getpixel((0, 0)) == (0x00, 0x72, 0xB2)
-
-
-def test_a_long_summary_keeps_what_is_above_its_tables(tmp_path):
-    found = figures()
-    text = f"# Run\n\n## Findings\n\n- none\n\n### causal\n\n{'| cell ' * 40_000}\n"
-    (tmp_path / "summary.md").write_text(text, encoding="utf-8")
-    for _ in range(2):
-        found.reduce(tmp_path)
-        assert (tmp_path / "summary.md").read_text(
-            encoding="utf-8"
-        ) == f"# Run\n\n## Findings\n\n- none\n\n{found.TABLES}\n"

@@ -85,14 +85,3 @@ def test_a_cell_without_a_number_is_refused_with_its_reason(findings):
         findings._point(CELLS, findings.Point(run="run", implementation="sdpa"), "latency_s")
     with pytest.raises(LookupError, match="no latency_s"):
         findings._point(CELLS, findings.Point(run="run", implementation="fused"), "latency_s")
-
-
-def test_only_what_was_measured_again_changes(findings, kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(findings, "KEPT", tmp_path / "findings.json")
-    monkeypatch.setattr(findings, "PAGE", tmp_path / "findings.md")
-    monkeypatch.setattr(findings, "GALLERY", tmp_path)
-    findings.KEPT.write_text(json.dumps(kept), encoding="utf-8")
-    monkeypatch.setattr(findings, "_cells", lambda _: CELLS)
-    assert findings.main(["float16"]) == 1  # SDPA has no number there
-    assert json.loads(findings.KEPT.read_text(encoding="utf-8")) == kept
-    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(kept)

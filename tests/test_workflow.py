@@ -55,7 +55,7 @@ def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess
     """Run the step in `folder`, with commands of these exit codes; return the summary."""
     stub = folder / "bin" / "attnbench"
     stub.parent.mkdir()
-    stub.write_text(STUB.format(**{"left": "sides.md"} | ends))
+    stub.write_text(STUB.format(**{"left": "summary.md"} | ends))
     stub.chmod(0o755)
     (folder / "summary").touch()
     given = {"IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(folder / "summary")}
@@ -105,7 +105,7 @@ def test_a_comparison_that_broke_off_before_it_reported_its_end_fails_unjudged(t
 @pytest.mark.parametrize(("session", "ends", "reported"), [(ELSEWHERE, 1, ""), (SESSION, 0, COMPARED + JUDGED)])
 def test_the_session_of_an_earlier_job_is_neither_judged_nor_reported(tmp_path, session, ends, reported):
     (tmp_path / EARLIER).mkdir(parents=True)
-    (tmp_path / EARLIER / "sides.md").write_text("earlier\n")
+    (tmp_path / EARLIER / "summary.md").write_text("earlier\n")
     done, summary = follow(tmp_path, compared=1, judged=0, session=session)
     assert done.returncode == ends
     assert summary == reported

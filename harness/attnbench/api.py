@@ -30,7 +30,7 @@ from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan, plan_to_choose, rejected
-from attnbench.reports import Picture, cells, recommended, story, text_lines
+from attnbench.reports import Picture, answers, cells, recommended, screen, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Comparison, Verdict
@@ -70,9 +70,9 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Outcome:
     """One run: its verdicts, its answer, and every measurement."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str], hint: str = "") -> None:
-        """Wrap a run with the verdict on each implementation by name; `hint` says how to decide more."""
-        self.results, self.verdicts, self.hint = results, dict(verdicts), hint
+    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
+        """Wrap a run with the verdict on each implementation by name."""
+        self.results, self.verdicts = results, dict(verdicts)
 
     @property
     def folder(self) -> Path:
@@ -134,7 +134,7 @@ class Outcome:
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
-        return [*story.troubles(self.results), *wrong, *story.answer(self.results), *[self.hint][: bool(self.hint)]]
+        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -153,30 +153,28 @@ class Outcome:
         Raises:
             ValueError: there is no such kind.
         """
-        drawn = {name.removesuffix("_plot"): each for name, each in plugs("attnbench.reports", "REPORT").items()}
-        drawn = {name: each for name, each in drawn.items() if each.draw is not None}
-        if kind not in drawn:
-            raise ValueError(unknown("plot", kind, drawn))
-        draw = drawn[kind].draw
-        assert draw is not None
-        return next(iter(draw(self.results)), None)
+        reports = plugs("attnbench.reports", "REPORT").items()
+        draw = {name.removesuffix("_plot"): each.draw for name, each in reports if each.draw is not None}
+        if kind not in draw:
+            raise ValueError(unknown("plot", kind, draw))
+        picture: Picture | None = draw[kind](self.results)
+        return picture
 
     def __repr__(self) -> str:
         """Verdicts, answer, and the times as a table."""
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._tables()])
+        return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._table()])
 
     def _repr_html_(self) -> str:
         """Verdicts, answer and times for a notebook."""
         head = "".join(f"<li><b>{escape(name)}</b>: {escape(each)}</li>" for name, each in self.verdicts.items())
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
-        return f"<ul>{head}</ul>{said}" + "".join(f"<pre>{escape(each)}</pre>" for each in self._tables())
+        text = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
+        return f"<ul>{head}</ul>{text}<pre>{escape(chr(10).join(self._table()))}</pre>"
 
-    def _tables(self) -> Iterable[str]:
-        for title, members in cells.groups(self.results).items():
-            if any(row["latency_s"] is not None for row in members):
-                lines = [(cells.arm(row), cells.length(row), cells.time(row), cells.verdict(row)) for row in members]
-                yield "\n".join([title, *text_lines(("implementation", "length", "time per call", "verdict"), lines)])
+    def _table(self) -> list[str]:
+        """The times and verdicts of the shapes, as on the closing screen."""
+        lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
+        return [line.text for line in lines]
 
     def _why(self, name: str) -> str:
         return next(each.message for each in self.results.records if each.implementation == name and each.is_wrong)
@@ -347,15 +345,15 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
     return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
 
 
-def outcome(results: Results, hint: str = "") -> Outcome:
-    """Wrap a run with a verdict for each implementation except the baseline; `hint` says how to decide more."""
+def outcome(results: Results) -> Outcome:
+    """Wrap a run with a verdict for each implementation except the baseline."""
     found: dict[str, set[Verdict]] = {}
     for each in comparisons(results):
         found.setdefault(each.implementation, set()).add(each.verdict)
     worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names}, hint)
+    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
 
 
 def _plan(

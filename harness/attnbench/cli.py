@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, RETIRED_OPTIONS, ExitCode, defaults
+from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, RETIRED_OPTIONS, ExitCode
 from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
 from attnbench.units import plain
@@ -56,9 +56,7 @@ app = typer.Typer(
     name="attnbench",
     cls=PlainGroup,
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.\n\n"
-    "Defaults of options: ATTNBENCH_BUDGET=60 or ATTNBENCH_RUN_BUDGET=60, or `budget = 60` below tool.attnbench or "
-    "tool.attnbench.run in pyproject.toml. A typed option goes first, then variables, then the file.",
+    epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -123,11 +121,8 @@ def main() -> None:
 
 def _code() -> int:
     """Run the command; return its exit code."""
-    given: dict[str, dict[str, defaults.Default]] = {}
     try:
-        program = typer.main.get_command(app)
-        taken, given = defaults.from_here(program) if _named() else ({}, {})
-        return program(standalone_mode=False, prog_name="attnbench", default_map=taken) or ExitCode.passed
+        return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
         if (replacement := RETIRED_COMMANDS.get(next(iter(sys.argv[1:]), ""))) is not None:
             typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
@@ -137,15 +132,12 @@ def _code() -> int:
         if unknown in RETIRED_OPTIONS:
             typer.echo(f"error: --{unknown} is gone: {RETIRED_OPTIONS[unknown]}", err=True)
             return ExitCode.wrong_usage
-        option = max(getattr(getattr(mistake, "param", None), "opts", None) or [""], key=len)
-        place = given.get(_named().strip(), {}).get(option.removeprefix("--"))
         if not sys.argv[1:]:
             mistake.show()  # the help
         else:
             line = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
-            said = mistake.format_message().rstrip(".")
-            said += f" ({place.source})" if place is not None and option not in sys.argv else ""
-            typer.echo(plain(f"error: {said}; given: {line}; see: attnbench {_named()}--help"), err=True)
+            message = mistake.format_message().rstrip(".")
+            typer.echo(plain(f"error: {message}; given: {line}; see: attnbench {_named()}--help"), err=True)
         return ExitCode.wrong_usage
     except typer.Abort:
         return ExitCode.wrong_usage

@@ -268,33 +268,6 @@ def _makes(node: ast.AST, attending: Collection[str]) -> bool:
     return False
 
 
-def given(spec: str) -> str:
-    """The arguments of the function in a file, or of a class's `attend`, in words; "" for any other spec.
-
-    They are read from the source, without running it.
-    """
-    path, attribute = split(variant(spec)[0])
-    try:
-        body = _parsed(path).body if path is not None else []
-    except ValueError:  # it existed when the specs were checked
-        body = []
-    for node in body:
-        if isinstance(node, ast.FunctionDef) and node.name == attribute:
-            return _passed_to(node)
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
-            methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-            is_bound = any(ast.unparse(base).endswith("Attention") for base in node.bases)  # it receives a BoundMask
-            is_bound = is_bound or "from_weights" in methods
-            return _passed_to(methods["attend"]) if "attend" in methods and not is_bound else ""
-    return ""
-
-
-def _passed_to(node: ast.FunctionDef) -> str:
-    names = {ALIASES.get(each.arg, each.arg): each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
-    names |= {"mask": names.get("mask", "mask")} if node.args.kwarg else {}
-    return passed_words(names[keyword] for keyword in KEYWORDS if keyword in names)
-
-
 def passed_words(keywords: Iterable[str]) -> str:
     """The arguments of a function that takes these keywords, in words."""
     return ", ".join(("query", "key", "value", *keywords))

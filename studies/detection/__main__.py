@@ -50,7 +50,6 @@ def detect(
 
 def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
     """Write tables and picture; return the numbers of missed mistakes and of rejected honest results."""
-    from attnbench.reports.style import save
     from studies.detection import chart
 
     cells = _in_order(made["mistakes"])
@@ -59,7 +58,7 @@ def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
         frame.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
     (to / PAGE).write_text(table.markdown(cells, absent, trials, _words()), encoding="utf-8")
     steps = dict(zip(cells["mistake"], cells["step"], strict=True))
-    save([chart.draw(cells, steps)], to, "detection")
+    chart.draw(cells, steps).save(to / "detection.png")
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     rejected = trials[(trials["inputs"] == "all") & ~trials["is_right"]]
     return len(missed), len(rejected)

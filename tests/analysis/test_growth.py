@@ -127,16 +127,12 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     assert few.reach is None
 
 
-def test_page_json_and_pictures_say_the_same(fused, found, measured):
+def test_json_and_picture_say_the_same(fused, found):
     checked = [fused, found["sdpa"]]
-    page = growth_report.markdown(checked, measured, ["growth"])
-    assert "66.0 MiB" not in page.partition("| fused |")[2].partition("\n")[0]
-    assert "![growth](growth.png)" in page
-    assert "reserved" not in page
     read = json.loads(json.dumps([growth_report.facts(each) for each in checked]))
     assert read[0]["exponent"] == checked[0].fit.exponent
     assert read[0]["reached_at"] == checked[0].reach.point
-    (drawn,) = growth_report.curves(checked)
+    drawn = growth_report.curves(checked)
     assert "limit" in drawn.title
     assert drawn.svg.startswith("<svg ")
 
@@ -174,7 +170,7 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
-    return folder, command("fused", *axes, "--memory-limit", "0.5", "--to=page", cwd=folder)
+    return folder, command("fused", *axes, "--memory-limit", "0.5", cwd=folder)
 
 
 def command(*arguments: str, cwd: Path):
@@ -189,24 +185,14 @@ def command(*arguments: str, cwd: Path):
     )
 
 
-def test_the_command_says_where_the_limit_is_and_writes_page_numbers_and_pictures(written):
+def test_the_command_says_where_the_limit_is_and_draws(written):
     folder, done = written
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached}," in done.stdout
     assert "calls of inference;" in done.stdout
-    assert "calls of inference;" in (folder / "page" / "growth.md").read_text()
-    (grown,) = json.loads((folder / "page" / "growth.json").read_text())
-    assert grown["direction"] == "inference"
-    names = {path.name for path in (folder / "page").iterdir()}
-    assert names == {
-        "growth.md",
-        "growth.json",
-        "growth.svg",
-        "growth.png",
-    }
-    assert str(folder) not in (folder / "page" / "growth.md").read_text()
     (run,) = (folder / "results" / "runs").iterdir()
+    assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
 

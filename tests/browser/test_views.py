@@ -54,7 +54,8 @@ def page(address, tmp_path_factory):
         yield browser
         outside = [each for each in browser.requests if not each.startswith((address, "data:", "about:", "blob:"))]
         assert outside == []
-        assert [each for each in browser.problems if not any(note in each for note in NOTES)] == []
+        problems = [each for each in browser.problems if not any(note in each for note in NOTES)]
+        assert problems == []
 
 
 def middle(page, element):
@@ -75,7 +76,7 @@ def choose(page, number, option):
 def shapes(page, kind):
     """Count the drawn shapes of a kind: with an area, and inside their chart's."""
     return page.wait(
-        "[...document.querySelectorAll('svg.attnbench-chart')].flatMap((svg) => {"
+        "[...document.querySelectorAll('svg.marks')].flatMap((svg) => {"
         "  const frame = svg.getBoundingClientRect();"
         f"  return [...svg.querySelectorAll({json.dumps(kind)})].filter((each) => {{"
         "    const box = each.getBoundingClientRect();"
@@ -92,8 +93,8 @@ def keep_picture(page, name):
 
 
 def test_overview_draws_the_steps_and_their_shares(page):
-    assert shapes(page, "rect.bar") >= 3  # at least one for each step
-    assert shapes(page, "path.slice") >= 1
+    assert shapes(page, ".mark-rect path") >= 3  # at least one for each step
+    assert shapes(page, ".mark-arc path") >= 1
     rows = page.run(
         "[...document.querySelectorAll('.google-visualization-table-table tr, table tr')].map((r) => r.innerText)"
     )
@@ -104,7 +105,7 @@ def test_overview_draws_the_steps_and_their_shares(page):
 def test_operator_draws_shares_and_a_table_with_call_stacks(page):
     choose(page, VIEWS, "Operator")
     page.wait("document.body.innerText.includes('View CallStack')")
-    assert shapes(page, "path.slice") >= 6  # two rings
+    assert shapes(page, ".mark-arc path") >= 6  # two rings
     table = page.run("document.querySelector('.ant-table').innerText")
     assert "aten::addmm" in table
     keep_picture(page, "operator")
@@ -136,16 +137,16 @@ def test_trace_draws_the_steps(page):
 
 def test_memory_draws_the_curve_and_the_events(page):
     choose(page, VIEWS, "Memory")
-    assert shapes(page, "path.line") >= 1
+    assert shapes(page, ".mark-line path") >= 1
     page.wait("document.querySelectorAll('.ant-table-row').length >= 3")
-    assert "Peak Memory Usage" in page.run("document.querySelector('svg.attnbench-chart').textContent")
+    assert "Peak Memory Usage" in page.run("document.querySelector('svg.marks').textContent")
     keep_picture(page, "memory")
 
 
 def test_module_draws_both_phases_along_time(page):
     choose(page, VIEWS, "Module")
     page.wait("document.body.innerText.includes('Forward_0') && document.body.innerText.includes('Backward_0')")
-    assert shapes(page, "rect.bar") >= 9  # three steps, each with two phases
+    assert shapes(page, ".mark-rect path") >= 9  # three steps, each with two phases
     keep_picture(page, "module")
 
 
@@ -154,5 +155,5 @@ def test_diff_compares_two_runs(page):
     for number, name in enumerate(NAMES[:2]):
         for place, option in enumerate((name, name, "default")):  # run, worker, span
             choose(page, 3 * number + place, option)
-    assert shapes(page, "rect.bar") >= 2
+    assert shapes(page, ".mark-rect path") >= 12  # two sides of two phases in three steps
     keep_picture(page, "diff")

@@ -90,6 +90,7 @@ class OneRowWrong(Textbook):
 LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direction": "inference", "mask": "causal"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
@@ -141,6 +142,7 @@ class Clamped(Textbook):
         return scores.softmax(-1) @ value
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_scores_that_are_clamped_at_20000_are_found(dtype, scope):
@@ -174,6 +176,7 @@ class CentredValues(NanToNum):
         return out if mask.empty is None else out.masked_fill(mask.empty, 0.0)
 
 
+@pytest.mark.one_in(3)
 @pairwise(
     dtype=["float64", "float32", "bfloat16", "float16"],
     mask=["causal", "padding_to_nothing", "sliding_window(3)"],
@@ -186,6 +189,7 @@ def test_usual_idioms_are_right(module, dtype, mask, scope):
         assert found.agrees, found.diagnosis
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_a_wrong_gradient_is_found_where_the_output_is_right(scope):
     found = verdict(WrongGradientOfQuery, scope=scope)
@@ -195,6 +199,7 @@ def test_a_wrong_gradient_is_found_where_the_output_is_right(scope):
     assert verdict(WrongGradientOfQuery, scope=scope, direction="inference").agrees  # which has no gradients
 
 
+@pytest.mark.one_in(3)
 @pairwise(
     dtype=["float64", "float32", "bfloat16", "float16"],
     mask=["none", "causal", "padding"],

@@ -148,6 +148,7 @@ def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
     assert found.diagnosis
 
 
+@pytest.mark.long
 @profile(60)
 @given(point=points(), seed=st.integers(0, 100))
 def test_every_probe_is_vacuous_or_has_finite_inputs_and_a_finite_reference(point, seed):
@@ -229,6 +230,7 @@ def test_checked_rows_hold_the_first_the_last_and_one_of_each_tile(query_len, ke
 PLACE = re.compile(r"(output|gradient of \w+(?: weights)?) is wrong on (\w+) inputs: at \[([\d, ]+)\] it is ")
 
 
+@pytest.mark.long
 @profile(10)
 @given(point=points(), kind=st.sampled_from(sorted(GARBAGE)), form=st.sampled_from(["fused", "sdpa"]))
 def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kind, form):

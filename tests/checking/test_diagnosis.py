@@ -103,6 +103,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
 @pytest.mark.parametrize("factor", [1.01, 0.999, -1.0, 1.3])
 def test_a_scale_of_the_output_is_named_with_its_number(point, factor):
@@ -126,6 +127,7 @@ def test_noise_on_a_few_values_is_not_called_a_rounding(seq_len):
         assert not ROUNDINGS & set(found.mistakes)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
 @pytest.mark.parametrize("factor", [1.001, 0.9, 1.5])
 def test_a_temperature_of_the_softmax_is_named_with_its_number(point, factor):
@@ -135,6 +137,7 @@ def test_a_temperature_of_the_softmax_is_named_with_its_number(point, factor):
     assert found.step == "scores"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
 @pytest.mark.parametrize("changes", NO_ROUNDING.values(), ids=NO_ROUNDING)
 def test_an_error_that_no_rounding_makes_is_not_called_one(point, changes):
@@ -144,6 +147,7 @@ def test_an_error_that_no_rounding_makes_is_not_called_one(point, changes):
     assert "bfloat16" not in found.diagnosis
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
 @pytest.mark.parametrize(("rounded", "changes"), ROUNDED.items(), ids=ROUNDED)
 def test_a_rounding_to_bfloat16_inside_is_named_with_its_place(point, rounded, changes):

@@ -129,6 +129,7 @@ def test_honest_dropout_passes_every_rule(module, scope):
     assert [each.found for each in results] == [""] * len(dropout.RULES)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scope", ["attention", "module"])
 @pytest.mark.parametrize("words", PLANTED)
 def test_a_planted_dropout_is_reported(words, scope):
@@ -139,6 +140,7 @@ def test_a_planted_dropout_is_reported(words, scope):
     assert all(each.holds for each in passed)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("p", [0.005, 0.03, 0.5, 0.9, 0.995])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_rare_and_frequent_dropout_in_every_dtype(p, dtype):
@@ -150,6 +152,7 @@ def test_rare_and_frequent_dropout_in_every_dtype(p, dtype):
         assert not examined(PLANTED["dropout without rescaling"], point)[-1].holds
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("axes", [{"seq_len": 1, "kv_len": 40, "num_heads": 2}, {"seq_len": 20, "num_heads": 1}])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 def test_few_weights_of_which_a_draw_may_leave_none(axes, mask):

@@ -91,6 +91,7 @@ def makes_a_difference(point, planted):
     return False
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("point", "planted"), CASES)
 def test_it_is_caught_and_named(point, planted):
     found = check(references(point), implementation(planted))

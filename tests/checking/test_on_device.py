@@ -35,6 +35,7 @@ LONG = Workload(
 FLOPS_PER_S, SLOW_FLOPS_PER_S, MOST_S, MOST_BYTES = 60e12, 10e9, 60.0, 8 * 2**30
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize(
     ("mask", "sinks"),

@@ -225,6 +225,7 @@ def broken(made, **axes):
     return {name for name, result in tried(made, **axes).items() if not result.holds}
 
 
+@pytest.mark.one_in(2)
 @pairwise(
     dtype=["float64", "float32", "bfloat16", "float16"],
     mask=["none", "causal", "padding", "padding(20,0)", "sliding_window(3)"],
@@ -236,6 +237,7 @@ def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, 
     assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["sdpa", "sdpa_mask", "torch_mha", "chunked"])
 @pytest.mark.parametrize("mask", ["causal", "boolean(40)"])
 def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
@@ -261,6 +263,7 @@ def test_each_rule_finds_who_breaks_it(module, rule):
     assert rule in broken(module)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("made", "axes", "rule"),
     [

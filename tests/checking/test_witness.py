@@ -28,6 +28,7 @@ def judged(workload, spec, number, *, change=lambda case: None, is_thorough=True
     return witness.judge(workload, drawn, found, number, 5, judge_seed=11, is_thorough=is_thorough)
 
 
+@pytest.mark.one_in(2)
 @pairwise(
     spec=["sdpa", "naive_loop"],
     scope=["attention", "module"],

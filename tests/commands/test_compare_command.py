@@ -20,9 +20,7 @@ from attnbench.commands import running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
-from attnbench.reports import endings, story
-from attnbench.reports import sides as beside
-from attnbench.reports.sides import document
+from attnbench.reports import endings, screen, story
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL, find_runs, newest_run
 from attnbench.storage.records import PROBE
@@ -85,7 +83,7 @@ def newest(repo):
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
     def write_few(results, folder):
-        return [report.write(results, folder) for report in (beside.REPORT, story.REPORT["markdown"])] == []
+        return story.REPORT["markdown"].write(results, folder) == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
@@ -104,9 +102,9 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     assert not (results.folder / "sides").exists()
     assert git(repo, "worktree", "list").count("\n") == 1
     assert git(repo, "status", "--porcelain", "--untracked-files=no") == ""
-    text = (results.folder / "sides.md").read_text()
-    assert "x&lt;script&gt;y" in text
-    assert "<script>" not in text + (results.folder / "summary.md").read_text()
+    text = (results.folder / "summary.md").read_text()
+    assert "Base rev:x&lt;script&gt;y" in text
+    assert "<script>" not in text
 
 
 def prepared(repo, monkeypatch, base, candidate, *implementations):
@@ -137,6 +135,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     assert [(s.epoch, s.visit, s.block) for s in samples[candidate]] == [(0, 0, 0), (0, 0, 1)]
 
 
+@pytest.mark.long
 def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
     pythons = {}
     for whose in ("old", "new"):
@@ -170,9 +169,11 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     assert wrong.startswith("disagrees: mine on attention-inference")
     assert "(the base: ok)" in wrong
     assert all(not record.measurement("latency") for record in results.records)
-    text = document(results)
-    assert "lost: spare" in text
-    assert "disagrees" in text
+    shown = [line.text for line in screen.screen(results)]
+    assert shown[0].startswith("Two states of the code: 1 implementation on 1 shape")
+    assert any(line.startswith("Base rev:plain (") and "candidate rev:wrong (" in line for line in shown)
+    assert any(line.startswith("lost: spare") for line in shown)
+    assert any(line.startswith("disagrees: mine") for line in shown)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     assert set(find_runs(repo / "results")) == runs
 
 
+@pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
     with sides.checked_out(planned, folder):

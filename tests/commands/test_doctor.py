@@ -30,7 +30,7 @@ def _fit_machine(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_percent", lambda **_: 2.0)
     monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(steal=0.0))
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=0.1))
-    monkeypatch.setattr(environment, "physical_cores", lambda: 4)
+    monkeypatch.setattr(environment, "usable_cores", lambda: 4)
     monkeypatch.setattr(device("cpu"), "clock", SimpleNamespace(resolution_s=1e-7))
     monkeypatch.setattr(doctor, "noise_floor", lambda: doctor.Finding(name="noise floor", value="1 %"))
 

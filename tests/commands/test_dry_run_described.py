@@ -103,7 +103,6 @@ def test_the_command_line_gives_the_answer_first_and_starts_no_worker(monkeypatc
     first = done.output.splitlines()[0]
     assert first.startswith("NVIDIA H200, as described")
     assert "of 480 cells are supported and may fit" in first
-    assert "fit only where no score matrix is kept" in done.output
     done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--dry-run", "--set", "device=h200", "--json"])
     found = json.loads(done.stdout)
     assert found["described"]["name"] == "NVIDIA H200"

@@ -39,6 +39,7 @@ def invoke(*words: str) -> Result:
     return CliRunner().invoke(app, [*words])
 
 
+@pytest.mark.long
 def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
     done = invoke("fastest", "naive_loop", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes")
     assert done.exit_code in {0, 3}, done.output
@@ -90,7 +91,7 @@ def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str,
 
 
 def test_a_crossover_that_is_none_says_who_is_faster() -> None:
-    ends = ["--from", "16", "--to", "64", "--budget", "8"]
+    ends = ["--from", "16", "--to", "64", "--budget", "2"]
     done = invoke("fastest", "mine.py:slow", "sdpa", "--along", "length", *TINY, *ends, "--json")
     assert done.exit_code in {0, 3}, done.output
     (found,) = json.loads(done.stdout)["crossings"]
@@ -103,6 +104,7 @@ def test_a_crossover_that_is_none_says_who_is_faster() -> None:
     assert json.loads(again.stdout)["crossings"][0]["implementations"] == ["slow", "sdpa"]
 
 
+@pytest.mark.long
 def test_from_python_the_same_is_given() -> None:
     found = attnbench.fastest(
         "fused", "sdpa", budget=1.0, changes=False, seq_len=16, num_heads=2, head_dim=8, num_threads=1

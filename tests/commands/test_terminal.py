@@ -81,12 +81,11 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
     assert page.index("High CPU contention") < page.index('"doubtful"')
 
 
-def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
-    few = dataclasses.replace(results, records=tuple(r for r in results.records if r.implementation in journals.SPEEDS))
-    narrow, wide = ("\n".join(printed(few, monkeypatch, width)) for width in (48, 300))
-    assert re.search(r"^length +implementation +time +verdict$", narrow, re.MULTILINE)
-    assert re.search(r"^length +implementation +time +verdict +peak memory", wide, re.MULTILINE)
+    text = "\n".join(printed(results, monkeypatch, 120))
+    assert re.search(r"^length +implementation +time +verdict +peak memory$", text, re.MULTILINE)
+    assert re.search(r"^512 +fused +\S+ ms +\d\.\d\dx slower +1[67]\.?\d* MiB$", text, re.MULTILINE)
 
 
 def test_the_screen_is_printed_as_it_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,29 +116,16 @@ def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pyt
     assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
 
 
-def test_what_fails_in_one_way_on_many_workloads_is_one_line_and_a_number(tmp_path, capsys):
-    points = journals.workloads(scope=("module",), mask=("causal",), seq_len=(16, 128, 512))
-    made = journals.write(tmp_path / "run", points, ("sdpa", "module_list", "liar"))
-    wrong = [(each, f"{each.implementation} at {each.workload.seq_len}") for each in made.records if each.is_wrong]
-    terminal._print_failed(wrong)
-    assert capsys.readouterr().out.splitlines() == [
-        "module_list at 16",
-        f"  The same on 2 other workloads, such as {points[-1].id}.",
-        "liar at 16",
-        f"  The same on 2 other workloads, such as {points[-1].id}.",
-    ]
-
-
-def test_a_comparison_of_many_cells_leaves_out_the_equal_ones(tmp_path, monkeypatch, capsys):
+def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatch):
     packed = Path(__file__).parents[1] / "data" / "golden" / "two_processes.jsonl.gz"
     (tmp_path / "journal.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
-    made = read(tmp_path)
-    terminal.print_sides(made)
-    every = capsys.readouterr().out
-    monkeypatch.setattr(terminal, "MOST_EQUAL", 3)
-    terminal.print_sides(made)
-    few = capsys.readouterr().out
-    assert every.count("equal within") == 2
-    assert "equal within" not in few
-    assert "2 equal cells are not shown (-v)." in few
-    assert few.count("x slower") == every.count("x slower") == 2
+    results = read(tmp_path)
+    lines = printed(results, monkeypatch, 100)
+    assert lines[0].startswith("virtual: Two states of the code: 2 implementations on 2 shapes")
+    assert any(line.startswith("Base ") and "candidate " in line for line in lines)
+    (heading,) = (line for line in lines if line.startswith("Time of a call"))
+    assert heading.split()[-2:] == ["base", "candidate"]
+    text = "\n".join(lines)
+    assert (text.count(" equal"), text.count("x slower")) == (2, 2)
+    assert story.findings(results) == []
+    assert "Take " not in text  # the answer is the command's last line

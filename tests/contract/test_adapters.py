@@ -155,6 +155,7 @@ def judge(found, point):
     return check(references(point), found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_module_agrees_with_its_gradients(name):
     agreement = judge(RIGHT[name], POINT)
@@ -162,6 +163,7 @@ def test_a_right_module_agrees_with_its_gradients(name):
     assert {"gradient of query weights", "gradient of out_bias weights"} <= {t.tensor for _, t in agreement.tensors()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_planted_mistake_is_found(name):
     assert not judge(WRONG[name], POINT).agrees

@@ -27,13 +27,13 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.workloads.workload import Workload
-from studies.acceptance.__main__ import FOLDER, folder_of
 from tests.signatures import snapshots
 
 
 @pytest.fixture
 def two_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     def properties(at):
         index = torch.device(at).index or 0
@@ -50,6 +50,41 @@ def test_each_device_names_itself_and_the_packages_of_kernels():
     names = [device(name).facts().accelerator.partition(",")[0] for name in ("cuda", "cuda:0", "cuda:1")]
     assert names == ["GPU 0", "GPU 0", "GPU 1"]
     assert device("cuda").facts().versions["triton"] == "3.6.0"
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_kinds_of_devices_are_both_named_and_two_of_one_kind_once(monkeypatch):
+    """The environment of a run on cuda:1 once named device 0 alone."""
+    kinds = "GPU 0, 8 bytes, compute capability 9.0; GPU 1, 8 bytes, compute capability 9.0"
+    assert device("cuda").facts().accelerator == kinds
+    alike = SimpleNamespace(name="GPU", uuid="", major=9, minor=0, total_memory=8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: alike)
+    assert device("cuda").facts().accelerator == "GPU, 8 bytes, compute capability 9.0"
+
+
+def test_a_part_of_a_gpu_is_found_by_its_own_kind_of_uuid():
+    class UnknownError(Exception):
+        pass
+
+    def handle_of(uuid):
+        if uuid != "MIG-7":
+            raise UnknownError
+        return uuid
+
+    driver = SimpleNamespace(NVMLError=UnknownError, nvmlDeviceGetHandleByUUID=handle_of)
+    assert nvml.handle("7", driver) == "MIG-7"
+    assert nvml.handle("8", driver) is None
+
+
+def test_settings_of_packages_are_recorded_by_their_prefix_and_a_path_is_not(monkeypatch):
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "1")
+    monkeypatch.setenv("NCCL_TOPO_FILE", "/home/someone/topology.xml")
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    monkeypatch.setenv("NVTEXT", "1")
+    found = environment.collect().settings
+    assert found["NVTE_FLASH_ATTN"] == found["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
+    assert found["NCCL_TOPO_FILE"] == "(a path)"
+    assert "NVTEXT" not in found
 
 
 VALUES = {
@@ -223,16 +258,6 @@ def test_each_figure_of_a_data_sheet_has_its_source(sheet):
         assert re.search(r"\bsource|\bsizes_source|https://", line.partition(" # ")[2] or above), line
 
 
-def test_two_accelerators_never_share_a_table():
-    folders = {folder_of(name) for name in ("", "NVIDIA H200, 1 bytes", "NVIDIA A100-SXM4-80GB, 2 bytes")}
-    assert {folder.name for folder in folders} == {
-        "acceptance",
-        "acceptance-on-nvidia-h200",
-        "acceptance-on-nvidia-a100-sxm4-80gb",
-    }
-    assert folder_of("") == FOLDER
-
-
 def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None) -> Record:
     samples = tuple(Sample(time_s, visit=number, flags=flag) for number, flag in enumerate(flags))
     return Record(
@@ -248,7 +273,7 @@ def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None
     )
 
 
-@pytest.mark.parametrize("flag", [Flag.host_bound, Flag.not_hidden, Flag.waits])
+@pytest.mark.parametrize("flag", [Flag.host_bound, Flag.host_near, Flag.not_hidden, Flag.waits])
 def test_a_flag_of_most_samples_is_a_warning_of_the_cell_and_one_of_a_few_is_none(flag):
     for flags, is_warned in (((flag,) * 3 + (0,), True), ((flag, 0, 0, 0), False)):
         cell = record(*flags)

@@ -1,11 +1,7 @@
 """Devices: one file each; other folders know none by name, and only measuring needs torch."""
 
 import ast
-import json
-import os
 import re
-import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +12,10 @@ import pytest
 import torch
 
 from attnbench import devices
-from attnbench.analysis.results import read
 from attnbench.commands import catalog
 from attnbench.contract import is_on, only_on
 from attnbench.devices import cpu, device
 from attnbench.processes.planning import build_plan
-from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 ROOT = Path(__file__).parent.parent.parent
@@ -187,68 +181,6 @@ def test_memory_is_limited_on_the_current_device_too(limits, name, expected):
     with device(name).capped(500):
         assert limits == [expected]
     assert limits[1:] == [(1.0, expected[1])]
-
-
-def recipe() -> str:
-    blocks = re.findall(r"```python\n# file: (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    return dict(blocks)["harness/attnbench/devices/simulated.py"]
-
-
-SMALL = """
-summary = "the same on two devices"
-budget_s = 1.0
-
-[[grid]]
-device = ["simulated", "cpu"]
-direction = "inference"
-seq_len = 96
-num_threads = 1
-"""
-
-
-@pytest.fixture
-def copied(tmp_path) -> Path:
-    """Copy the package, and add a file."""
-    for folder in ("harness", "implementations"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
-    (tmp_path / "harness/attnbench/devices/simulated.py").write_text(recipe(), encoding="utf-8")
-    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.mark.long
-def test_a_device_that_is_added_by_one_file_is_measured_and_shown(copied):
-    def attnbench(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "attnbench", *arguments],
-            cwd=copied,
-            env=os.environ | {"PYTHONPATH": str(copied / "harness"), "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode in {0, 3}, done.stderr
-        return done.stdout
-
-    (axis,) = [line for line in attnbench("list", "axes").splitlines() if line.startswith("device ")]
-    assert "cpu, cuda, simulated" in axis
-    assert "simulated" in json.loads(attnbench("list", "implementations", "--json"))[0]
-    shown = attnbench("run", "--sweep=small.toml", "-ifused", "-isdpa", "-isdpa_cudnn")
-    assert "on simulated" in shown
-    (folder,) = (copied / "results" / "runs").iterdir()
-    assert "simulated: 4 times the speed of the processor" in (folder / "summary.md").read_text(encoding="utf-8")
-    results = read(folder)
-    timed = {(each.workload.device, each.implementation): each for each in results.records}
-    assert {device_name for device_name, _ in timed} == {"simulated", "cpu"}
-    assert timed["simulated", "sdpa_cudnn"].status is Status.unsupported  # it depends on the place where torch computes
-    for name in ("fused", "sdpa"):
-        there, here = timed["simulated", name], timed["cpu", name]
-        assert (there.status, here.status) == (Status.ok, Status.ok), (there.message, here.message)
-        times = [statistics.median(s.value for s in each.measurement("latency").samples) for each in (there, here)]
-        assert times[1] / 16 < times[0] < times[1]
-        peaks = [[s.value for s in each.measurement("peak_memory").samples] for each in (there, here)]
-        assert peaks[0] == peaks[1]
-    assert {name for name, _, _ in results.ceilings} == {"simulated", "cpu"}
 
 
 def test_the_columns_of_devices_are_those_that_there_are():

@@ -138,6 +138,15 @@ def test_what_the_allocator_of_cuda_reserves_is_a_metric_there_alone():
     assert all(metric.fits(there) for name, metric in METRICS.items() if name not in over_ranks)
 
 
+@pytest.mark.parametrize(("place", "fits"), [("cpu", True), ("cuda", False)])
+def test_ranks_of_another_device_have_no_latency_and_do_not_say_how_long_they_wait(place, fits):
+    """The latency would include copies of inputs and output through the host's memory."""
+    workload = Workload(device=place, world_size=2)
+    assert METRICS["latency"].fits(workload) is METRICS["straggling"].fits(workload) is fits
+    assert METRICS["slowest_rank"].fits(workload)
+    assert METRICS["latency"].fits(Workload(device=place))
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
     before = {

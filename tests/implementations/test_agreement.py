@@ -225,6 +225,7 @@ def drawn_in_layout(name: str, point: Workload) -> reference.Draw:
     return reference.Draw(point, laid, drawn.operands, drawn.weights)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "point"), [pytest.param(*row, id=f"{row[0]}-{row[1].id}") for row in DESIGN])
 def test_output_and_gradients_are_those_of_the_formula(name: str, point: Workload) -> None:
     drawn = drawn_in_layout(name, point)
@@ -324,6 +325,7 @@ def settled() -> list[tuple[str, Workload]]:
     return rows
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "point"), [pytest.param(*row, id=f"{row[0]}-{row[1].id}") for row in settled()])
 def test_the_check_passes_with_dropout_and_the_settings_of_a_process(name: str, point: Workload) -> None:
     agreement = check(references(point), IMPLEMENTATIONS[name])

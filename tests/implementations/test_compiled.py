@@ -78,6 +78,7 @@ def case_of(spec, **axes):
     return build(point, implementation(spec), place(draw_normal(point, 0), point))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("mask", "axes"),
     [
@@ -135,6 +136,7 @@ def test_the_plain_form_becomes_the_flash_kernel_and_the_profile_tells():
     assert not ran & {"aten::softmax", "aten::bmm"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_captured_only")
 @pytest.mark.parametrize("name", ["fused", "sdpa_mask", "module_list", "torch_mha"])
 @pytest.mark.parametrize("direction", ["inference", "backward"])
@@ -151,6 +153,7 @@ def test_a_variant_agrees_and_is_captured_before_the_second_call(name, direction
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_captured_only")
 def test_a_variant_is_judged_as_any_other():
     point = Workload(**(SMALL | {"mask": "padding", "direction": "forward_backward"}))

@@ -103,6 +103,7 @@ def test_theories_are_of_implementations_that_are_there():
     assert set(INFERENCE) | set(WITHOUT) <= set(stems("attnbench.implementations"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(set(INFERENCE) - {"naive_loop"}))
 def test_the_peak_of_inference_is_what_theory_says(name):
     found, _ = read(name, "inference")
@@ -115,6 +116,7 @@ def test_the_peak_of_the_loops_is_what_theory_says_at_a_sixteenth_of_the_length(
     assert found.peak_bytes == INFERENCE["naive_loop"] // 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(set(FORWARD) - {"naive_loop"}))  # which saves a score row for each token
 def test_the_peak_of_a_forward_call_and_what_it_saves_are_what_theory_says(name):
     found, _ = read(name, "forward")
@@ -124,6 +126,7 @@ def test_the_peak_of_a_forward_call_and_what_it_saves_are_what_theory_says(name)
         assert found.kept_bytes - OUTPUT == SAVED[name]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
 def test_tiles_grow_with_the_length_and_not_its_square(mask):
     lengths = (512, 1024, 2048)

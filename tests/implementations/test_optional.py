@@ -323,6 +323,7 @@ FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_e
 """Least number of points to be tried, if it is less than 5."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "version"), TRIED)
 def test_what_a_kernel_is_handed_is_right(name, version, monkeypatch):
     install(monkeypatch, version)

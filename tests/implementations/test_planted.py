@@ -48,6 +48,7 @@ def words_of(name, point):
     return [each.words.partition(":")[0] for each in catalogue(point) if each.name == name]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("planted", BY_ID.values(), ids=BY_ID)
 def test_a_planted_mistake_is_found_and_reported(planted, tmp_path):
     found = judged(copied(tmp_path, planted.file, planted.changed), planted.workload)
@@ -58,11 +59,13 @@ def test_a_planted_mistake_is_found_and_reported(planted, tmp_path):
         assert any(words in found.diagnosis for words in words_of(name, planted.workload)), found.diagnosis
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("file", "point"), RIGHT, ids=[f"{file}-{point.id}" for file, point in RIGHT])
 def test_the_copy_as_it_is_agrees(file, point, tmp_path):
     assert judged(copied(tmp_path, file, {}), point).agrees
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", ["einsum-softmax_over_heads", "torch_mha-no_output_bias", "sdpa-dropout_in_evaluation"]
 )

@@ -1,7 +1,4 @@
-"""An inspection: its steps equal the oracle's, and its experiments show their effects."""
-
-import json
-from pathlib import Path
+"""An inspection: its steps equal the oracle's, and its pictures are complete."""
 
 import numpy as np
 import pytest
@@ -9,10 +6,9 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.inspection import page, text, walkthrough
+from attnbench.inspection import page, walkthrough
 from attnbench.inspection.oracle_diff import look
 
-FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 CAPPED = ("mask=causal+softcap(2)+alibi",)
 GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
@@ -64,57 +60,20 @@ def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed()
     assert not torch.equal(first, other.tensors["x"][0])
 
 
-def test_two_sentences_share_their_weights_and_are_joined_too():
+def test_two_sentences_share_their_words():
     found = look("fused", [TIME, FRUIT], ["mask=none"])
     one, two = found.walks
     assert one.words == tuple(TIME.split())
     assert two.words == tuple(FRUIT.split())
     np.testing.assert_array_equal(one.steps["query"][0, :, 1], two.steps["query"][0, :, 1])
-    assert found.joined is not None
-    scores = found.joined.steps["scores"]
-    np.testing.assert_allclose(scores[..., :5, :5], one.steps["scores"], rtol=1e-12)
-    np.testing.assert_allclose(scores[..., 5:, 5:], two.steps["scores"], rtol=1e-12)
-    assert set(page.draw(found)) == {"weights", "joined", "mask", "beside", "scaling"}
+    assert set(page.draw(found)) == {"weights", "beside"}
 
 
-@pytest.mark.parametrize("example", FACTS["003"]["softmax_examples"])
-def test_the_softmax_examples_of_tutorial_003(example):
-    (made,) = [weights for scores, weights in walkthrough.examples().values() if list(scores) == example["logits"]]
-    np.testing.assert_allclose(made, example["weights"], atol=1e-4)
-
-
-def test_a_vector_times_100_saturates_as_in_tutorial_004():
-    (vector, weights), (larger, sharp), *_ = walkthrough.examples().values()
-    assert larger == tuple(100 * score for score in vector)
-    assert max(weights) < 0.3
-    np.testing.assert_allclose(sorted(sharp), [0, 0, 0, 0, 1], atol=1e-8)
-
-
-def test_softness_by_value():
-    assert walkthrough.softness(torch.zeros(3, 8).double()) == (0.125, 3.0)
-    assert walkthrough.softness(torch.eye(8).double() * 1e4) == (1.0, 0.0)
-
-
-def test_without_the_scale_the_largest_weight_grows_with_the_width():
-    with_scale, without = walkthrough.growth(0)
-    assert without[-1, 1] > 0.99
-    assert (with_scale[2:, 1] < 0.3).all()
-    np.testing.assert_array_equal(with_scale[0], without[0])  # K = 1
-
-
-def test_what_a_mask_changes():
-    found = look("fused", [TIME], ["mask=none"])
-    effect = found.walks[0].mask
-    assert (effect.mask, effect.is_chosen) == ("causal", False)
-    np.testing.assert_array_equal(effect.without, found.walks[0].steps["weights"][0])
+def test_hidden_pairs_are_those_of_the_mask():
     causal = look("fused", [TIME]).walks[0]
-    np.testing.assert_array_equal(causal.mask.under, causal.steps["weights"][0])
-    np.testing.assert_array_equal(effect.under, causal.mask.under)
-    assert "hides 10 of 25 pairs" in text.mask_sentences(causal)
-    whole = look("fused", [TIME], ["mask=padding(5)"]).walks[0]
-    assert "hides none of the 25 pairs" in text.mask_sentences(whole)
-    nothing = look("fused", [TIME], ["mask=padding(0)"]).walks[0]
-    assert "sees no key" in text.mask_sentences(nothing)
+    np.testing.assert_array_equal(causal.seen, np.tril(np.ones((5, 5), dtype=bool)))
+    assert (causal.steps["weights"][0, :, ~causal.seen] == 0).all()
+    assert look("fused", [TIME], ["mask=none"]).walks[0].seen is None
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ SEEN_AT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("settings", [(), ("mask=none",), GROUPED], ids=["causal", "none", "grouped"])
 def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     words = tuple(TIME.split())

@@ -113,6 +113,7 @@ def built(kind, **fields):
     return model, expect(model)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_an_architecture_works_offline_and_honest_attentions_are_right_in_it(kind):
     model, expected = built(kind)
@@ -155,6 +156,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found_in_the_first_layer_that_has_it(name, tmp_path):
     body, place = MISTAKES[name]
@@ -177,6 +179,7 @@ def test_padding_that_is_ignored_is_found_in_the_padded_batch_alone(tmp_path):
     assert found.differences[0].place == "bert.encoder.layer.0.attention.self"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")],

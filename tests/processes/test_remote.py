@@ -99,6 +99,7 @@ def test_a_tensor_arrives_with_its_values_and_its_layout(tensor):
     assert torch.equal(found.nan_to_num(), tensor.nan_to_num())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["fused", "sdpa", "module_list", "torch_mha"])
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_a_stand_in_is_judged_as_the_module_itself(name, scope):
@@ -304,6 +305,7 @@ class DropsAgain(Drops):
         return self.Function.apply(scores.softmax(-1), self.dropout) @ value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("module", "broken"),
     [

@@ -70,6 +70,7 @@ def agrees(name, **axes):
     assert found.agrees, found.diagnosis
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_two_ranks_agree_with_the_oracle(name, mask):
@@ -169,6 +170,7 @@ def test_an_error_of_a_rank_is_told_and_the_next_call_has_a_new_group(group):
     assert torch.equal(output, query)
 
 
+@pytest.mark.long
 def test_a_graph_of_ranks_that_are_gone_is_said_to_be_and_costs_nobody_else(group):
     old, output = group.forward(three(), asked(give_back))
     sizes = [(output.dtype, tuple(output.shape))] * 3
@@ -215,6 +217,7 @@ group.forward(three(), asked(sleep))
 """
 
 
+@pytest.mark.long
 def test_the_ranks_end_with_a_process_that_is_killed_in_a_call():
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -244,6 +247,7 @@ def test_the_mask_carries_the_number_of_ranks():
     assert "world_size" not in workload().id
 
 
+@pytest.mark.long
 def test_a_pass_that_was_broken_off_leaves_no_answer_for_the_next_one(group, monkeypatch):
     how = asked(give_back, order="whole")
     group.forward(three(), how)

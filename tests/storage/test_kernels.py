@@ -114,3 +114,20 @@ def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_n
     assert busy_s(kernels) == pytest.approx(220e-6)
     assert on_other_streams(kernels) == ("copy_kernel",)
     assert (busy_s([]), on_other_streams([])) == (0.0, ())
+
+
+def test_a_kernel_has_the_operator_that_launched_it_though_driver_calls_have_the_same_ids() -> None:
+    events = [
+        Event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
+        Event("CPU", "aten::mm", 1_000, 5_000, 1, 0),
+        Event("CPU", "cudaLaunchKernel", 2_000, 3_000, 2, 1),
+        Event("CPU", "aten::softmax", 5_000, 9_000, 2, 0),
+        Event("CPU", "cudaLaunchKernel", 6_000, 7_000, 1, 2),
+        Event("CUDA", "gemm", 10_000, 12_000, 2, 1),
+        Event("CUDA", "softmax_forward", 12_000, 15_000, 1, 2),
+        Event("CUDA", "of Triton", 15_000, 16_000, 3, 0),
+    ]
+    recording = Recording(events=events, result={})
+    launched = [(each.name, each.operator) for each in recording.kernels()]
+    assert launched == [("gemm", "aten::mm"), ("softmax_forward", "aten::softmax"), ("of Triton", "")]
+    assert [each.name for each in recording.spans()] == ["aten::mm", "aten::softmax"]

@@ -8,21 +8,13 @@ import pytest
 
 from attnbench.storage.journal import JOURNAL
 from studies.torture import damages, surroundings
-from studies.torture.__main__ import markdown, torture, tried
+from studies.torture.__main__ import torture, tried
 from studies.torture.trial import Trial, ended, note, wrong_end
 from tests import journals
 
 GOOD = Trial(subject="kills", what="SIGKILL to the group after 1.0 s")
 BAD = Trial(subject="kills", what="SIGKILL to the runner after 2.0 s", died="exit code 7: no more", lost="a | b")
 SKIPPED = Trial(subject="disks", what="a full disk", skipped="no root")
-
-
-def test_a_table_counts_what_went_wrong_and_says_how():
-    text = markdown([GOOD, BAD, SKIPPED])
-    row = next(line for line in text.splitlines() if line.startswith("| kills "))
-    assert [cell.strip() for cell in row.strip("|").split("|")] == ["kills", "2", "1", "1", "0"]
-    assert "died: exit code 7: no more; lost: a" in text
-    assert "no root" in text
 
 
 @pytest.mark.parametrize(("trial", "code"), [(GOOD, 0), (BAD, 1), (SKIPPED, 0)])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from examples.tutorials import TUTORIALS
 from examples.tutorials.tutorial_002 import more_draws
-from examples.tutorials.tutorial_004 import SENTENCES, batched, words
+from examples.tutorials.tutorial_004 import batched, words
 from tests import forks
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,16 +29,6 @@ PRINTED = [
     if isinstance(table, dict) and "value" in table
 ]
 INPUT = torch.tensor(FACTS["003"]["input"])
-SHAPES = {
-    ("000", "context_single_head"): (8, 28),
-    ("000", "weights_multi_head_dim0"): (3, 8, 8),
-    ("000", "context_multi_head_dim0"): (3, 8, 28),
-    ("001", "weights_data_point_1_unmasked"): (2, 4, 4),
-    ("001", "values_data_point_1_unmasked"): (2, 4, 2),
-    ("002", "weights_second_token"): (6,),
-    ("002", "context_second_token"): (4,),
-    ("003", "fused_causal"): (9, 2),
-}
 
 
 def by_formula_000() -> dict[str, Tensor]:
@@ -205,12 +195,6 @@ def test_every_table_is_held_to_something(number: str) -> None:
     assert held == TABLES[number].keys()
 
 
-@pytest.mark.parametrize(("number", "name"), SHAPES)
-def test_tables_that_facts_do_not_hold_are_there_with_their_shapes(number: str, name: str) -> None:
-    assert tuple(TABLES[number][name].shape) == SHAPES[number, name]
-    assert name not in FACTS[number]
-
-
 @pytest.mark.parametrize("number", TUTORIALS)
 def test_making_tables_leaves_the_generator_as_it_was(number: str) -> None:
     torch.manual_seed(7)
@@ -225,29 +209,6 @@ def test_rows_of_right_weights_add_up_to_1_and_those_of_the_quirks_do_not() -> N
             if name.startswith("weights") and "_on_" not in name:
                 rows = table.sum(dim=-1)
                 assert torch.allclose(rows, torch.ones_like(rows), atol=1e-5) is ("dim0" not in name), (number, name)
-
-
-def test_masked_keys_have_no_weight_and_no_part_in_the_values() -> None:
-    tables = TABLES["001"]
-    assert tables["weights_data_point_1_masked"][..., 2:].eq(0).all()
-    assert tables["weights_data_point_1_unmasked"][..., 2:].gt(0.1).all()
-    torch.testing.assert_close(tables["output_masked"][1], tables["output_unmasked"][1])  # no token is padding there
-    assert (tables["output_masked"][0] - tables["output_unmasked"][0]).abs().max() > 0.01
-
-
-def test_the_scale_keeps_a_softmax_from_saturating() -> None:
-    tables = TABLES["004"]
-    assert tables["softmax_of_a_vector"].max() < 0.4
-    assert tables["softmax_of_wide_products"].max() > 0.999
-    assert tables["softmax_of_wide_products_scaled"].max() < 0.9
-
-
-def test_the_same_word_is_looked_at_alike_in_both_sentences() -> None:
-    both = [word for sentence in SENTENCES for word in sentence.split()]
-    table = TABLES["004"]["weights_of_both_sentences"]
-    for word in ("flies", "like"):
-        first, second = (place for place, other in enumerate(both) if other == word)
-        torch.testing.assert_close(table[..., first], table[..., second])
 
 
 def reported(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ def judged(name: str, workload: Workload) -> Agreement:
     return check(references(workload), implementation(f"{LEARNERS}:{name}"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("direction", ["inference", "forward_backward"])
 @pytest.mark.parametrize(("name", "workload", "mistake"), QUIRKS)
 def test_the_diagnosis_names_the_quirk(name: str, workload: Workload, mistake: str, direction: str) -> None:

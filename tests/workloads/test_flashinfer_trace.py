@@ -1,4 +1,4 @@
-"""Calls of a service in the format flashinfer-trace: read as workloads, and results written in it."""
+"""Calls of a service in the format flashinfer-trace, read as workloads."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.workloads import flashinfer_trace
-from attnbench.workloads.flashinfer_trace import IN_ONE_PIECE, MEAN_LENGTHS, Call, Line
+from attnbench.workloads.flashinfer_trace import IN_ONE_PIECE, MEAN_LENGTHS
 from attnbench.workloads.workload import Workload
 
 DECODE = "gqa_paged_decode_h32_kv8_d128_ps16"
@@ -22,9 +22,8 @@ def one(tmp_path: Path, *lines: str, name: str = "calls.jsonl", **settings) -> t
     """Return the only workload in a file with these lines, and the label of all of them."""
     (tmp_path / name).write_text("\n".join(lines))
     given = {axis: [value] for axis, value in settings.items()}
-    (workload,), (mix,), traced = flashinfer_trace.load(tmp_path / name, given)
+    (workload,), (mix,) = flashinfer_trace.load(tmp_path / name, given)
     assert mix.counts == {workload.id: len(lines)}
-    assert len(traced[workload.id]) == len(lines)
     return workload, mix.label
 
 
@@ -144,40 +143,3 @@ def test_what_is_no_such_file_is_refused_with_its_line(tmp_path, text, complaint
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
         flashinfer_trace.load(tmp_path / "none.jsonl", {})
-
-
-SHAPE = {**BF16, "num_heads": 6, "num_kv_heads": 2}
-
-
-@pytest.mark.parametrize(
-    "workload",
-    [
-        Workload(**SHAPE, seq_len=1, kv_len=64, batch_size=3),
-        Workload(**SHAPE, seq_len=4, kv_len=64, mask="causal_bottom_right"),
-        Workload(**SHAPE, seq_len=64, batch_size=2, mask="causal"),
-        Workload(**SHAPE, seq_len=1, kv_len=64, scale=0.25),
-    ],
-)
-def test_what_is_written_is_read_as_the_same_workload(tmp_path, workload):
-    written = flashinfer_trace.described(workload)
-    assert isinstance(written, Line)
-    assert isinstance(written.workload, Call)
-    axes, _ = flashinfer_trace.read(written, tmp_path / "x.jsonl")
-    assert Workload(**axes) == workload
-    assert flashinfer_trace.described(workload) == written
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"mask": "none"},
-        {"mask": "causal", "sinks": "learned"},
-        {"mask": "causal", "dtype": "float32"},
-        {"mask": "causal", "direction": "forward_backward"},
-        {"mask": "causal", "value_dim": 32},
-        {"seq_len": 1, "mask": "none", "cache_dtype": "float8_e4m3fn"},
-        {"mask": "sliding_window(4)"},
-    ],
-)
-def test_what_has_no_definition_there_is_not_written(axes):
-    assert flashinfer_trace.described(Workload(**(SHAPE | {"seq_len": 64} | axes))) is None

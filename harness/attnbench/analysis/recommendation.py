@@ -6,7 +6,7 @@ that needs least memory.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.analysis.comparisons import doubts, samples_of
@@ -43,7 +43,6 @@ class Limits:
 
     memory_bytes: int = 0  # most bytes that a call may need beyond its inputs; 0: no limit
     is_deterministic: bool = False  # requires the same answer for the same input
-    without: Mapping[str, "Exclusion"] = field(default_factory=dict)  # exclusions found elsewhere, by implementation
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,6 @@ def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
         if record.status is Status.timeout and record.is_predicted:
             head = SLOWER if record.is_outpaced else TOO_LONG
         return Exclusion(head, record.message)
-    if record.implementation in limits.without:
-        return limits.without[record.implementation]
     peaks = record.samples(PEAK_MEMORY)
     if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
         needed, allowed = show(peaks[0].value, "bytes"), show(limits.memory_bytes, "bytes")

@@ -66,7 +66,8 @@ ELSEWHERE = (
     "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
 )
 ON_A_QUEUE = {
-    Flag.host_bound: "host-bound: the device needs less than 5 times as long as the host needs to issue the call",
+    Flag.host_bound: "host-bound: the device is done before the host has issued the call",
+    Flag.host_near: "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call",
     Flag.not_hidden: "the device waited for the host while it was timed",
     Flag.waits: "the host waits for the device inside the call: it synchronises, or launches more than the queue holds",
 }
@@ -239,7 +240,7 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
     own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
-        is_bound = _share(record, Flag.host_bound) > MOST
+        is_bound = _share(record, Flag.host_bound | Flag.host_near) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
     with suppress(ValueError):  # the run may name a device that is not installed here

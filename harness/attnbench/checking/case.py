@@ -4,7 +4,6 @@ Inputs and weights are drawn in float64 on the CPU from the workload's seed, so 
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.contract.outside import Bound
-from attnbench.devices import Device, device
+from attnbench.devices import Device, containers, device
 from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.workload import RETIRED, Workload
 
@@ -118,7 +117,7 @@ def normal_values(draws: Generator, *shape: int) -> Tensor:
     def fill(part: Tensor, seed: int) -> None:
         part.normal_(generator=Generator().manual_seed(seed))
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(containers.processors()) as pool:
         for _ in pool.map(fill, parts, seeds):
             pass
     return drawn

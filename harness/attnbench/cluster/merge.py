@@ -1,4 +1,4 @@
-"""Merge the journals of hosts into one: all events of each finished share, in the order of the shares.
+"""Merge the journals of hosts, or of runs over parts of a plan, into one: all events of each, in their order.
 
 The merged journal is an ordinary one, in which `worker_started` names the host of the events after it. All samples of a
 cell are from one host. Unfinished shares stay in the host's own journal, there.
@@ -85,10 +85,10 @@ def merged(
                     status=Status.lost,
                     message=why,
                 )
-    num_workers, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
+    num_processes, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
     for host, history in measured:
-        begun, last = num_workers, history[-1]
+        before, last = num_processes, history[-1]
         assert isinstance(last, events.RunFinished)
         yield from ends[-1:]  # a run is complete if its last line says so
         for event in history:
@@ -96,7 +96,7 @@ def merged(
                 case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
                     continue
                 case events.WorkerStarted():
-                    num_workers += 1
+                    num_processes += 1
                     yield msgspec.structs.replace(event, host=host)
                 case events.CeilingsMeasured():
                     if (host, event.ceilings.key) not in places:
@@ -104,7 +104,8 @@ def merged(
                         ceilings = msgspec.structs.replace(event.ceilings, host=host)
                         yield msgspec.structs.replace(event, ceilings=ceilings)
                 case events.VisitFinished():
-                    yield _shifted(event, begun)
+                    yield (moved := _shifted(event, before))
+                    num_processes = max(num_processes, moved.epoch + 1)
                 case _:
                     yield event
         ends.append(last)

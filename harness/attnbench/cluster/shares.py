@@ -22,6 +22,13 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
 
+def part(plan: Plan, place: int, number: int) -> Plan:
+    """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
+    workloads = plan.workloads[place::number]
+    false_share = plan.false_share * len(workloads) / len(plan.workloads)
+    return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
+
+
 def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
@@ -31,20 +38,15 @@ def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     specs = {spec: absolute(spec) for spec in plan.implementations}
     shares = []
     for place in range(number):
-        workloads = plan.workloads[place::number]
-        part = len(workloads) / len(plan.workloads)
         smaller = msgspec.structs.replace(
-            plan,
-            workloads=workloads,
+            part(plan, place, number),
             implementations=tuple(specs.values()),
             digests={specs.get(spec, spec): digest for spec, digest in plan.digests.items()},
-            false_share=plan.false_share * part,
-            mixes=(),
-            traced={},
         )
         digest = hashlib.sha256(msgspec.json.encode(smaller)).hexdigest()[:8]
         name = f"{place:0{len(str(number))}}-{digest}"
-        smaller = msgspec.structs.replace(smaller, budget_s=plan.budget_s * part * num_hosts)
+        budget_s = plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts
+        smaller = msgspec.structs.replace(smaller, budget_s=budget_s)
         shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller))
     return shares
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("catalog", "defaults", "dry_run", "invariance", "options", "recommending", "running", "terminal")
+HELPERS = ("catalog", "dry_run", "invariance", "options", "parts", "recommending", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 

@@ -12,9 +12,11 @@ from msgspec import structs
 
 from attnbench import plugins
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson, SelectionOptions, held
+from attnbench.commands.options import AsJson, SelectionOptions, held, typed
 
 OPTIONS = SelectionOptions(sweep="check")
+STOCK = "stock"
+"""The sweep of --report, unless something else is selected."""
 INVARIANCE = "seq_len=256"
 """The workload of --invariance, unless others are given."""
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
@@ -52,6 +54,14 @@ def check(
             "reach its output."
         ),
     ] = "note",
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the verdicts by device and dtype, with all versions, into FILE.json or FILE.md. Alone: on "
+            "PyTorch's own attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.",
+        ),
+    ] = None,
     repro: Annotated[
         Path | None,
         typer.Option(
@@ -68,6 +78,8 @@ def check(
     """
     from attnbench.processes.execution import checking_template
 
+    if report is not None:
+        options = _reported(report, options, is_invariance=is_invariance)
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     with (
         TemporaryDirectory(prefix="attnbench-check-") as name,
@@ -106,8 +118,10 @@ def check(
     from attnbench.analysis.judgements import judgements  # only now: slow to import
     from attnbench.commands import terminal
     from attnbench.commands.repro import scripts
-    from attnbench.reports import endings
+    from attnbench.reports import endings, stock
 
+    if report is not None:
+        stock.write(report, checked)
     if as_json:
         verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
         shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
@@ -120,6 +134,21 @@ def check(
         typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped
     running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
+
+
+def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
+    """Options for a report: the sweep `stock`, unless anything else is selected.
+
+    Raises:
+        ValueError: the file cannot be written, or certificates are requested.
+    """
+    from attnbench.reports import stock
+
+    stock.require_suffix(report)
+    if is_invariance:
+        raise ValueError("--report has the verdicts of a check: leave out --invariance")
+    selects = {"--sweep", "--set", "--model", "--implementation", "names"} & typed(options.context)
+    return options if selects else replace(options, sweep=STOCK)
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
@@ -173,5 +202,6 @@ COMMAND = Command(
         "attnbench check fused -i mine.py --all",
         "attnbench check mine.py:attention --invariance --model smollm2-135m",
         "attnbench check my_triton.py:attention --interpret",
+        "attnbench check --report stock.md",
     ),
 )

@@ -78,8 +78,7 @@ def compare(
         if as_json:
             typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
         else:
-            terminal.print_sides(measured)
-            typer.echo(f"Report: {measured.folder / 'report.html'}")
+            terminal.print_results(measured)
     running.finish(endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -67,10 +68,11 @@ def examine() -> list[Finding]:
     advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
     add("timer step", show(step_s, "s"), advice)
 
-    cores = environment.physical_cores()
+    add("container", limits())
+    cores = environment.usable_cores()
     too_many = here.num_threads > cores
     advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
-    add("threads", f"{here.num_threads} on {cores} physical cores", advice)
+    add("threads", f"{here.num_threads} on {cores} usable cores", advice)
     settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
     spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
     advice = f"idle threads keep their cores from the next timed call: unset {', '.join(spins)}" if spins else ""
@@ -87,6 +89,20 @@ def examine() -> list[Finding]:
         advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
         add("stolen by the host", f"{stolen:.1f} % of the time", advice)
     return [*findings, noise_floor()]
+
+
+def limits() -> str:
+    """Limits of the container and the affinity mask, with the files that set them."""
+    from attnbench.devices import containers
+
+    quota, memory = containers.quota(), containers.memory()
+    allowed, whole = containers.affinity(), os.cpu_count() or 1
+    found = [f"{allowed} of {whole} processors by the affinity mask"] if allowed < whole else []
+    found += [f"{quota[0]:g} processors by {quota[1]}"] if quota else []
+    if memory is not None:
+        limit, free = (show(size, "bytes") for size in (memory.limit_bytes, memory.free_bytes))
+        found.append(f"{limit} of memory by {memory.file}, {free} of it free")
+    return ", ".join(found) or "no limits"
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:

@@ -22,7 +22,7 @@ from attnbench.reports import grouped
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.units import duration, plain, show
-from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matrix_bytes, useful_flops
+from attnbench.workloads.counts import compulsory_bytes, held_bytes, useful_flops
 from attnbench.workloads.workload import Workload
 
 CHECK_S, CHECK_CALLS = 0.15, 7
@@ -146,9 +146,8 @@ def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> lis
     """A row for each cell on a described device: whether it is supported and fits, and the best possible time.
 
     `least_s` is the longer of two times: the useful FLOPs at the sheet's rate, and the compulsory bytes at its memory's
-    (`bound` names it). `held_bytes` is the least memory of a call, `scores_bytes` one score matrix more. `needs` are
-    packages to install. `status` is that of a run's cell: ok, unsupported, out_of_memory, timeout, or error if an
-    implementation cannot be loaded.
+    (`bound` names it). `held_bytes` is the least memory of a call. `needs` are packages to install. `status` is that of
+    a run's cell: ok, unsupported, out_of_memory, timeout, or error if an implementation cannot be loaded.
     """
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
@@ -164,12 +163,12 @@ def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> lis
                     loaded[spec] = implementation(spec)
                 except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
                     loaded[spec] = error
-            made = loaded[spec]
-            if isinstance(made, Exception):
-                rows[-1] |= {"status": str(Status.error), "reason": plain(f"{type(made).__name__}: {made}")}
+            plug = loaded[spec]
+            if isinstance(plug, Exception):
+                rows[-1] |= {"status": str(Status.error), "reason": plain(f"{type(plug).__name__}: {plug}")}
                 continue
             with described.assuming(sheet) as there:
-                reason = reason_against(made, workload, on_this_machine=False)
+                reason = reason_against(plug, workload, on_this_machine=False)
             rows[-1]["needs"] = sorted(set(there.packages))
             rows[-1] |= _verdict(plan, rows[-1], reason, sheet)
     return rows
@@ -183,7 +182,6 @@ def _roofline(workload: Workload, sheet: DataSheet) -> dict[str, Any]:
         "bound": "products" if of_products_s > of_memory_s else "memory",
         "useful_flops": flops,
         "held_bytes": held_bytes(workload),
-        "scores_bytes": score_matrix_bytes(workload),
     }
 
 
@@ -193,11 +191,11 @@ def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataShe
         return {"status": str(Status.unsupported), "reason": plain(reason)}
     limit_bytes = plan.memory_limit_bytes or sheet.memory_bytes
     if row["held_bytes"] > limit_bytes:
-        said = f"inputs, outputs and gradients take {show(row['held_bytes'], 'bytes')} of {show(limit_bytes, 'bytes')}"
-        return {"status": str(Status.out_of_memory), "reason": said}
+        text = f"inputs, outputs and gradients take {show(row['held_bytes'], 'bytes')} of {show(limit_bytes, 'bytes')}"
+        return {"status": str(Status.out_of_memory), "reason": text}
     if row["least_s"] > plan.call_limit_s:
-        said = f"no call takes less than {show(row['least_s'], 's')}, over the limit of {show(plan.call_limit_s, 's')}"
-        return {"status": str(Status.timeout), "reason": f"{said}; --call-limit {row['least_s']:.2g} includes it"}
+        text = f"no call takes less than {show(row['least_s'], 's')}, over the limit of {show(plan.call_limit_s, 's')}"
+        return {"status": str(Status.timeout), "reason": f"{text}; --call-limit {row['least_s']:.2g} includes it"}
     return {}
 
 
@@ -210,31 +208,23 @@ def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
         text += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
         text += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
     typer.echo(text)
-    if tight := {row["workload"] for row in fit if _is_tight(row, sheet)}:
-        typer.echo(f"{len(tight):,} workloads fit only where no score matrix is kept: they are marked with *.")
     needs = {row["implementation"]: ", ".join(row["needs"]) for row in fit if row["needs"]}
     if needs:
         typer.echo(f"To be installed there: {'; '.join(f'{package} for {name}' for name, package in needs.items())}.")
     lines = []
     for workload, cells in grouped(fit, lambda row: row["workload"]).items():
         first = cells[0]
-        rate = f"{first['useful_flops'] / first['least_s'] / 1e12:.3g} TFLOP/s"
-        memory = f"{show(first['held_bytes'], 'bytes')}{'*' * _is_tight(first, sheet)}"
-        lines.append((workload, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory, str(len(cells))))
+        least = show(first["least_s"], "s"), first["bound"], show(first["held_bytes"], "bytes")
+        lines.append((workload, *least, str(len(cells))))
     _print_table(("workload", "one call, at best", "bound by", "memory, at least", "supported by"), lines)
     _print_left_out([row for row in rows if row["status"] != Status.ok])
-
-
-def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
-    """Whether one more score matrix would not fit."""
-    return bool(row["held_bytes"] + row["scores_bytes"] > sheet.memory_bytes)
 
 
 def sentence(found: dict[str, Any]) -> str:
     """The answer: the number of cells, and their approximate duration."""
     part = "" if found["looked_at"] == found["cells"] else f" of {found['looked_at']:,} looked at"
-    said = f"{found['cells']:,} cells, of which {found['tried']:,}{part} would be tried."
-    said += f" Checks take about {duration(found['checks_s'])} of the budget of {duration(found['budget_s'])}."
+    text = f"{found['cells']:,} cells, of which {found['tried']:,}{part} would be tried."
+    text += f" Checks take about {duration(found['checks_s'])} of the budget of {duration(found['budget_s'])}."
     if found["checked"] < found["cells"]:
-        said += f" About {found['checked']:,} cells would be checked, spread evenly; give --budget more for others."
-    return said
+        text += f" About {found['checked']:,} cells would be checked, spread evenly; give --budget more for others."
+    return text

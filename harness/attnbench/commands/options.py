@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -134,8 +134,8 @@ class SelectionOptions:
         """
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
-        given_here = named(self.context) if bool(self.context) else set()
-        if self.model and "--sweep" in given_here:
+        typed_here = typed(self.context) if bool(self.context) else set()
+        if self.model and "--sweep" in typed_here:
             raise ValueError("--model and --sweep: give one of them")
         others = {"memory_limit", "context", "names", "implementations", "model", "conditions"}
         given = {name: value for name, value in vars(self).items() if value is not None and name not in others}
@@ -143,7 +143,7 @@ class SelectionOptions:
         if "implementations" not in more:
             given["implementations"] = self.named
         given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
-        given["is_exact"] = bool(self.context) and "--sweep" not in given_here
+        given["is_exact"] = bool(self.context) and "--sweep" not in typed_here
         return given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more
 
 
@@ -245,18 +245,9 @@ def held(named: str) -> list[str]:
 
 def typed(context: typer.Context) -> set[str]:
     """Options on the command line by their long names, and arguments by their names in the code."""
-    return _from(context, {"COMMANDLINE"})
-
-
-def named(context: typer.Context) -> set[str]:
-    """Options that were typed or have a user's default (defaults.py), by their long names."""
-    return _from(context, {"COMMANDLINE", "DEFAULT_MAP"})
-
-
-def _from(context: typer.Context, places: Collection[str]) -> set[str]:
     long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {long_names[name] for name, source in sources.items() if source and source.name in places}
+    return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def flattened(function: Callable[..., None]) -> Callable[..., None]:

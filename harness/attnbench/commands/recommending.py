@@ -1,7 +1,6 @@
-"""The output of `fastest`, on the terminal and from Python: the answer first, then its basis."""
+"""The output of `fastest` on the terminal: the answer first, then its basis."""
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.plugins import name_of
 from attnbench.reports import cells, recommended, story
 from attnbench.storage.events import Plan
-from attnbench.storage.records import FALSE_SHARE, Verdict
-from attnbench.units import duration, percent
+from attnbench.storage.files import writing_to
+from attnbench.units import percent
 
 if TYPE_CHECKING:
     from attnbench.workloads.policy import Policy
@@ -50,7 +49,7 @@ def print_recommendations(
     print_troubles(results)
     head = "doubtful: " if doubts(results) else ""
     if learned is not None:
-        _print_policy(*learned, head)
+        say(f"{head}{_policy_sentence(*learned)}", "bold")
     names = cells.names(results)
     for each in found:
         if len(found) > 1:
@@ -66,12 +65,7 @@ def print_recommendations(
         for line in recommended.of_excluded(each, is_verbose=VERBOSITY.is_verbose):
             say(line, "dim")
         say("")
-    if VERBOSITY.is_quiet:
-        return
-    is_judged = any(each.verdict(name) is Verdict.slower for each in found for name in each.seconds)
-    sure = f"In at most {100 * FALSE_SHARE:g} % of sessions one is called slower that is not. " if is_judged else ""
-    say(f"{sure}{story.method(results)}", "dim")
-    say(f"All of it: attnbench report {results.folder}", "dim")
+    _print_foot(results)
 
 
 def print_crossings(results: Results) -> None:
@@ -91,9 +85,12 @@ def print_crossings(results: Results) -> None:
                 for value, each in sorted(known.items())
             ]
             print_table((ladder.axis, f"{both[0]} next to {both[1]}", "", "processes"), rows)
+    _print_foot(results)
+
+
+def _print_foot(results: Results) -> None:
     if not VERBOSITY.is_quiet:
-        say(f"Such an interval is wrong in at most {percent(FALSE_SHARE)} of searches where times cross once.", "dim")
-        say(f"All of it: attnbench report {results.folder}", "dim")
+        say(f"{story.method(results)} All of it: attnbench report {results.folder}", "dim")
 
 
 def require_learnable(plan: Plan, path: Path) -> None:
@@ -107,28 +104,18 @@ def require_learnable(plan: Plan, path: Path) -> None:
 
     if path.is_dir():
         raise ValueError(f"--policy {path} is a folder: name a file, as in {path / 'policy.json'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--policy {path} cannot be written: {error.strerror}; name another file") from None
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"--policy {path} cannot be written: Permission denied; name another file")
-    others = {name_of(spec) for spec in plan.implementations if is_named(spec)} - {OTHERWISE}
-    if not others:
+    with writing_to(path.parent, "--policy"):
+        pass
+    if not {name_of(spec) for spec in plan.implementations if is_named(spec)} - {OTHERWISE}:
         raise ValueError(
             f"--policy chooses between {OTHERWISE} and others that have a name, and none is given: name some, or none, "
             "which is all (attnbench list)"
         )
     if not any(map(is_plain, plan.asked)):
         raise ValueError(
-            "--policy is of attention alone, without dropout, sinks or a value_dim of its "
-            "own, and no workload is such a one: give --set scope=attention"
+            "--policy is of attention alone, without dropout, sinks or a value_dim of its own, and no workload is such "
+            "a one: give --set scope=attention"
         )
-
-
-def _chosen(policy: "Policy") -> Counter[str]:
-    """The number of measured shapes for which each implementation is chosen."""
-    return Counter(row.winner for row in policy.rows)
 
 
 def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
@@ -137,32 +124,21 @@ def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
     costs = {name: getattr(regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
-        "chosen": dict(_chosen(policy)),
+        "chosen": dict(Counter(row.winner for row in policy.rows)),
         "workloads": len(policy.rows),
         "regret": costs if len(policy.rows) > 1 else None,
         "seconds": policy.evidence.seconds,
     }
 
 
-def _print_policy(path: Path, policy: "Policy", head: str) -> None:
-    """Print the choices, their leave-one-out regret, and the time that the measurements took."""
-    from attnbench.workloads.policy import OTHERWISE
-
-    chosen, number = _chosen(policy), len(policy.rows)
-    plural = "s" if number > 1 else ""
-    if set(chosen) == {OTHERWISE}:
-        text = f"PyTorch's own choice, {OTHERWISE}, at all of {number} workload{plural}"
-    else:
-        text = f"{', '.join(f'{name} at {count}' for name, count in chosen.most_common())} of {number} workloads"
-    say(f"{head}Policy: {text}.", "bold")
-    if number > 1:
-        regret = policy.regret
-        mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
-        own = f"{OTHERWISE} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
-        took = f"Measuring took {duration(policy.evidence.seconds)}."
-        say(f"Where the nearest other shape chooses, calls are {mean} ({own}). {took}")
-    else:
-        say("What it costs on other workloads is not known: that needs two or more.")
-    if not VERBOSITY.is_quiet:
-        say(f"It is in {path}; attnbench.attention follows it (ATTNBENCH_POLICY={path}).", "dim")
-        say("")
+def _policy_sentence(path: Path, policy: "Policy") -> str:
+    """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
+    counts = Counter(row.winner for row in policy.rows).most_common()
+    chosen, number = ", ".join(f"{name} at {count}" for name, count in counts), len(policy.rows)
+    regret = policy.regret
+    cost = (
+        f"; chosen by the nearest other shape, calls are {percent(regret.mean)} slower than the best in the mean "
+        f"(sdpa alone: {percent(regret.sdpa_mean)})"
+    )
+    shapes = f"{number} shape{'s' * (number > 1)}"
+    return f"Policy: {chosen} of {shapes}{cost * (number > 1)}. attnbench.attention follows ATTNBENCH_POLICY={path}."

@@ -1,6 +1,7 @@
-"""`attnbench report`: the reports of stored runs, or their cells in the format of another tool."""
+"""`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -10,13 +11,16 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from attnbench.analysis.results import Results
+
+MOST_SHOWN = 10
+PAGE = "report.html"
 
 
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names or folders; of several, one page of all. Default: newest."),
+        typer.Argument(metavar="[RUN]...", help="Names or folders; of several, one report of all. Default: newest."),
     ] = None,
     *,
     results: ResultsFolder = Path("results"),
@@ -29,10 +33,8 @@ def report(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="No reports, but cells for another tool, or pictures. csv: a row for each. pytest-benchmark: for its "
-            "`compare`. customSmallerIsBetter: for github-action-benchmark. "
-            "flashinfer-trace: for flashinfer-bench, a trace in each line. latency_plot, memory_plot, "
-            "ratio_plot: SVG and PNG, in the run or the folder --to.",
+            help="Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot, memory_plot or "
+            "ratio_plot. Without --to a text is printed, and a picture is put into the run.",
         ),
     ] = None,
     is_salvaged: Annotated[
@@ -41,11 +43,9 @@ def report(
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the reports of a stored run, or write one page that shows several side by side. Needs no torch."""
+    """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch."""
     from attnbench.analysis.results import read
     from attnbench.commands import running
-    from attnbench.reports import story
-    from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
@@ -54,20 +54,15 @@ def report(
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
         _salvage((runs or [])[0], results, to, as_json=as_json)
+    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    stored = read(folders[0] if len(folders) == 1 else _joined(folders))
     if kind is not None:
-        _export(runs or [], results, kind, to, as_json=as_json)
-    first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    stored, more = read(first), [read(other) for other in others]
-    target = to or (stored.folder / TOGETHER if more else stored.folder)
-    failed = False
-    if more:
-        target.mkdir(parents=True, exist_ok=True)
-        put(target / PAGE, story.page(stored, more))
-    else:
-        if to is not None and to.resolve() != stored.folder.resolve():
-            copy_journal(stored.folder, to)
-        with running.finished(stored.folder):
-            failed = running.write_reports(stored, target)
+        _write_one(stored, kind, to, as_json=as_json)
+    target = to or stored.folder
+    if target.resolve() != stored.folder.resolve():
+        copy_journal(stored.folder, target)
+    with running.finished(stored.folder):
+        failed = running.write_reports(stored, target)
     page = target / PAGE
     if as_json:
         typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
@@ -78,37 +73,41 @@ def report(
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
 
 
-def _export(runs: "Sequence[str]", results: Path, kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Write the cells of runs in the format of another tool, to a file or the terminal."""
-    from attnbench.analysis.results import read
-    from attnbench.plugins import plugs, unknown
-    from attnbench.reports.exports import WRITERS
-    from attnbench.storage.files import put, writing_to
-    from attnbench.storage.journal import find_run, newest_run
+def _joined(folders: Sequence[Path]) -> Path:
+    """Join parts of a run into a new one next to the first; return its folder."""
+    from attnbench.commands.parts import join
+    from attnbench.storage.files import writing_to
 
-    drawn = {name: each for name, each in plugs("attnbench.reports", "REPORT").items() if not each.is_usual}
-    if kind not in {*WRITERS, *drawn}:
-        raise ValueError(unknown("format", kind, [*WRITERS, *drawn]))
-    folders = [find_run(name, results) for name in runs] or [newest_run(results)]
-    if len(folders) > 1 and kind in {"pytest-benchmark", *drawn}:
-        raise ValueError(f"--format {kind} holds one run: name a single RUN")
-    if kind in drawn:
-        target = to or folders[0]
-        with writing_to(target):
-            paths = [str(path) for path in drawn[kind].write(read(folders[0]), target)]
-        typer.echo(json.dumps({"format": kind, "files": paths}) if as_json else "\n".join(paths or ["nothing to draw"]))
+    folder = folders[0].with_name(f"{folders[0].name}-joined")
+    with writing_to(folder):
+        join(folders, folder)
+    return folder
+
+
+def _write_one(stored: "Results", kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
+    """Write one report to a file, or a text to the terminal and a picture into the run."""
+    from attnbench.plugins import plugs, unknown
+    from attnbench.storage.files import put, writing_to
+
+    known = plugs("attnbench.reports", "REPORT")
+    if kind not in known:
+        raise ValueError(unknown("format", kind, known))
+    chosen = known[kind]
+    if chosen.text is not None and to is None:
+        text = chosen.text(stored)
+        typer.echo(json.dumps({"format": kind, "text": text}) if as_json else text, nl=as_json)
         raise typer.Exit(ExitCode.passed)
-    text = WRITERS[kind]([read(folder) for folder in folders])
-    if to is not None:
-        with writing_to(to.parent):
-            put(to, text)
-    written = {"format": kind, "num_bytes": len(text.encode()), "file": None if to is None else str(to)}
-    if as_json:
-        typer.echo(json.dumps(written | ({"text": text} if to is None else {}), indent=2))
-    elif to is None:
-        typer.echo(text, nl=False)
+    if to is None:
+        paths = chosen.write(stored, stored.folder)
     else:
-        typer.echo(f"{to} has {written['num_bytes']:,} bytes", err=True)
+        with writing_to(to.parent):
+            if chosen.text is not None:
+                paths = [put(to, chosen.text(stored))]
+            else:
+                picture = chosen.draw(stored)
+                paths = [] if picture is None else [picture.save(to)]
+    files = [str(path) for path in paths]
+    typer.echo(json.dumps({"format": kind, "files": files}) if as_json else "\n".join(files or ["nothing to draw"]))
     raise typer.Exit(ExitCode.passed)
 
 
@@ -120,13 +119,13 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     given = Path(run)
     saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
     if as_json:
-        shown = {
+        facts = {
             "folder": str(saved.folder) if saved.is_damaged else None,
             "num_kept": saved.num_kept,
             "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
             "gaps": list(saved.gaps),
         }
-        typer.echo(json.dumps(shown, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
         raise typer.Exit(ExitCode.passed)
     if not saved.is_damaged:
         typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
@@ -134,8 +133,8 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
     for number, wrong in list(saved.dropped.items())[:MOST_SHOWN]:
         typer.echo(f"  line {number}: {wrong}")
-    if (left := len(saved.dropped) - MOST_SHOWN) > 0:
-        typer.echo(f"  and {left} more")
+    if (more := len(saved.dropped) - MOST_SHOWN) > 0:
+        typer.echo(f"  and {more} more")
     if saved.gaps:
         places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
         typer.echo(f"changed or gone is what came before line {places}")
@@ -144,9 +143,6 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     raise typer.Exit(ExitCode.passed)
 
 
-MOST_SHOWN = 10
-PAGE, TOGETHER = "report.html", "together"
-"""The page of several runs, and its folder below the first of them."""
 COMMAND = Command(
     function=report,
     order=50,
@@ -154,7 +150,7 @@ COMMAND = Command(
         "attnbench report",
         "attnbench report RUN --open",
         "attnbench report RUN --to shared",
-        "attnbench report RUN_A RUN_B --open",
+        "attnbench report PART_1 PART_2 PART_3",
         "attnbench report RUN --format csv --to cells.csv",
         "attnbench report RUN --salvage",
     ),

@@ -36,9 +36,12 @@ def run(
     cluster: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS",
-            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. "
-            "Needs attnbench\\[cluster].",
+            "--cluster",
+            "--shard",
+            metavar="ADDRESS|K/N",
+            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT (needs "
+            "attnbench\\[cluster]). K/N: only every N-th shape from the K-th on, in one of N jobs; attnbench report "
+            "RUN RUN ... joins them.",
         ),
     ] = "",
     as_json: AsJson = False,
@@ -46,6 +49,7 @@ def run(
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
     from attnbench.commands import running, terminal
+    from attnbench.commands.parts import shard
     from attnbench.processes.execution import new_folder
     from attnbench.reports import endings
     from attnbench.storage.journal import HOSTS
@@ -70,6 +74,8 @@ def run(
         plugins.check_specs(planned.implementations)
     else:
         planned = options.plan(baseline=baseline)
+        if "/" in cluster and "://" not in cluster:
+            planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
     names = f"{len(planned.implementations)} implementation{'s' * (len(planned.implementations) != 1)}"
     running.note(f"{len(planned.workloads)} workloads x {names}, into {folder}")
@@ -115,5 +121,6 @@ COMMAND = Command(
         "attnbench run --resume RUN",
         "attnbench run --sweep gpu --set device=h200 --dry-run",
         "attnbench run --sweep full --cluster auto",
+        "attnbench run --sweep full --shard 2/8",
     ),
 )

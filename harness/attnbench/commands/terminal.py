@@ -7,22 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnbench import plugins
 from attnbench.analysis.breakdown import where
-from attnbench.analysis.comparisons import doubts, failed, num_processes, untried
+from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
-from attnbench.reports import cells, grouped, screen, sides, story, text_lines
+from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
 from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
-MOST_EQUAL = 12
-"""Comparisons of more cells omit the equal ones."""
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
-SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "host", "status", "is_predicted", "message", "latency_s", "ratio"),
     *("verdict", "minimum_detectable_effect", "margin", "num_processes", "flops_per_s", "matmul_share", "error_ratio"),
@@ -42,7 +38,7 @@ def print_results(results: Results) -> None:
     if VERBOSITY.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
-        for answer in story.answer(results) or ["Nothing was compared."]:
+        for answer in () if results.plan.sides else story.answer(results) or ["Nothing was compared."]:
             say(answer, "bold")
         return
     if VERBOSITY.is_verbose:
@@ -53,24 +49,20 @@ def print_results(results: Results) -> None:
 
 
 def print_cells(results: Results) -> None:
-    """Print a table for each group of workloads: time and verdict of each cell, then metrics while there is room."""
-    if line := story.hosts(results):
-        say(line)
-    metrics = metric_columns(results)
+    """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        columns = {
-            "length": [cells.length(row) for row in members],
-            "implementation": [plain(cells.arm(row), limit=LONGEST_NAME) for row in members],
-            "time": [show(row["paired_latency_s"], "s") for row in members],
-            "verdict": [_verdict(row) for row in members],
-        }
-        for metric in metrics:
-            if any(row[metric.name] is not None for row in members):
-                wider = columns | {metric.heading: [cells.metric(row, metric) for row in members]}
-                lines = text_lines(list(wider), list(zip(*wider.values(), strict=True)))
-                columns = wider if max(map(len, lines)) <= Console().width else columns
-        print_table(list(columns), list(zip(*columns.values(), strict=True)))
+        lines = [
+            (
+                cells.length(row),
+                plain(cells.arm(row), limit=LONGEST_NAME),
+                show(row["paired_latency_s"], "s"),
+                _verdict(row),
+                show(row.get("peak_memory_bytes"), "bytes"),
+            )
+            for row in members
+        ]
+        print_table(("length", "implementation", "time", "verdict", "peak memory"), lines)
         say("")
     say(story.method(results), "dim")
     say(f"{story.decided(results)}; {story.interference(results)}")
@@ -133,7 +125,7 @@ def _print_mistakes(records: Iterable[Record], style: str) -> None:
 
 
 def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
-    """Print notes, the arguments of each function, omitted cells, and how to repeat the check."""
+    """Print notes, omitted cells, and how to repeat the check."""
     notes = [f"  {each.implementation}, {rule}: {found}" for each in judged for rule, found in each.notes.items()]
     if notes:
         say("")
@@ -143,12 +135,6 @@ def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
     print_kept_memory(results)
     _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     say("")
-    is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
-    for spec in results.plan.implementations:
-        if given := plugins.given(spec):
-            is_repeated = is_grouped and "num_kv_heads" not in given
-            repeated = "; grouped heads come repeated, since it names no num_kv_heads" if is_repeated else ""
-            say(f"{plugins.name_of(spec)} is called with {given}{repeated}", "dim")
     if results.num_left_out:
         plural = "s" if results.num_left_out > 1 else ""
         say(f"{results.num_left_out} more cell{plural} not checked after a wrong one: --all checks these, too.", "dim")
@@ -289,39 +275,3 @@ def summary(found: Results) -> dict[str, object]:
             for row in rows(table(found))
         ],
     }
-
-
-def print_sides(results: Results) -> None:
-    """Print two sides: a table of cells, the overall verdict, and failures."""
-    print_troubles(results)
-    tables = {} if VERBOSITY.is_quiet else sides.rows(results)
-    number = sum(map(len, tables.values()))
-    if number > MOST_EQUAL and not VERBOSITY.is_verbose:
-        tables = {
-            title: [row for row in own if not row["verdict"].startswith("equal")] for title, own in tables.items()
-        }
-    for title, members in tables.items():
-        if members:
-            say(title, "bold")
-            columns = ("implementation", "length", "base", "candidate", "verdict")
-            times = [{name: row[name].partition(" (")[0] for name in SIDES} for row in members]
-            rows_of_texts = [[(row | time)[name] for name in columns] for row, time in zip(members, times, strict=True)]
-            print_table(columns, rows_of_texts)
-            say("")
-    if hidden := number - sum(map(len, tables.values())):
-        say(f"{hidden} equal cells are not shown (-v).", "dim")
-    for name, text in sides.facts(results).items() if not VERBOSITY.is_quiet else ():
-        say(f"{name}: {text}", "dim")
-    assert results.plan.sides is not None
-    for name, reason in results.plan.sides.lost.items():
-        say(f"lost: {name}: {reason}", "red")
-    _print_failed(failed(results))
-    for line in untried(results):
-        say(line, "yellow")
-
-
-def _print_failed(cells_and_lines: Iterable[tuple[Record, str]]) -> None:
-    """Print each failed cell, but only one of those in which an implementation fails in the same way."""
-    for group in grouped(cells_and_lines, lambda each: _mistake(each[0])).values():
-        say(group[0][1], "red")
-        _say_others([record for record, _ in group[1:]])

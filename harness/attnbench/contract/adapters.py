@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
-from itertools import combinations
+from itertools import chain, combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -565,16 +565,15 @@ class Made:
         None: the layout does not fit the module's parameters with any choice of biases.
         """
         existing, blank = set(self.shapes(sizes)), _blank(sizes)
-        fitting: list[frozenset[str]] = []
-        for number in range(len(BIAS_NAMES), -1, -1):
-            for parts in combinations(BIAS_NAMES, number):
-                try:
-                    names, reached = _reached(self.layout, blank.biased(parts))
-                except ValueError:  # a pack that needs some bias
-                    continue
-                if _without_extra(names, self.extra) == existing and all(BIAS_NAMES[part] in reached for part in parts):
-                    fitting.append(frozenset(parts))
-        return asked if asked in fitting else fitting[0] if fitting else None
+        choices = [combinations(BIAS_NAMES, number) for number in range(len(BIAS_NAMES), -1, -1)]
+        for parts in (asked, *map(frozenset, chain(*choices))):
+            try:
+                names, reached = _reached(self.layout, blank.biased(parts))
+            except ValueError:  # a pack that needs some bias
+                continue
+            if _without_extra(names, self.extra) == existing and all(BIAS_NAMES[part] in reached for part in parts):
+                return parts
+        return None
 
     def built_in_bias(self, axes: Mapping[str, int | float | str]) -> str | None:
         """The value of the axis `bias` that all modules have; None if they follow the sizes, or do not fit."""

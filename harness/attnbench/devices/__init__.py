@@ -148,6 +148,10 @@ class Device(Protocol):
     def use(self, number: int) -> None:
         """Use the device with this number from now on, in this process."""
 
+    def select(self) -> None:
+        """Make it the current device of this process: some code, such as Triton's, launches only there."""
+        self.use(int(self.name.partition(":")[2] or 0))
+
     def generators(self) -> Mapping[str, Any]:
         """Torch's global random generators for this device, by a name for messages; empty before its first use."""
         return {}
@@ -241,6 +245,7 @@ def read_counters() -> Counters:
     """Counters of processor use at this moment: of the system, and of this process and its descendants."""
     import psutil
 
+    from attnbench.devices import containers
     from attnbench.storage.records import Counters
 
     spent: Any = psutil.cpu_times()  # fields differ between systems
@@ -256,5 +261,5 @@ def read_counters() -> Counters:
         idle_s=spent.idle + getattr(spent, "iowait", 0.0),
         stolen_s=getattr(spent, "steal", 0.0),
         own_s=own_s,
-        free_bytes=psutil.virtual_memory().available,
+        free_bytes=containers.available_bytes(),
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device
+from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
 from attnbench.storage.memory_events import SLACK_BYTES
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # notes are needed without torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+OOM_SCORE = Path("/proc/self/oom_score_adj")
 ASSUMED_CACHE_BYTES = 32 * 2**20
 """Size of the largest cache if the system does not report it."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
@@ -150,11 +151,11 @@ class Cpu(Device):
 
     def free_bytes(self) -> int:
         """Bytes of memory that the system still has available."""
-        return int(psutil.virtual_memory().available)
+        return containers.available_bytes()
 
     def is_crowded(self) -> bool:
-        """Whether the process holds more than a quarter of the machine's memory."""
-        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * psutil.virtual_memory().total)
+        """Whether the process holds more than a quarter of the memory of the machine or its container."""
+        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.total_bytes())
 
     @contextmanager
     def capped(self, limit_bytes: int) -> Iterator[None]:
@@ -166,7 +167,8 @@ class Cpu(Device):
         with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)
         before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
+        memory = psutil.Process().memory_info()
+        limit = getattr(memory, "data", memory.rss) + limit_bytes + SLACK_BYTES  # only Linux has the former
         limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
         try:
@@ -200,8 +202,8 @@ def pages(dtype: str, length: int) -> Tensor:
 def limit_memory() -> None:
     """Make an allocation beyond the free memory fail here, as out of memory, before the system kills a process."""
     held = psutil.Process().memory_info().rss
-    limit = held + int(0.9 * psutil.virtual_memory().available)
+    limit = held + int(0.9 * containers.available_bytes())
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # prefer this process as a victim
+        OOM_SCORE.write_text("1000", encoding="utf-8")  # prefer this process as a victim

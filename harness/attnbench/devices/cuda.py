@@ -20,6 +20,7 @@ from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # the description of a device needs no torch
+    import torch
     from torch import Tensor
 
     from attnbench.storage.records import DeviceState
@@ -37,6 +38,18 @@ PACKAGES = (
     "xformers",
 )
 """Packages whose kernels affect the speed of attention: their versions are stored with the device."""
+SETTINGS = (
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "FLASH_ATTENTION_*",
+    "NCCL_*",
+    "NVTE_*",
+    "XFORMERS_*",
+)
 SIDES = (1024, 2048, 4096, 8192)
 """Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**22
@@ -113,16 +126,20 @@ class Cuda(Device):
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
 
     def facts(self) -> Facts:
-        """The device, its driver, the libraries that torch was built with, and kernel packages."""
+        """The device, its driver, the libraries that torch was built with, and kernel packages.
+
+        `cuda` without a number names all kinds of devices that are here.
+        """
         import torch
 
         accelerator, versions, clocks = "", {}, dict[str, str]()
         if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(torch.device(self.name))
-            capability = f"compute capability {properties.major}.{properties.minor}"
-            accelerator = f"{properties.name}, {properties.total_memory} bytes, {capability}"
+            first = torch.device(self.name)
+            numbers = range(1, 1 if ":" in self.name else torch.cuda.device_count())
+            others = (torch.device("cuda", number) for number in numbers)
+            accelerator = "; ".join(dict.fromkeys(map(_description, [first, *others])))
             if (library := nvml.library()) is not None:
-                clocks = nvml.state(f"GPU-{properties.uuid}", library)
+                clocks = nvml.state(str(torch.cuda.get_device_properties(first).uuid), library)
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         if accelerator:
@@ -134,7 +151,7 @@ class Cuda(Device):
             versions=versions,
             flags={"cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32)},
             clocks=clocks,
-            settings=("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
+            settings=SETTINGS,
         )
 
     def is_broken(self) -> bool:
@@ -245,7 +262,7 @@ class Cuda(Device):
 
         library = nvml.library()
         uuid = torch.cuda.get_device_properties(torch.device(self.name)).uuid
-        handle = None if library is None else nvml.handle(f"GPU-{uuid}", library)
+        handle = None if library is None else nvml.handle(str(uuid), library)
         return None if handle is None else (library, handle)
 
     def state(self) -> DeviceState | None:
@@ -337,6 +354,14 @@ class Cuda(Device):
 
 
 DEVICE = Cuda
+
+
+def _description(device: torch.device) -> str:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    capability = f"compute capability {properties.major}.{properties.minor}"
+    return f"{properties.name}, {properties.total_memory} bytes, {capability}"
 
 
 def _versions() -> dict[str, str]:

@@ -4,7 +4,9 @@ import hashlib
 import os
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from attnbench.devices import device, names, processor
+from attnbench.devices import containers, device, names, processor
 from attnbench.storage.records import BOOT, Environment
 
 SETTINGS = (
@@ -33,13 +35,13 @@ SETTINGS = (
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables that affect the speed of attention; recorded if set, like those that a device names."""
+"""Variables that affect the speed of attention; recorded if set, like those that a device names. NAME* is a prefix."""
 
 
-def physical_cores() -> int:
-    """Physical cores that this process may use; at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+def usable_cores() -> int:
+    """Physical cores that this process may use by its affinity mask and its container's quota; at least 1."""
+    allowed = containers.processors()
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def collect() -> Environment:
@@ -74,13 +76,23 @@ def collect() -> Environment:
         versions=versions,
         accelerator="; ".join(each.accelerator for each in facts if each.accelerator),
         num_threads=torch.get_num_threads(),
-        settings={name: os.environ[name] for name in settings if name in os.environ},
+        settings=_set(settings),
         flags=flags,
         clocks=_clocks() | {name: text for each in facts for name, text in each.clocks.items()},
         moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )
+
+
+def _set(patterns: Iterable[str]) -> dict[str, str]:
+    """Values of the environment variables with these names or prefixes; a path is not shown."""
+    return {
+        name: "(a path)" if os.sep in value else value
+        for pattern in patterns
+        for name, value in sorted(os.environ.items())
+        if fnmatchcase(name, pattern)
+    }
 
 
 def _native_dtypes() -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attnbench.devices import Clock, device
+from attnbench.devices import Clock, containers, device
 from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.workloads.workload import Workload
 
@@ -48,7 +48,7 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 
     The caller has set the number of threads.
     """
-    crowding = os.getloadavg()[0] / (os.cpu_count() or 1)
+    crowding = os.getloadavg()[0] / containers.processors()
     here = device(workload.device)
     samples = take(here.loads(workload.dtype), here.clock, limit_s, on_turn)
     name, dtype, num_threads = workload.place

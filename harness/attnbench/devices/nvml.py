@@ -6,6 +6,7 @@ Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -38,11 +39,11 @@ def library() -> Any:  # noqa: ANN401 - a module without types, or None
 
 
 def handle(uuid: str, nvml: Any) -> Any:  # noqa: ANN401 - as `library` gives it
-    """NVML's handle of the GPU with this UUID; None if it does not know it."""
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
-        return None
+    """NVML's handle of the GPU with this UUID, or of that part of a GPU (MIG); None if it does not know it."""
+    for kind in ("GPU", "MIG"):
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+    return None
 
 
 def state(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library` gives it

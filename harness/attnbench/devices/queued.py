@@ -24,8 +24,9 @@ from attnbench.storage.records import Flag
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-HOST_BOUND = 5
-"""A call is host-bound if its device time is below this multiple of the time in which the host issues it."""
+HOST_NEAR = 5
+"""A call is host-bound if its device time is below the time in which the host issues it; below this multiple of that
+time it is nearly host-bound."""
 HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
 """The first spin is HEADROOM times the last launch time plus LEAST_SPIN_S; each further try is GROWTH times longer, up
 to LONGEST_SPIN_S."""
@@ -155,7 +156,10 @@ class QueuedClock(Clock):
                 flags |= Flag(0) if span.is_hidden else Flag.not_hidden
                 flags |= Flag.other_stream if self._is_busy_elsewhere(span) else Flag(0)
         flags |= Flag.waits if known.waits else Flag(0)
-        flags |= Flag.host_bound if device_s < HOST_BOUND * issue_s or Flag.not_hidden in flags else Flag(0)
+        if device_s < issue_s or Flag.not_hidden in flags:
+            flags |= Flag.host_bound
+        elif device_s < HOST_NEAR * issue_s:
+            flags |= Flag.host_near
         return Reading(elapsed_s=device_s, host_s=issue_s, flags=flags)
 
     def inspect(self, call: Callable[[], object]) -> Flag:

@@ -8,6 +8,7 @@ devices an allocator counts.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ MEMORY = "[memory]"
 """The profiler's name of an allocation or release."""
 HOST = "CPU"
 """The profiler's name of the host."""
+DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
+"""Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
+both have the same ids."""
 BARE_ALLOCATIONS = ("aten::empty", "aten::resize", "aten::new_empty")
 
 
@@ -65,35 +69,28 @@ class Recording:
 
     def spans(self) -> Iterator[Span]:
         """Operators on the host, and allocations and releases among them."""
-        from torch._C._autograd import DeviceType
-
         for event in self.events:  # a loop over tokens has a hundred thousand
             name, start_ns = event.name(), event.start_ns()
             if name == MEMORY:
                 yield Span(name, event.start_thread_id(), start_ns, start_ns, event.nbytes())
-            elif event.device_type() == DeviceType.CPU:
+            elif _is_operator(event):
                 yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
 
     def kernels(self) -> list[Kernel]:
         """Kernels on other devices, each with the operator that launched it; empty for the host."""
         from torch._C._autograd import DeviceType
 
-        launching: dict[int, str] = {}
-        found = []
-        for event in self.events:
-            if event.device_type() == DeviceType.CPU:
-                launching[event.correlation_id()] = event.name()
-            elif event.name() != MEMORY and not event.is_user_annotation():
-                found.append(event)
+        operators = {event.correlation_id(): event.name() for event in self.events if _is_operator(event)}
         return [
             Kernel(
                 event.name(),
                 event.end_ns() - event.start_ns(),
-                launching.get(event.linked_correlation_id(), ""),
+                operators.get(event.linked_correlation_id() or None, ""),
                 start_ns=event.start_ns(),
                 stream=event.device_resource_id(),
             )
-            for event in found
+            for event in self.events
+            if event.device_type() != DeviceType.CPU and event.name() != MEMORY and not event.is_user_annotation()
         ]
 
     def memory_events(self) -> Iterator[MemoryEvent]:
@@ -106,6 +103,15 @@ class Recording:
                 names = [each.name for each in reversed(running)] or [""]
                 operator = next((name for name in names if not name.startswith(BARE_ALLOCATIONS)), names[0])
                 yield MemoryEvent(span.allocated_bytes, operator)
+
+
+def _is_operator(event: Any) -> bool:  # noqa: ANN401 - the profiler's
+    """Whether an event is an operator on the host; a driver call may be linked to one."""
+    from torch._C._autograd import DeviceType
+
+    if event.device_type() != DeviceType.CPU or event.linked_correlation_id():
+        return False
+    return event.name() != MEMORY and not DRIVER_CALL.match(event.name())
 
 
 def record(

@@ -32,7 +32,6 @@ from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload
 
 PROJECTED = ("query", "key", "value")
-MOST_JOINED_WORDS = 48
 
 
 class _Trouble(str):
@@ -129,8 +128,6 @@ class Inspection:
     spec: str  # as typed
     implementation: str
     diffs: tuple[OracleDiff, ...]
-    joined: Walkthrough | None  # all sentences in one row without a mask, if there are several
-    growth: tuple[Numbers, Numbers]  # the largest weight against K: with division by sqrt(K), and without
 
     @property
     def walks(self) -> tuple[Walkthrough, ...]:
@@ -154,7 +151,6 @@ class Inspection:
             "differs": self.differs,
             "first_difference": first_difference,
             "diffs": as_json(self.diffs),
-            "growth": as_json(self.growth),
             "files": [str(file) for file in files],
         }
 
@@ -169,16 +165,10 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
     walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings, seed)) for words in parted]
     implementation = _asked(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
-    joined = None
-    row = tuple(word for words in parted for word in words)
-    if len(parted) > 1 and len(row) <= MOST_JOINED_WORDS:  # all in one row, so that every word sees every other
-        joined = walkthrough.walk(row, walkthrough.workload(len(row), settings, seed, mask="none"))
     return Inspection(
         spec=name,
         implementation=plugins.name_of(name),
         diffs=tuple(compare(implementation, walk) for walk in walks),
-        joined=joined,
-        growth=walkthrough.growth(seed),
     )
 
 

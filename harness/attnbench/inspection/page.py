@@ -1,4 +1,4 @@
-"""An inspection as one self-contained page without scripts, with pictures: heat maps over the words, and growth.
+"""An inspection as one self-contained page without scripts, with heat maps over the words.
 
 Colours: cividis, which reads alike with any kind of colour vision, https://doi.org/10.1371/journal.pone.0199239.
 """
@@ -15,17 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator
 
 from attnbench import reports
 from attnbench.inspection import text, walkthrough
 from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
-from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
+from attnbench.inspection.walkthrough import Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.story import inlined
 from attnbench.storage.files import put, writing_to
 
-HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
 MOST_NUMBERED = 10  # words up to which each weight has room for its number
 MOST_PANEL_COLUMNS = 4
@@ -41,14 +39,13 @@ def prepare(folder: Path) -> None:
         ValueError: the folder cannot be written.
     """
     with writing_to(folder):
-        for stem in ("weights", "joined", "mask", "beside", "scaling"):
-            for suffix in (".svg", ".png"):
-                (folder / stem).with_suffix(suffix).unlink(missing_ok=True)
+        for stem in ("weights", "beside"):
+            (folder / f"{stem}.png").unlink(missing_ok=True)
         put(folder / PAGE, "")
 
 
 def write(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a prepared folder.
+    """Write inspect.html and each picture into a prepared folder.
 
     The template escapes all text from outside.
     """
@@ -61,11 +58,10 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
         descriptions=walkthrough.descriptions,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
-        most_columns=32,
     )
     return [
         put(folder / PAGE, page),
-        *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem)),
+        *(picture.save(folder / f"{stem}.png") for stem, picture in pictures.items()),
     ]
 
 
@@ -73,56 +69,31 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
     """All pictures, by the stem of their files."""
     with mpl.rc_context(style.SETTINGS):
         pictures = {"weights": _weights(inspection.walks)}
-        if inspection.joined is not None:
-            pictures["joined"] = _joined(inspection.joined, [len(walk.words) for walk in inspection.walks])
-        pictures["mask"] = _mask(inspection.walks[0])
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
         differing = [(diff, each) for diff, each in pairs if each.outcome is not Outcome.agrees]
         for diff, comparison in (differing or pairs)[:1]:  # the first sentence with a difference, or the first
             if comparison.actual is not None and comparison.place is not None:
                 pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
-        pictures["scaling"] = _scaling(inspection)
     return pictures
 
 
 def _weights(walks: Sequence[Walkthrough]) -> Picture:
     """A row for each sentence, several rows if there are many heads, and a column for each head."""
-    rows = []
-    for walk in walks:
-        weights = walk.steps["weights"][0]
+    num_heads = walks[0].workload.num_heads
+    figure, grid = _grid([len(walk.words) for walk in walks], num_heads)
+    for own, walk in zip(np.split(np.array(grid), len(walks)), walks, strict=True):
         title = textwrap.fill(f"'{walk.sentence(60)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
-        titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
-        rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
+        titles = [title, *(f"head {head}" for head in range(1, num_heads))]
+        for axes, name, weights in zip(own, titles, walk.steps["weights"][0], strict=False):
+            image = _heat_map(axes, weights, walk.labels, walk.seen)
+            axes.set_title(name, loc="left")
+        for axes in own[num_heads:]:
+            axes.remove()
+    shrink = _bar_share(figure.get_figheight())
+    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
-    caption += " Grey: hidden by the mask." if walks[0].mask.is_chosen else ""
-    return _heads(rows, ("Attention weights of each head over the words", _about(walks[0]), caption))
-
-
-def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
-    """All sentences in one row: the weights of words of one sentence in the other."""
-    values = walk.steps["weights"][0]
-    titles = [f"head {head}" for head in range(len(values))]
-    rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
-    caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
-    title = "Attention weights between the sentences"
-    return _heads(rows, (title, _about(walk), caption), most=float(values.max()), edges=edges)
-
-
-def _mask(walk: Walkthrough) -> Picture:
-    """Two rows, without a mask and under one, with a column for each head."""
-    effect = walk.mask
-    heads = walk.workload.num_heads
-    shown = range(min(heads, MOST_PANEL_COLUMNS))
-    kinds = (("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen))
-    rows = [
-        ([f"{name}, head {head}" for head in shown], weights[: len(shown)], walk.labels, seen)
-        for name, weights, seen in kinds
-    ]
-    caption = (
-        f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
-    )
-    caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
-    return _heads(rows, ("What a mask changes", f"'{walk.sentence(60)}', {_about(walk)}", caption))
+    caption += " Grey: hidden by the mask." if walks[0].seen is not None else ""
+    return _with_texts(figure, "Attention weights of each head over the words", _about(walks[0]), caption)
 
 
 def _compared(
@@ -163,30 +134,6 @@ def _compared(
     )
 
 
-def _scaling(inspection: Inspection) -> Picture:
-    """The largest weight against K, with and without division by sqrt(K)."""
-    with_scale, without = inspection.growth
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, values, colour, marker, line in (
-        ("query @ key", without, "#D55E00", "s", "--"),
-        ("query @ key / sqrt(K)", with_scale, "#0072B2", "o", "-"),
-    ):
-        axes.fill_between(WIDTHS, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
-        axes.plot(WIDTHS, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
-    axes.axhline(1 / NUM_KEYS, color=style.INK, linewidth=1, linestyle=":")
-    note = f"all {NUM_KEYS} keys alike"
-    axes.annotate(note, (WIDTHS[-1], 1 / NUM_KEYS), (0, 4), textcoords="offset points", ha="right")
-    axes.set_xscale("log", base=2)
-    style.ticks(axes.xaxis, FixedLocator(WIDTHS), "{:.0f}".format)
-    axes.set_ylim(0, 1.05)
-    axes.set_xlabel("head width K")
-    axes.set_ylabel(f"largest of {NUM_KEYS} weights")
-    axes.legend(title="softmax of")
-    caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
-    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(inspection)} {caption}")
-
-
 def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:
     """A figure of square panels that grow with the number of words: a row for each of `lengths`, wrapped if long."""
     rows_each = -(-num_columns // MOST_PANEL_COLUMNS)
@@ -197,29 +144,6 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
     for axes in grid:
         axes.set_anchor("NW")
     return figure, list(grid)
-
-
-def _heads(
-    rows: Sequence[HeadsRow], texts: tuple[str, str, str], *, most: float = 1.0, edges: Sequence[int] = ()
-) -> Picture:
-    """A picture with a row for each of `rows`: titles, weights (H, T, S), words, and the visible pairs or None.
-
-    `texts` is title, subject and caption. All panels share one colour bar; white lines precede the words at `edges`.
-    """
-    num_heads = len(rows[0][1])
-    figure, grid = _grid([len(words) for _, _, words, _ in rows], num_heads)
-    for own, (titles, values, words, seen) in zip(np.split(np.array(grid), len(rows)), rows, strict=True):
-        for axes, name, weights in zip(own, titles, values, strict=False):
-            image = _heat_map(axes, weights, words, seen, most)
-            axes.set_title(name, loc="left")
-            for edge in edges:
-                axes.axhline(edge - 0.5, color="white", linewidth=2.5)
-                axes.axvline(edge - 0.5, color="white", linewidth=2.5)
-        for axes in own[num_heads:]:
-            axes.remove()
-    shrink = _bar_share(figure.get_figheight())
-    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
-    return _with_texts(figure, *texts)
 
 
 def _side(num_words: int) -> float:

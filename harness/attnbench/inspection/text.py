@@ -1,18 +1,20 @@
-"""An inspection as text for a terminal: tables with words as headings, and sentences, a page or two in all."""
+"""The texts of an inspection: tables with words as headings, and the sentences that conclude it.
 
-import itertools
+The terminal shows the comparison with the oracle; the page shows every step, too.
+"""
+
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
 from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff, Outcome
-from attnbench.inspection.walkthrough import LETTERS, NUM_KEYS, WIDTHS, Numbers, Walkthrough, descriptions, examples
-from attnbench.units import MISSING, plain, significant
+from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
+from attnbench.reports import text_lines
+from attnbench.units import MISSING, plain
 
 SMALLEST_PLAIN = 1e-3
 METHOD = (
@@ -20,14 +22,7 @@ METHOD = (
     "what the oracle computed before it, the output is the whole module's, and the weights are its context where the "
     "values are unit vectors."
 )
-SATURATION = (
-    "Scores of random vectors grow as sqrt(K), and a softmax of large scores is all but 0 and 1, where its gradient is "
-    "all but 0. This sentence's scores, without a mask, all heads:"
-)
-GAP = "    "
-NARROWEST, WIDEST = 60, 200
-TOGETHER = (("x",), ("query", "key", "value"), ("scores", "masked scores", "weights"), ("context", "output"))
-"""Steps whose tables are placed side by side on a wide terminal."""
+NARROWEST = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +35,14 @@ class Table:
     marked: tuple[int, int] | None = None
     is_prose: bool = False  # words, aligned to the left
 
-    def cut(self, most: int) -> "Table":
-        """The first columns, with a note on their number."""
-        number = len(self.headings) - 1
-        if number <= most:
-            return self
-        title = f"{self.title} (columns 1 to {most} of {number})"
-        rows = [row[: most + 1] for row in self.rows]
-        return replace(self, title=title, headings=self.headings[: most + 1], rows=rows)
-
-    def lines(self) -> list[str]:
-        """The table as aligned lines, with the marked cell in brackets."""
-        texts = [[row[0], *(f" {text} " for text in row[1:])] for row in (self.headings, *self.rows)]
+    def lines(self, width: int) -> list[str]:
+        """The table as lines for a terminal, with the marked cell in brackets."""
+        rows = [list(row) for row in self.rows]
         if self.marked is not None:
             row, column = self.marked
-            texts[row + 1][column + 1] = f"[{self.rows[row][column + 1]}]"
-        columns = []
-        for place, column_texts in enumerate(zip(*texts, strict=True)):
-            width = max(map(cell_len, column_texts))
-            spaces = [" " * (width - cell_len(text)) for text in column_texts]
-            is_left = self.is_prose or place == 0
-            pairs = zip(column_texts, spaces, strict=True)
-            columns.append([text + space if is_left else space + text for text, space in pairs])
-        return [*filter(None, [self.title]), *map("".join, zip(*columns, strict=True))]
+            rows[row][column + 1] = f"[{rows[row][column + 1]}]"
+        right = () if self.is_prose else range(1, len(self.headings))
+        return [*filter(None, [self.title]), *text_lines(self.headings, rows, width=width, right=right)]
 
 
 def formatted(values: Numbers) -> list[list[str]]:
@@ -135,26 +115,6 @@ def comparison_table(diff: OracleDiff) -> Table:
     return Table(title="", headings=headings, rows=rows, is_prose=True)
 
 
-def softness_table(walk: Walkthrough) -> Table:
-    """The sharpness of the softmax of a sentence's scores."""
-    most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
-    rows = [(name, brief(largest), f"{brief(entropy)} of {most}") for name, (largest, entropy) in walk.scaling.items()]
-    return Table(title="", headings=("softmax of", "largest weight", "entropy in bits"), rows=rows)
-
-
-def example_table() -> Table:
-    """The softmax of a few vectors."""
-    rows = [(name, *("  ".join(map(brief, numbers)) for numbers in pair)) for name, pair in examples().items()]
-    return Table(title="", headings=("softmax of", "scores", "weights"), rows=rows, is_prose=True)
-
-
-def growth_sentence(inspection: Inspection) -> str:
-    """The largest weight at the largest K."""
-    with_scale, without = (brief(quartiles[-1, 1]) for quartiles in inspection.growth)
-    setup = f"A random query over {NUM_KEYS} random keys of width K={WIDTHS[-1]}"
-    return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
-
-
 def first_difference(inspection: Inspection) -> list[str]:
     """For each sentence with a difference, the first step that differs, in words."""
     lines = []
@@ -179,31 +139,14 @@ def agreement(inspection: Inspection) -> str:
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
 
 
-def mask_sentences(walk: Walkthrough, head: int = 0) -> str:
-    """The effect of the mask in a sentence or two."""
-    effect = walk.mask
-    pairs, hidden = effect.seen.size, int((~effect.seen).sum())
-    if not effect.has_effect:
-        return f"Mask {effect.mask} hides none of the {pairs} pairs of query and key here: it changes nothing."
-    text = f"Mask {effect.mask} ({effect.summary}) hides {hidden or 'none'} of {pairs} pairs. "
-    change = np.abs(effect.under - effect.without)[head] * effect.seen
-    if not change.any():
-        return text + "A query that sees no key has weights and a context of 0."
-    row, column = np.unravel_index(int(change.argmax()), change.shape)
-    query, key = walk.labels[row], walk.labels[column]
-    before, after = brief(effect.without[head, row, column]), brief(effect.under[head, row, column])
-    if effect.seen[row].all():
-        return f"{text}In head {head}, query '{query}' gave key '{key}' {before} and now gives it {after}."
-    lost = brief(float((effect.without[head, row] * ~effect.seen[row]).sum()))
-    text += f"In head {head}, query '{query}' had {lost} of its weight on keys that are now hidden; "
-    return f"{text}the others make up for it: key '{key}' goes from {before} to {after}."
-
-
 def write(inspection: Inspection, console: Console) -> None:
-    """Print everything, in order."""
-    width = min(WIDEST, max(NARROWEST, console.width))
-    for title, lines in _sections(inspection, width):
-        console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    """Print the comparison with the oracle, the values around each first difference, and the conclusion."""
+    width = max(NARROWEST, console.width)
+    for diff in inspection.diffs:
+        tables = [comparison_table(diff)] if diff.comparisons else []
+        tables += difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation))
+        lines = [diff.walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]
+        lines += ["", *textwrap.wrap(diff.unseen, width)] if diff.unseen else []
         for line in lines:
             console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
         console.print()
@@ -213,67 +156,3 @@ def write(inspection: Inspection, console: Console) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     advice = f"To check it on many inputs and shapes: attnbench check {inspection.spec}"
     console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[str]]]:
-    """Each title with its lines: all sentences step by step, the mask, the scale, the comparison with the oracle."""
-    for walk in inspection.walks:
-        yield f"Step by step: {walk.sentence(100)}", list(_walk_lines(walk, width))
-    first = inspection.walks[0]
-    effect = first.mask
-    lines = [] if effect.is_chosen else [f"There is none here; as an example, what {effect.mask} would change."]
-    lines += textwrap.wrap(mask_sentences(first), width)
-    if effect.has_effect:
-        pair = (("without a mask", effect.without[0]), (f"under {effect.mask}", effect.under[0]))
-        tables = [value_table(f"weights {name}", "BHTS", values, first.labels) for name, values in pair]
-        lines += side_by_side(tables, width)
-    yield "What the mask changes", lines
-    lines = [*textwrap.wrap(SATURATION, width), *side_by_side([softness_table(first)], width)]
-    lines += textwrap.wrap(growth_sentence(inspection), width)
-    lines += side_by_side([example_table()], width)
-    yield "What the division by sqrt(K) is for", lines
-    lines = textwrap.wrap(METHOD, width)
-    for diff in inspection.diffs:
-        lines += [f"\n{diff.walk.sentence(100)}"] if len(inspection.diffs) > 1 else []
-        lines += comparison_table(diff).lines() if diff.comparisons else []
-        lines += textwrap.wrap(diff.unseen, width)
-        lines += side_by_side(difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation)), width)
-    yield f"{inspection.implementation} compared with the oracle", lines
-
-
-def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
-    """Each step with its shape, its description and its values in head 0."""
-    heads, described = walk.workload.num_heads, descriptions(walk.workload)
-    yield f"mask {walk.workload.mask}, float64" + (f"; of {heads} heads, head 0 is shown" if heads > 1 else "")
-    for names in TOGETHER:
-        yield ""
-        name_len, shape_len = max(map(len, names)), max(len(walk.shape(name)) for name in names)
-        for name in names:
-            start = f"{name:{name_len}} {walk.shape(name):{shape_len}}  "
-            yield from textwrap.wrap(start + described[name], width, subsequent_indent=" " * len(start))
-        tables = [step_tables(walk, name)[0] for name in names]
-        yield from side_by_side(tables if len(names) > 1 else [replace(tables[0], title="")], width)
-
-
-def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
-    """Place tables side by side within the width, then below; a table that is too wide alone loses columns."""
-    rows: list[list[list[str]]] = []  # blocks of lines
-    room = 0
-    for table in tables:
-        block = table.lines()
-        for most in range(len(table.headings) - 2, 0, -1):
-            if max(map(cell_len, block)) <= width:
-                break
-            block = table.cut(most).lines()
-        wide = max(map(cell_len, block))
-        block = [set_cell_size(line, wide) for line in block]
-        if rows and wide <= room:
-            rows[-1].append(block)
-        else:
-            rows.append([block])
-            room = width
-        room -= wide + len(GAP)
-    for blocks in rows:
-        blanks = [" " * cell_len(block[0]) for block in blocks]
-        for lines in itertools.zip_longest(*blocks):
-            yield GAP.join(line or blank for line, blank in zip(lines, blanks, strict=True))

@@ -1,10 +1,7 @@
-"""A sentence through the textbook form in float64, step by step, and the effect of the division by sqrt(K).
+"""A sentence through the textbook form in float64, step by step.
 
 Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
 key and value at every place.
-
-Source of the scaling experiment: https://arxiv.org/abs/1706.03762, section 3.2.1: the scores of random vectors grow as
-sqrt(K), and a softmax of large scores is all but 0 or 1, where its gradient is all but 0.
 """
 
 import hashlib
@@ -15,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import Inputs, draw_operands, draw_weights, generator
 from attnbench.units import plain
 from attnbench.workloads import sweep
-from attnbench.workloads.masks import Causal, Mask
+from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
@@ -44,11 +40,6 @@ DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
 """Axes that can be set; the others follow from the sentence, or are fixed to stay small and exact."""
 MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
-EXAMPLE_SCORES = (0.1, -0.2, 0.3, -0.2, 0.5)
-FACTOR = 100
-WIDTHS = tuple(2**power for power in range(11))
-NUM_KEYS = 16
-NUM_DRAWS = 400
 
 
 def shape_of(letters: str, shape: tuple[int, ...]) -> str:
@@ -73,23 +64,6 @@ def as_json(value: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskEffect:
-    """The effect of a mask: the weights (H, T, S) without it and under it."""
-
-    mask: str
-    summary: str
-    is_chosen: bool  # False: the workload has no mask, and this is an example
-    seen: Seen  # (T, S)
-    without: Numbers
-    under: Numbers
-
-    @property
-    def has_effect(self) -> bool:
-        """Whether the mask changes any weight."""
-        return bool((self.without != self.under).any())
-
-
-@dataclass(frozen=True, kw_only=True)
 class Walkthrough:
     """One sentence through all steps."""
 
@@ -97,8 +71,7 @@ class Walkthrough:
     workload: Workload
     inputs: Inputs
     steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
-    mask: MaskEffect
-    scaling: dict[str, tuple[float, float]]  # softness of the softmaxes of this sentence's scores, unmasked
+    seen: Seen | None  # (T, S): the pairs that the mask shows; None without a mask
 
     @property
     def labels(self) -> list[str]:
@@ -131,8 +104,8 @@ def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     return parted
 
 
-def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | None = None) -> Workload:
-    """One sentence as a workload of scope `module`; `mask` overrides the settings.
+def workload(num_words: int, settings: Sequence[str], seed: int) -> Workload:
+    """One sentence as a workload of scope `module`.
 
     Raises:
         ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
@@ -146,8 +119,9 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
             raise ValueError(f"--set {axis}={','.join(values)} is not allowed: inspect takes one value of an axis")
         chosen[axis] = values[0]
     usual = {axis: value for axis, value in DEFAULTS.items() if axis != "head_dim" or "embed_dim" not in chosen}
-    axes = usual | chosen | ({} if mask is None else {"mask": mask})
-    point = sweep.make(axes | {"seq_len": num_words, "scope": "module", "direction": "inference", "seed": seed})
+    point = sweep.make(
+        usual | chosen | {"seq_len": num_words, "scope": "module", "direction": "inference", "seed": seed}
+    )
     if point.num_heads > MOST_HEADS or max(point.head_dim, point.value_dim, point.embed_dim) > LARGEST_WIDTH:
         limits = f"at most {MOST_HEADS} heads and widths of at most {LARGEST_WIDTH}"
         raise ValueError(f"{point.num_heads} heads of width {point.head_dim} are too many to look at: choose {limits}")
@@ -182,12 +156,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
         workload=point,
         inputs=given,
         steps={name: made[name].numpy() for name in LETTERS},
-        mask=_mask_effect(point, made["scores"], mask),
-        scaling={
-            "query @ key / sqrt(K)": softness(made["scores"]),
-            "query @ key": softness(made["scores"] / point.score_scale),
-            f"query @ key / sqrt(K), times {FACTOR}": softness(made["scores"] * FACTOR),
-        },
+        seen=None if type(point.mask_rule) is Mask else mask.seen[0, 0].numpy(),
     )
 
 
@@ -208,61 +177,3 @@ def descriptions(point: Workload) -> dict[str, str]:
         "context": "For each query, the mean of the values by its weights.",
         "output": "The heads side by side, times the output weights, plus a bias: a vector for each word again.",
     }
-
-
-def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskEffect:
-    """The effect of the workload's mask, or of the causal mask if it has none."""
-    rule = point.mask_rule
-    is_chosen = type(rule) is not Mask
-    shown = rule if is_chosen else Causal()
-    seen = mask.seen_under(shown)  # (B,1,T,S)
-    masked = steps.masked_scores(scores, mask) if is_chosen else steps.hide(scores, seen)
-    return MaskEffect(
-        mask=str(shown),
-        summary=shown.summary,
-        is_chosen=is_chosen,
-        seen=seen[0, 0].numpy(),
-        without=steps.weights(scores, mask)[0].numpy(),
-        under=steps.weights(masked, mask)[0].numpy(),
-    )
-
-
-def softness(scores: Tensor) -> tuple[float, float]:
-    """The largest weight and the entropy in bits of the softmax over the last axis of scores (..., S).
-
-    Both are means over all queries. The entropy is log2(S) for equal weights, and 0 if one key has all weight.
-    """
-    weights = scores.softmax(dim=-1)
-    entropy = torch.special.entr(weights).sum(dim=-1) / math.log(2)
-    return float(weights.amax(dim=-1).mean()), float(entropy.mean())
-
-
-def examples() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Examples of scores and their softmax: a few numbers, the same times 100, and three scores of which one grows."""
-    given = {
-        "a vector": EXAMPLE_SCORES,
-        f"the same times {FACTOR}": tuple(FACTOR * score for score in EXAMPLE_SCORES),
-        "three scores": (20.0, 21.5, 22.0),
-        "one of them larger by 4": (20.0, 21.5, 26.0),
-    }
-    return {
-        name: (scores, tuple(torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()))
-        for name, scores in given.items()
-    }
-
-
-def growth(seed: int) -> tuple[Numbers, Numbers]:
-    """The largest weight of a random query over 16 random keys, against K: with division by sqrt(K), and without.
-
-    Each is (len(WIDTHS), 3): lower quartile, median, upper quartile.
-    """
-    draws = torch.Generator().manual_seed(seed)
-    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    with_scale, without = [], []
-    for width in WIDTHS:
-        query = torch.randn(NUM_DRAWS, 1, width, generator=draws, dtype=torch.float64)
-        key = torch.randn(NUM_DRAWS, NUM_KEYS, width, generator=draws, dtype=torch.float64)
-        scores = (query @ key.transpose(-2, -1))[:, 0]  # (draws, S)
-        with_scale.append((scores / math.sqrt(width)).softmax(dim=-1).amax(dim=-1).quantile(quarters))
-        without.append(scores.softmax(dim=-1).amax(dim=-1).quantile(quarters))
-    return torch.stack(with_scale).numpy(), torch.stack(without).numpy()

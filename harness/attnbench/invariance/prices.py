@@ -6,6 +6,7 @@ import torch
 
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
+from attnbench.devices import device
 from attnbench.invariance.laws import Subject
 from attnbench.invariance.records import Price
 from attnbench.statistics.intervals import median_estimate
@@ -19,7 +20,7 @@ DECODED = 8
 
 def prices(subject: Subject, baseline: Implementation, budget_s: float) -> Iterator[Price]:
     """The price of each phase that both implementations support."""
-    length = subject.shape.kv_len
+    length, here = subject.shape.kv_len, device(subject.shape.device)
     phases = {
         "prefill": subject.at(seq_len=length, kv_len=length, mask="causal"),
         "decode": subject.at(batch_size=DECODED, seq_len=1, kv_len=length, mask="none"),
@@ -29,7 +30,13 @@ def prices(subject: Subject, baseline: Implementation, budget_s: float) -> Itera
             continue
         calls = {"it": _call(subject.implementation, workload), "baseline": _call(baseline, workload)}
         with torch.no_grad():
-            compared = FunctionComparison(calls, "baseline", seed=subject.seed)
+            compared = FunctionComparison(
+                calls,
+                "baseline",
+                clock=here.clock,
+                seed=subject.seed,
+                gauge_work=here.interference_probe(torch.get_num_threads()),
+            )
             compared.run(budget_s / len(phases))
         judged = compared.judgements["it"]
         seconds = median_estimate(compared.samples[Arm(implementation="it")]).point

@@ -24,6 +24,11 @@ def has_caching_allocator(workload: Workload) -> bool:
     return device(workload.device).has_caching_allocator
 
 
+def computes_in_place(workload: Workload) -> bool:
+    """Whether a call's time is that of its work: over ranks of another device, inputs and output pass by the host."""
+    return workload.world_size == 1 or device(workload.device).is_host
+
+
 def left_out(case: Case) -> str:
     """A note on device memory that the peak leaves out, if it matters."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
@@ -34,7 +39,9 @@ def left_out(case: Case) -> str:
 
 METRIC = {
     # Sampled in randomised interleaved blocks (timing/blocks.py).
-    "latency": Metric(unit="s", summary="time of one call, from interleaved blocks", measure=None),
+    "latency": Metric(
+        unit="s", summary="time of one call, from interleaved blocks", measure=None, fits=computes_in_place
+    ),
     # The sum of all allocations of one call. If it is far above the peak, memory is allocated and freed repeatedly.
     "allocated_memory": Metric(
         unit="bytes",

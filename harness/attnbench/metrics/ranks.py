@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnbench.devices import device
 from attnbench.metrics import Metric
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 def has_ranks(workload: Workload) -> bool:
     """Whether several ranks compute a call."""
     return workload.world_size > 1
+
+
+def waits_visibly(workload: Workload) -> bool:
+    """Whether the waiting time of ranks is known: on a device with queues, a wait returns at once."""
+    return has_ranks(workload) and device(workload.device).is_host
 
 
 def passes(case: Case) -> list[list[Report]]:
@@ -61,6 +67,6 @@ METRIC = {
         fits=has_ranks,
     ),
     "straggling": Metric(
-        unit="s", summary="by how much longer the busiest rank computes", measure=straggling, fits=has_ranks
+        unit="s", summary="by how much longer the busiest rank computes", measure=straggling, fits=waits_visibly
     ),
 }

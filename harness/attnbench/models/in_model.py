@@ -318,12 +318,12 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
     Raises:
         ValueError: no model class is known for the configuration, or not even one layer fits.
     """
-    import psutil
+    from attnbench.devices import containers
 
     kind = _class_of(config)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     everything = _num_layers(text)
-    free = psutil.virtual_memory().available
+    free = containers.available_bytes()
     number = min(spec.num_layers or everything, everything)
     while True:
         reduced = _reduced(config, number)

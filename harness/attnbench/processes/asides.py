@@ -11,7 +11,7 @@ from attnbench.invariance.records import Certificate
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed, StepTime
 from attnbench.plugins import name_of
 from attnbench.processes import messages
-from attnbench.processes.worker_client import Template, WorkerProcess
+from attnbench.processes.worker_client import Template, WorkerProcess, worker_template
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
@@ -31,7 +31,9 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
     with ExitStack() as exits:
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
-            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
+            template = exits.enter_context(
+                closing(worker_template(folder / "worker.log", {messages.PRELOADED: preloaded}))
+            )
         yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 

@@ -399,6 +399,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     ends: bool = False
 
 
+FILES = "ATTNBENCH_FILES"
+"""Environment variable of workers: the folder of files for tensors, where files without names are missing."""
+
+
 class Heartbeat:
     """Eight bytes of shared memory with the arm that a worker is trying; the worker writes, the coordinator reads.
 

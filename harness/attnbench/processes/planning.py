@@ -16,7 +16,6 @@ from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
 from attnbench.workloads import flashinfer_trace, huggingface, models, policy
 from attnbench.workloads import sweep as sweeps
-from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
@@ -101,12 +100,11 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
     stands_alone = is_traced or (bool(model or parsed) and is_exact)
     mixes: tuple[Mix, ...] = ()
-    traced: dict[str, tuple[Line, ...]] = {}
     source = huggingface.load(model) if model else None
     if source is not None:
         workloads, mixes = models.mixes(source, phase, {"device": [present[-1]]} | parsed)
     elif is_traced:
-        workloads, mixes, traced = flashinfer_trace.load(file, {"device": [present[-1]]} | parsed)
+        workloads, mixes = flashinfer_trace.load(file, {"device": [present[-1]]} | parsed)
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
@@ -161,7 +159,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
         alone=alone,
         model="" if source is None else source.name,
         mixes=mixes,
-        traced=traced,
         left_out=left_out,
         rejects=tuple(rejects),
     )

@@ -7,6 +7,7 @@ earlier call become visible, and the candidate draws from the judge's generators
 """
 
 import os
+import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +23,10 @@ from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
 from attnbench.checking.case import GIVEN, pull_back, set_dropout
-from attnbench.checking.reference import canonical_gradients, require_plain
+from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import Backward, Call, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import FILES, Backward, Call, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
 
 Ask = Callable[[Call | Backward], object]
@@ -61,8 +62,14 @@ class Exchange:
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
-        self._file = os.open(path, os.O_RDWR) if path else os.memfd_create("attnbench-tensors")
-        self.path = path or f"/proc/{os.getpid()}/fd/{self._file}"
+        if path:
+            self._file, self.path = os.open(path, os.O_RDWR), path
+        elif folder := os.environ.get(FILES):
+            self._file, self.path = tempfile.mkstemp(dir=folder)
+            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+        else:
+            self._file = os.memfd_create("attnbench-tensors")
+            self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         weakref.finalize(self, os.close, self._file)
 
     def is_at(self, path: str) -> bool:
@@ -392,6 +399,8 @@ class Candidates:
             else:
                 output = module(tensors["x"], tensors.get("context"), mask=mask)
         require_plain("output", output)
+        if output.device != (place := next(iter(inputs)).device):
+            raise FormError(f"the output is on {output.device}, and its inputs are on {place}")
         changed = self._changed(tensors, request.tensors, exchange)
         leaves = {name: tensors[name] for name in request.needs if name in tensors}
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once

@@ -448,7 +448,8 @@ class Visits:
         self.session = session
         self.state, self.plan = session.state, session.plan
         self.workloads = {workload.id: workload for workload in self.plan.workloads}
-        alive = [each.id for each in self.plan.asked if self.state.live(each.id, session.specs)]
+        fits = plugins.plugs("attnbench.metrics", "METRIC")[LATENCY].fits
+        alive = [each.id for each in self.plan.asked if fits(each) and self.state.live(each.id, session.specs)]
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 import msgspec
+import psutil
 
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
@@ -30,6 +32,8 @@ ENDING_S = 1.0
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
+"""Environment variable for the way in which workers are started, and its only value."""
 RANKS_SHARE = 0.5
 """Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
 killed."""
@@ -113,6 +117,14 @@ class Template:
         with self.log.open("ab") as log:
             return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
+    def ending(self, worker: int) -> int:
+        """A file that becomes readable when the worker ends; the caller closes it."""
+        return os.pidfd_open(worker)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.settings, "PYTHONPATH": module_path(*self.folders)}
+
     def end(self, worker: int) -> int:
         """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
 
@@ -154,7 +166,7 @@ class Template:
         with self.log.open("ab") as log, theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
                 [self.python, "-P", "-m", "attnbench.processes.worker", str(theirs.fileno())],
-                env={**os.environ, **self.settings, "PYTHONPATH": module_path(*self.folders)},
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -203,6 +215,75 @@ class Template:
         return result
 
 
+class Spawner(Template):
+    """Starts each worker as a new process, which takes seconds: without forks, nameless files and process handles.
+
+    On macOS Linux's calls for these are missing, and a fork of a process that has used Metal is unusable.
+    """
+
+    def __init__(
+        self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
+    ) -> None:
+        super().__init__(log, settings, python, folders)
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._endings: dict[int, int] = {}
+        self._files: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Do nothing: each worker starts by itself."""
+
+    def fork(self, line: socket.socket, heartbeat: int) -> int:
+        """Start a worker that listens to `line`; return its process id."""
+        ending, theirs = os.pipe()
+        inherited = [line.fileno(), heartbeat, theirs]
+        self._files = self._files or tempfile.TemporaryDirectory(prefix="attnbench-tensors-")
+        with self.log.open("ab") as log:
+            worker = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
+                [self.python, "-P", "-m", "attnbench.processes.worker", *map(str, inherited[:2])],
+                env=self._environment | {messages.FILES: self._files.name},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        os.close(theirs)
+        self._workers[worker.pid], self._endings[worker.pid] = worker, ending
+        return worker.pid
+
+    def ending(self, worker: int) -> int:
+        """The end of a pipe whose other end the worker holds."""
+        return self._endings.pop(worker)
+
+    def end(self, worker: int) -> int:
+        """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before."""
+        strays: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            strays = psutil.Process(worker).children(recursive=True)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker, signal.SIGKILL)
+        for stray in strays:
+            with suppress(psutil.Error):
+                stray.kill()
+        return self._workers.pop(worker).wait()
+
+    def close(self) -> None:
+        """End all workers, and remove their files."""
+        for worker in list(self._workers):
+            self.end(worker)
+        if self._files is not None:
+            self._files.cleanup()
+            self._files = None
+
+
+def worker_template(
+    log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
+) -> Template:
+    """The way in which this system starts workers; ATTNBENCH_WORKERS=spawn selects the one for any system."""
+    spawns = os.environ.get(WORKERS) == SPAWN or not hasattr(os, "pidfd_open")
+    return (Spawner if spawns else Template)(log, settings, python, folders)
+
+
 class WorkerProcess:
     """A process that handles requests, one at a time; each start replaces it."""
 
@@ -239,7 +320,7 @@ class WorkerProcess:
             with theirs:
                 try:
                     self._worker = self.template.fork(theirs, self._heartbeat.file)
-                    self._ending = os.pidfd_open(self._worker)
+                    self._ending = self.template.ending(self._worker)
                 except OSError as error:
                     ours.close()
                     reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
@@ -390,7 +471,7 @@ class ProcessClient(WorkerClient):
         `settings` are additional environment variables, `python` is another interpreter, if any, and `folders` are
         searched for modules first, our own among them. A started `template` has all these already.
         """
-        self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
+        self.template = template or worker_template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
 

@@ -6,6 +6,7 @@ here; with more it runs in each process of a group (group.py), each with its own
 Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
 """
 
+import os
 import weakref
 from typing import Any
 
@@ -34,6 +35,8 @@ def not_over_ranks(workload: Workload) -> str | None:
         return "over several ranks the projections would run in one process: choose scope=attention"
     if workload.num_threads > 1:
         return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
+    if not hasattr(os, "memfd_create"):
+        return "ranks share memory in a way that only Linux has"
     found = device(workload.device).number()
     if found is not None and found < workload.world_size:
         return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"

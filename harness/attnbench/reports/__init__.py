@@ -46,28 +46,23 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One form of presenting results.
+    """One form of presenting results: a text, or a picture, which is None if there is nothing to draw.
 
-    `write` puts its files into an existing folder and returns their paths; `draw`, if set, returns the same pictures
-    without files. Only usual reports are written by default; `attnbench report --format` selects the others.
+    Usual reports are written at the end of every run; `attnbench report --format` selects any.
     """
 
     summary: str
-    write: Callable[[Results, Path], list[Path]]
-    draw: Callable[[Results], list[Picture]] | None = None
-    is_usual: bool = True
+    files: tuple[str, ...]  # in the run's folder; a picture may have several, by suffix
+    text: Callable[[Results], str] | None = None
+    draw: Callable[[Results], Picture | None] | None = None
+    is_usual: bool = False
 
-
-def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Report:
-    """A report that is a single text file; nothing is written if the text is empty."""
-
-    def write(results: Results, folder: Path) -> list[Path]:
-        content, path = text(results), folder / file
-        if not content:
-            return []
-        return [put(path, content)]
-
-    return Report(summary=summary, write=write)
+    def write(self, results: Results, folder: Path) -> list[Path]:
+        """Write the files into an existing folder; return their paths."""
+        if self.text is not None:
+            return [put(folder / self.files[0], self.text(results))]
+        picture = None if self.draw is None else self.draw(results)
+        return [] if picture is None else [picture.save(folder / file) for file in self.files]
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -1,6 +1,7 @@
 """The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
 
-The closing screen, the summary, the page and the API show these shapes and the advice derived from them.
+The closing screen, the summary, the page and the API show these shapes and the advice derived from them. Of two states
+of the code each implementation has shapes of its own, on which the candidate is compared with the base.
 """
 
 import math
@@ -31,6 +32,8 @@ class Cell:
     status: str
     seconds: float | None  # of a call: the baseline's time times the ratio
     ratio: float | None
+    low: float | None = None  # of the ratio
+    high: float | None = None
     peak_bytes: float | None
     reason: str = ""  # why it is undecided
     may_be_faster: bool = False  # undecided, but possibly faster by more than the margin
@@ -58,6 +61,7 @@ class Shape:
     label: str  # the axes that distinguish it from other shapes of the run, in few words
     base: Cell | None  # None: there is no baseline
     others: tuple[Cell, ...]
+    has_sides: bool = False
 
     @property
     def cells(self) -> list[Cell]:
@@ -84,10 +88,14 @@ class Shape:
         return any(each.may_be_faster for each in self.others)
 
     @property
+    def is_notable(self) -> bool:
+        """Whether something is faster than the baseline, or the candidate slower than its base."""
+        return bool(self.faster or (self.has_sides and self.having(Mark.slower)))
+
+    @property
     def length(self) -> str:
-        """The length in a label: "T=512", or "T=1 S=512"."""
-        queries, keys = self.workload.seq_len, self.workload.kv_len
-        return f"T={queries}" if queries == keys else f"T={queries} S={keys}"
+        """The length in a label: "T=512", or "T=1 x 512"."""
+        return f"T={cells.length(self.workload.axes())}"
 
     @property
     def name(self) -> str:
@@ -97,15 +105,16 @@ class Shape:
 
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
-    """All shapes of a run with one state of the code, grouped by label, then by length."""
-    if results.plan.sides is not None:
-        return []
+    """All shapes of a run, grouped by label, then by length."""
+    has_sides = results.plan.sides is not None
     records = {record.key: record for record in results.records}
-    by_workload = grouped(rows(cells.shown(results)), lambda row: str(row["workload"]))
+    by_shape = grouped(
+        rows(cells.shown(results)), lambda row: (str(row["workload"]), str(row["implementation"]) * has_sides)
+    )
     workloads = {each.id: each for each in results.plan.workloads}
-    labels = cells.labels([workloads[name] for name in by_workload])
+    labels = cells.labels([workloads[name] for name in dict.fromkeys(name for name, _ in by_shape)])
     made = []
-    for name, members in by_workload.items():
+    for (name, implementation), members in by_shape.items():
         of_baseline: list[Cell] = []
         others: list[Cell] = []
         for row in members:
@@ -116,9 +125,10 @@ def shapes(results: Results) -> list[Shape]:
         made.append(
             Shape(
                 workload=workloads[name],
-                label=labels[name],
+                label=plain(f"{implementation} {labels[name]}"),
                 base=next(iter(of_baseline), None),
                 others=tuple(sorted(others, key=lambda each: each.ratio or each.seconds or math.inf)),
+                has_sides=has_sides,
             )
         )
     order = {label: place for place, label in enumerate(dict.fromkeys(each.label for each in made))}
@@ -127,11 +137,13 @@ def shapes(results: Results) -> list[Shape]:
 
 def _cell(row: Row, mark: Mark | None) -> Cell:
     return Cell(
-        name=cells.arm(row),
+        name=row["side"] or cells.arm(row),
         mark=mark,
         status=str(row["status"]),
         seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
         ratio=row["ratio"],
+        low=row["ratio_low"],
+        high=row["ratio_high"],
         peak_bytes=row.get("peak_memory_bytes"),
         reason=row["reason"] or "",
         may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),

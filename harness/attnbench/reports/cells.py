@@ -25,10 +25,9 @@ from attnbench.analysis.table import (
     metric_columns,
     rows,
     table,
-    varying,
 )
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Status, Verdict
+from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
 from attnbench.workloads.workload import Workload, following
 
@@ -73,8 +72,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """Format of an axis in a title, in the order of titles."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
-OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDS)
-"""Axes without a format of their own: shown as axis=value."""
+NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))
+"""All axes in the order of titles; those without a format of their own are shown as axis=value."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 LABELLED = ("mask",)
 """Axes that every label names if they vary; others are named only for unusual shapes."""
@@ -146,22 +145,21 @@ def groups(results: Results) -> dict[str, list[Row]]:
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
 
 
-def title(axes: Axes, varying: Collection[str] = (), leave_out: Collection[str] = ()) -> str:
+def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
     """A workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Axes that follow from others, hold their default or are in `leave_out` are omitted. Axes without a format of their
-    own are also shown if they are in `varying`.
+    Axes that follow from others, hold their default or are in `leave_out` are omitted.
     """
-    shown_axes = (axis for axis in (*WORDS, *OTHERS) if axis not in leave_out and _is_shown(axis, axes, varying))
-    return _joined(shown_axes, axes)
+    names = (axis for axis in NAMED if axis not in leave_out and _is_shown(axis, axes))
+    return ", ".join(
+        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
+        for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
+    )
 
 
-@lru_cache(maxsize=1)
 def titles(results: Results) -> dict[str, str]:
     """The title of each workload of a run by id; workloads that differ in more than length have different titles."""
-    axes = {workload.id: workload.axes() for workload in results.plan.workloads}
-    differ = {axis for axis in OTHERS if len({each[axis] for each in axes.values()}) > 1}
-    return {workload: title(each, differ) for workload, each in axes.items()}
+    return {workload.id: title(workload.axes()) for workload in results.plan.workloads}
 
 
 def length(axes: Axes) -> str:
@@ -170,25 +168,23 @@ def length(axes: Axes) -> str:
     return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
-def shared(cells: "pd.DataFrame") -> str:
-    """Describe the axes that all cells share."""
-    first, differ = rows(cells.iloc[:1])[0], varying(cells)
-    return _joined((axis for axis in (*WORDS, *OTHERS) if axis not in differ and _is_shown(axis, first)), first)
+def shared(every: Sequence[Axes]) -> str:
+    """Describe the axes that all of them share."""
+    return title(every[0], leave_out={axis for axis in NAMED if len({each[axis] for each in every}) > 1})
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
     """Short labels by workload id: the axes that distinguish it from the others, lengths excluded."""
     axes = {each.id: each.axes() for each in workloads}
     usual = usual_values(workloads)
-    differing = [axis for axis in WORDS if axis in usual and len({each[axis] for each in axes.values()}) > 1]
-    differing += [axis for axis in GROUP_AXES if axis not in WORDS and len({e[axis] for e in axes.values()}) > 1]
+    differing = [axis for axis in NAMED if axis in usual and len({each[axis] for each in axes.values()}) > 1]
     first = ["dtype", *LABELLED]
     ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
     return {
         name: " ".join(
             SHORT.get(axis, {}).get(str(each[axis])) or word(axis, each)
             for axis in ordered
-            if axis in LABELLED or axis in OTHERS or each[axis] != usual[axis]
+            if axis in LABELLED or each[axis] != usual[axis]
         )
         for name, each in axes.items()
     }
@@ -209,13 +205,13 @@ def names(results: Results) -> dict[str, str]:
 def _mask(mask: str) -> str:
     """A mask in words; of a long list of numbers only the first two, with a count."""
     long = rf"(\w+\(\d+,\d+),[\d,]{{{LONG_LIST},}}\)"
-    said = re.sub(long, lambda found: f"{found[1]},... {found[0].count(',') + 1} in all)", mask)
-    return "no mask" if mask == "none" else said.replace("_", " ")
+    short = re.sub(long, lambda found: f"{found[1]},... {found[0].count(',') + 1} in all)", mask)
+    return "no mask" if mask == "none" else short.replace("_", " ")
 
 
 def base(plan: Plan) -> str:
     """Name the baseline of a run."""
-    return plain(plan.baseline) if plan.sides is None else "the base"
+    return plain(plan.baseline) if plan.sides is None else BASE
 
 
 def word(axis: str, axes: Axes) -> str:
@@ -226,18 +222,8 @@ def word(axis: str, axes: Axes) -> str:
     return f"{axis}={f'{value:g}' if isinstance(value, float) else value}"
 
 
-def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
-    if axis in ALWAYS or (axis in OTHERS and axis in varying):
-        return True
-    return bool(axes[axis] != (DEFAULTS | following(axes))[axis])
-
-
-def _joined(names: Iterable[str], axes: Axes) -> str:
-    """Join the words of some axes, with only a space between sizes."""
-    return ", ".join(
-        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
-        for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
-    )
+def _is_shown(axis: str, axes: Axes) -> bool:
+    return axis in ALWAYS or bool(axes[axis] != (DEFAULTS | following(axes))[axis])
 
 
 def arm(row: Row) -> str:

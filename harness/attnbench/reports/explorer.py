@@ -12,8 +12,7 @@ from typing import Any
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, arm_of, rows
 from attnbench.reports import cells, style
-from attnbench.storage.records import LATENCY
-from attnbench.units import MISSING, show
+from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
 LIBRARY = Path(__file__).with_name("vega.js")
@@ -35,29 +34,21 @@ SORTED_BY = {
     "length": "kv_len",
 }
 """Column of the table of cells that sorts a displayed column; other columns are sorted by their text."""
-MOST_SAMPLES, MANY_CELLS = 12, 2000
 DIGITS = 5
 
 
-def data(runs: Sequence[Results]) -> str:
-    """All cells of the runs as JSON that is safe inside a script element.
+def data(results: Results) -> str:
+    """All cells of a run as JSON that is safe inside a script element.
 
     `rows` have a text and a sort key for each of `columns`, the values of the varying `axes`, and numbers.
     """
-    columns = cells.columns(runs[0])
-    shown = [row for results in runs for row in rows(cells.shown(results))]
+    columns, shown = cells.columns(results), rows(cells.shown(results))
     axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
-    panels = {workload: text for results in runs for workload, text in cells.names(results).items()}
+    panels = cells.names(results)
     headings = ["workload", *(column.heading for column in columns)]
-    found = [
-        _row(row, number, columns, axes, samples) | {"panel": panels[row["workload"]]}
-        for number, results in enumerate(runs)
-        for samples in [_samples(results) if len(shown) <= MANY_CELLS else {}]
-        for row in rows(cells.shown(results))
-    ]
+    found = [_row(row, columns, axes) | {"panel": panels[row["workload"]]} for row in shown]
     names = _by_ratio(shown)
     made = {
-        "runs": [results.run for results in runs],
         "axes": {axis: sorted({row[axis] for row in shown}, key=_sortable) for axis in axes},
         "implementations": names,
         "colours": {
@@ -81,9 +72,7 @@ def library() -> str:
     return LIBRARY.read_text(encoding="utf-8")
 
 
-def _row(
-    row: Row, run: int, columns: Sequence[cells.Column], axes: Sequence[str], samples: dict[tuple[str, str, str], str]
-) -> dict[str, Any]:
+def _row(row: Row, columns: Sequence[cells.Column], axes: Sequence[str]) -> dict[str, Any]:
     texts = [row["title"], *(column.text(row) for column in columns)]
     keys = [row["title"], *(_key(column, row) for column in columns)]
     verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
@@ -91,7 +80,6 @@ def _row(
     verdict = "equal" if verdict == "equivalent" else verdict
     is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
     return {
-        "run": run,
         "implementation": str(arm_of(row)),
         "status": row["status"],
         "verdict": verdict,
@@ -101,10 +89,7 @@ def _row(
         "axes": {axis: row[axis] for axis in axes},
         "text": texts,
         "keys": keys,
-        "shown": {
-            "memory": show(row.get("peak_memory_bytes"), "bytes") if row.get("peak_memory_bytes") else MISSING,
-            "samples": samples.get((row["workload"], row["implementation"], row["side"] or ""), MISSING),
-        },
+        "shown": show(row.get("peak_memory_bytes"), "bytes"),
         **{name: _number(row.get(column)) for name, column in METRICS.items()},
         **{f"time_{end}": _number(row[f"latency_{end}_s"]) for end in ("low", "high")},
         **{f"ratio_{end}": _number(row[f"ratio_{end}"]) for end in ("low", "high")},
@@ -134,17 +119,3 @@ def _by_ratio(shown: Sequence[Row]) -> list[str]:
         if row["ratio"] is not None:
             own.append(row["ratio"])
     return sorted(ratios, key=lambda name: (not ratios[name], sum(ratios[name]) / max(len(ratios[name]), 1), name))
-
-
-def _samples(results: Results) -> dict[tuple[str, str, str], str]:
-    """A few raw times of each cell, spread over its visits."""
-    found = {}
-    for record in results.records:
-        latency = record.measurement(LATENCY)
-        values = [sample.value for sample in latency.samples] if latency is not None else []
-        if values:
-            few = values[:: max(1, -(-len(values) // MOST_SAMPLES))]
-            text = ", ".join(show(value, "s") for value in few)
-            more = f" ({len(few)} of {len(values)})" if len(few) < len(values) else ""
-            found[record.workload.id, record.arm.implementation, record.arm.side] = text + more
-    return found

@@ -1,19 +1,18 @@
-"""Growth of memory, for people: sentences, tables, JSON, and pictures of the curves."""
+"""Growth of memory, for people: sentences, JSON, and a picture of the curves."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from attnbench.analysis.growth import Fit, Growth
-from attnbench.analysis.results import Results
-from attnbench.analysis.table import MetricColumn, metric_columns, rows
+from attnbench.analysis.table import rows
 from attnbench.reports import Picture, cells, grouped
 from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
 from attnbench.storage.records import Arm
-from attnbench.units import MISSING, escaped, markdown_table, plain, show
+from attnbench.units import plain, show
 from attnbench.workloads.workload import DIRECTIONS
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
@@ -62,41 +61,7 @@ def answered_for(growths: Sequence[Growth]) -> str:
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """Implementations by the title of their panel."""
-    return grouped(growths, lambda growth: f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip())
-
-
-def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str]) -> str:
-    """Format the page: the question, the sentences, metrics at the longest length, and the pictures."""
-    parts = ["# Memory against length", "\n".join(_asked(growths, results))]
-    for title, members in by_panel(growths).items():
-        parts += [f"## {escaped(title)}", "\n".join(f"- {escaped(sentence(growth))}." for growth in members)]
-        parts.append(markdown_table(_metrics(members, metric_columns(results))))
-    parts.append("\n".join(f"![{name}]({name}.png)" for name in pictures))
-    return "\n\n".join(parts).rstrip() + "\n"
-
-
-def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
-    environment = next((record.environment for record in results.records if record.environment is not None), None)
-    where = "" if environment is None else f" on {escaped(environment.cpu)}, torch {environment.versions.get('torch')}"
-    limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
-    ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
-    at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
-    yield f"Written by `attnbench growth`{where}{at}. {answered_for(growths)}"
-    yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
-    yield "exponent says how well a line fits."
-
-
-def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
-    """Every metric of each implementation at its longest length; empty columns are left out."""
-    texts = [
-        {"implementation": cells.arm(row), "length": cells.length(row)}
-        | {metric.heading: cells.metric(row, metric) for metric in metrics}
-        for growth in members
-        for row in rows(growth.panel.cells)
-        if row["implementation"] == growth.implementation and row[growth.panel.axis] == growth.points[-1][0]
-    ]
-    shown = [column for column in texts[0] if any(text[column] != MISSING for text in texts)]
-    return [{column: text[column] for column in shown} for text in texts]
+    return grouped(growths, lambda growth: f"{cells.shared(rows(growth.panel.cells))} {growth.panel.other}".rstrip())
 
 
 def facts(growth: Growth) -> dict[str, object]:
@@ -122,12 +87,10 @@ def facts(growth: Growth) -> dict[str, object]:
     }
 
 
-def curves(growths: Sequence[Growth]) -> list[Picture]:
+def curves(growths: Sequence[Growth]) -> Picture:
     """Draw measurements, fitted curve and limit, for each panel."""
-    return [
-        plot([_panel(title, members)], title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
-        for title, members in by_panel(growths).items()
-    ]
+    drawn = [_panel(title, members) for title, members in by_panel(growths).items()]
+    return plot(drawn, title=CURVES, y_label="peak memory", unit="bytes", note=NOTE)
 
 
 def _panel(title: str, members: Sequence[Growth]) -> Panel:
@@ -137,10 +100,10 @@ def _panel(title: str, members: Sequence[Growth]) -> Panel:
 
     def draw_limit(axes: Axes) -> None:
         if limit:
-            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
+            axes.axhline(limit, color="#AA3377", linewidth=1.2, zorder=1)
 
     return Panel(
-        title=title,
+        title=f"{title}, limit {show(limit, 'bytes')}" if limit else title,
         lines=lines,
         x_label=X_LABELS[members[0].panel.axis],
         ticks={length: number(length) for length in sorted(lengths)},

@@ -1,4 +1,4 @@
-"""Series over stored runs, for people: a table for each workload, as Markdown and as CSV, and pictures."""
+"""Series over stored runs, for people: a table for each workload, as Markdown and a picture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -55,26 +55,21 @@ def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
     }
 
 
-def pictures(series: Sequence[Series]) -> list[Picture]:
-    """Draw the first workloads of each machine, with runs from left to right and a ring around each change."""
-    return [_picture(members) for members in grouped(series, machine_of).values()]
-
-
-def _picture(series: Sequence[Series]) -> Picture:
+def picture(series: Sequence[Series]) -> Picture:
+    """Draw the first workloads, with runs from left to right and a ring around each change."""
     first = series[0]
     name = NAMES.get(first.metric, first.metric.replace("_", " "))
-    panels = [_panel(members) for members in grouped(series, lambda each: each.cell["workload"]).values()]
-    title = f"{name[0].upper()}{name[1:]}, run by run"
-    return plot(panels, title=title, subtitle=machine_of(first), y_label=name, unit=first.unit, note=NOTE)
+    panels = [_panel(title, members) for title, members in headings(series).items()]
+    return plot(panels, title=f"{name[0].upper()}{name[1:]}, run by run", y_label=name, unit=first.unit, note=NOTE)
 
 
-def _panel(members: Sequence[Series]) -> Panel:
+def _panel(title: str, members: Sequence[Series]) -> Panel:
     points = [point for each in members for point in each.points]
     runs = sorted(grouped(points, lambda point: (point["time"], point["run"])).items())
     place = {run: number for number, ((_, run), _) in enumerate(runs)}
     ticks = {round(step * (len(runs) - 1) / (MOST_TICKS - 1)) for step in range(MOST_TICKS)}
     return Panel(
-        title=_where(members[0]),
+        title=title,
         lines=[_line(each, place) for each in members],
         x_label="commit and day of the run",
         ticks={tick: _label(runs[tick][1]) for tick in sorted(ticks)},

@@ -1,16 +1,15 @@
 """Plots of time and memory against length."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, workload_of
-from attnbench.reports import Picture, cells, grouped, plot, style
+from attnbench.reports import Picture, Report, cells, grouped, plot, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.units import plain
 from attnbench.workloads.workload import DTYPE_BYTES
@@ -20,19 +19,20 @@ FEWEST_LENGTHS, ENOUGH_LENGTHS = 3, 5
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
-def latencies(results: Results, fewest_lengths: int = 1) -> list[Picture]:
-    """Plot the time of a call against length; empty if no panel has times at `fewest_lengths`."""
+def latencies(results: Results, fewest_lengths: int = 1) -> Picture | None:
+    """Plot the time of a call against length; None if no panel has times at `fewest_lengths`."""
     title = "Time per call against length (median; lower is faster)"
     return _draw(results, _time, (title, "time per call", "s"), fewest_lengths)
 
 
-def memory(results: Results) -> list[Picture]:
+def memory(results: Results) -> Picture | None:
     """Draw the peak memory of a call against length, with the sizes of score matrix and output."""
     title = "Peak memory of one call above its inputs, against length"
     return _draw(results, _bytes, (title, "peak memory", "bytes"))
 
 
-def usual(results: Results) -> list[Picture]:
+@lru_cache(maxsize=1)
+def usual(results: Results) -> Picture | None:
     """The picture of a page: time against length, if some panel has enough lengths."""
     return latencies(results, ENOUGH_LENGTHS)
 
@@ -41,7 +41,7 @@ def _time(x: int, row: Row) -> plot.Point | None:
     if row["latency_s"] is None:
         return None
     low, high = row["latency_low_s"], row["latency_high_s"]
-    return plot.Point(x=x, y=row["latency_s"], low=low, high=high, kind="hollow" if low is None else "")
+    return plot.Point(x=x, y=row["latency_s"], low=low, high=high, is_hollow=low is None)
 
 
 def _bytes(x: int, row: Row) -> plot.Point | None:
@@ -54,10 +54,10 @@ def _draw(
     point: Callable[[int, Row], plot.Point | None],
     texts: tuple[str, str, str],
     fewest_lengths: int = 1,
-) -> list[Picture]:
+) -> Picture | None:
     title, y_label, unit = texts
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
-    drawn, seen, absent, exponents = list[plot.Panel](), list[pd.DataFrame](), list[Row](), list[str]()
+    drawn, seen, absent, exponents = list[plot.Panel](), list[Row](), list[Row](), list[str]()
     for panel, name in zip(chosen, titles(chosen), strict=True):
         lines = []
         for arm, members in panel.lines.items():
@@ -67,7 +67,7 @@ def _draw(
                 lines.append(plot.Line(arm=arm, points=values, label=_growth(panel.letter, values)))
         if not lines:
             continue
-        seen.append(panel.cells)
+        seen += rows(panel.cells)
         exponents += [f"~{panel.letter}^x: growth with length, a least-squares slope."] * any(
             line.label for line in lines
         )
@@ -81,13 +81,18 @@ def _draw(
             )
         )
     if not drawn:
-        return []
-    is_hollow = any(value.kind for panel in drawn for line in panel.lines for value in line.points)
-    notes = [_absences(absent), "Hollow: too few visits for an interval." * is_hollow, *exponents[:1]]
-    subtitle = cells.shared(pd.concat(seen))
+        return None
+    is_hollow = any(value.is_hollow for panel in drawn for line in panel.lines for value in line.points)
+    theory = "Grey lines: two score matrices (B H T S, dashed), one (dash-dotted), the output (B H T V, dotted)."
+    notes = [
+        theory * (unit == "bytes"),
+        _absences(absent),
+        "Hollow: too few visits for an interval." * is_hollow,
+        *exponents[:1],
+    ]
     note = " ".join(filter(None, notes))
     base = style.label(cells.base(results.plan))
-    return [plot.plot(drawn, title=title, subtitle=subtitle, y_label=y_label, unit=unit, note=note, base=base)]
+    return plot.plot(drawn, title=title, subtitle=cells.shared(seen), y_label=y_label, unit=unit, note=note, base=base)
 
 
 def titles(shown: Sequence[Panel]) -> list[str]:
@@ -124,13 +129,17 @@ def _draw_theory(panel: Panel, axes: Axes) -> None:
     keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, cell["kv_len"])
     heads = cell["batch_size"] * cell["num_heads"] * DTYPE_BYTES[cell["dtype"]]
     faint: dict[str, Any] = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
-    axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
-    axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
-    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", label="output (B H T V), linear", **faint)
+    axes.plot(x, 2 * heads * queries * keys, linestyle="--", **faint)
+    axes.plot(x, heads * queries * keys, linestyle="-.", **faint)
+    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", **faint)
     axes.set_xlim(low, high)
 
 
 REPORT = {
-    "latency_plot": style.report("latency_plot", "time against length with intervals, as SVG and PNG", latencies),
-    "memory_plot": style.report("memory_plot", "peak memory against length with theory, as SVG and PNG", memory),
+    "latency_plot": Report(
+        summary="time against length with intervals", files=("latency_plot.svg", "latency_plot.png"), draw=latencies
+    ),
+    "memory_plot": Report(
+        summary="peak memory against length with theory", files=("memory_plot.svg", "memory_plot.png"), draw=memory
+    ),
 }

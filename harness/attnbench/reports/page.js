@@ -126,44 +126,41 @@ function spec(rows, ink, soft) {
   const panels = [...new Set(rows.map((row) => row.panel))];
   const few = new Set(panels.slice(0, MOST_PANELS));
   const points = rows.filter((row) => few.has(row.panel) && row[state.metric] > 0).map((row) => ({
-    implementation: row.implementation, run: data.runs[row.run], panel: row.panel, length: row.length, group: row.title,
+    implementation: row.implementation, panel: row.panel, length: row.length, group: row.title,
     verdict: row.verdict || row.status, value: row[state.metric],
     low: row[metric.low] ?? row[state.metric], high: row[metric.high] ?? row[state.metric],
-    time: row.text[data.places.time], ratio: row.text[data.places.ratio], memory: row.shown.memory, samples: row.shown.samples,
+    time: row.text[data.places.time], ratio: row.text[data.places.ratio], memory: row.shown,
   }));
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
   const order = data.implementations;
-  const tooltip = ["implementation", ...(data.runs.length > 1 ? ["run"] : []), "group", "length", "verdict", "time", "ratio", "memory", "samples"].map((field) => ({ field, type: "nominal" }));
+  const tooltip = ["implementation", "group", "length", "verdict", "time", "ratio", "memory"].map((field) => ({ field, type: "nominal" }));
   const verdicts = { domain: ["faster", "equal", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", soft, "#dd6b20", soft, ink, soft] };
   const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0", "circle", "circle"] }; // undecided: a ring
   const width = Math.max(160, $("chart").clientWidth - 40);
   const top = { orient: "top", columns: width < 600 ? 3 : 6 };
-  const color = data.runs.length > 1
-    ? { field: "run", type: "nominal", title: null, legend: { orient: "top", labelLimit: 400 } }
-    : state.view === "lines"
-      ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[scheme][name]) } }
-      : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: top };
+  const color = state.view === "lines"
+    ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[scheme][name]) } }
+    : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: top };
   const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150 } };
   const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };
   if (state.view === "lines") {
     const y = { ...x };
     return { config, width: width - 230, height: 380, data: { values: points }, layer: [
       { params: [{ name: "zoom", select: "interval", bind: "scales" }], mark: { type: "line", opacity: 0.7 },
-        encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: [{ field: "group" }, { field: "run" }] } },
+        encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: { field: "group" } } },
       { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip } },
     ] };
   }
   const columns = Math.max(1, Math.min(3, Math.floor(width / 300)));
   const y = { field: "implementation", type: "nominal", sort: order, title: null };
-  const shape = data.runs.length > 1 ? {} : { shape: { field: "verdict", type: "nominal", title: null, scale: shapes, legend: top } };
-  const offset = data.runs.length > 1 ? { yOffset: { field: "run", type: "nominal" } } : {};
+  const shape = { field: "verdict", type: "nominal", title: null, scale: shapes, legend: top };
   const layers = [
-    { mark: { type: "rule", strokeWidth: 2 }, encoding: { x: { ...x, field: "low" }, x2: { field: "high" }, y, color, ...offset } },
-    { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, ...shape, ...offset } },
+    { mark: { type: "rule", strokeWidth: 2 }, encoding: { x: { ...x, field: "low" }, x2: { field: "high" }, y, color } },
+    { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, shape } },
   ];
   if (state.metric === "ratio") layers.unshift({ mark: { type: "rule", color: soft }, encoding: { x: { datum: 1 } } });
   return { config, data: { values: points }, columns, facet: { field: "panel", type: "nominal", sort: panels },
-    spec: { width: Math.max(120, Math.floor((width - 190) / columns) - 24), height: { step: data.runs.length > 1 ? 26 : 17 }, layer: layers } };
+    spec: { width: Math.max(120, Math.floor((width - 190) / columns) - 24), height: { step: 17 }, layer: layers } };
 }
 let drawing = 0;
 async function chart(rows) {

@@ -26,13 +26,6 @@ WIDE = 5.0
 MANY_TICKS, TITLE_LEN, EDGE = 7, 48, 1.2
 LEAST_WIDTH = 7.2
 """Inches for the title and the legend next to it."""
-MARKERS: Mapping[str, Callable[[style.Look], dict[str, Any]]] = {
-    "": lambda look: {"mfc": look.colour, "mec": "white", "mew": 0.6, "ms": look.size},
-    "hollow": lambda look: {"mfc": "white", "mec": look.colour, "mew": 1.3, "ms": look.size},
-    "apart": lambda look: {"mfc": "white", "mec": look.colour, "mew": 1.6, "ms": look.size + 2},
-    "cross": lambda look: {"marker": "x", "mec": look.colour, "mew": 2.2, "ms": 9},
-}
-"""Kinds of points; the last two are not joined to others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +36,7 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    kind: str = ""
+    is_hollow: bool = False
     is_ringed: bool = False
 
 
@@ -55,11 +48,6 @@ class Line:
     points: Sequence[Point]
     label: str = ""
     curve: Sequence[tuple[float, float]] = ()
-
-    @property
-    def joined(self) -> list[Point]:
-        """The points on the line."""
-        return [point for point in self.points if point.kind in {"", "hollow"}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +140,7 @@ def _draw_panel(axes: Axes, panel: Panel, named: Sequence[Arm]) -> None:
 
 
 def _draw_line(axes: Axes, line: Line, *, is_named: bool) -> None:
-    x, y = [point.x for point in line.joined], [point.y for point in line.joined]
+    x, y = [point.x for point in line.points], [point.y for point in line.points]
     if not is_named:
         axes.plot(x, y, color=GREY, linewidth=1.2, marker=".", zorder=1.8)
         return
@@ -167,7 +155,8 @@ def _draw_line(axes: Axes, line: Line, *, is_named: bool) -> None:
         bar: dict[str, Any] = {"ecolor": look.colour, "elinewidth": 1.1, "capsize": 2.2, "zorder": order + 1}
         if any(ends):
             axes.errorbar([point.x], [point.y], yerr=[ends[:1], ends[1:]], fmt="none", **bar)
-        marker = {"marker": look.marker, **MARKERS[point.kind](look)}
+        face, edge, edge_width = ("white", look.colour, 1.3) if point.is_hollow else (look.colour, "white", 0.6)
+        marker: dict[str, Any] = {"marker": look.marker, "mfc": face, "mec": edge, "mew": edge_width, "ms": look.size}
         axes.plot([point.x], [point.y], linestyle="", zorder=order + 2, **marker)
         if point.is_ringed:
             axes.plot([point.x], [point.y], "o", ms=13, mfc="none", mec=style.INK, mew=1.4, zorder=order + 2)

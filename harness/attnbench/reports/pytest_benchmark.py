@@ -9,7 +9,9 @@ from typing import Any
 
 from pytest_benchmark.stats import Stats
 
+from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
+from attnbench.reports import Report
 from attnbench.storage.records import LATENCY, Record
 from attnbench.units import plain
 
@@ -69,3 +71,12 @@ def _benchmark(record: Record, results: Results) -> dict[str, Any]:
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }
+
+
+REPORT = {
+    "pytest-benchmark": Report(
+        summary="for `pytest-benchmark compare`, and for github-action-benchmark as its tool pytest",
+        files=("benchmark.json",),
+        text=lambda results: as_json(document(results)),
+    )
+}

@@ -32,13 +32,14 @@ class Line:
 
 
 def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> list[Line]:
-    """The closing screen of a run with one state of the code."""
+    """The closing screen of a run; that of two states of the code has its answer in the command's last line."""
     found = shapes(results)
     head = [Line(text=line, style="bold") for line in textwrap.wrap(story.verdict(results), width)[:2]]
     head += [Line(text=line) for text in story.machine(results) for line in textwrap.wrap(text, width)]
     head += [Line(text=line) for line in textwrap.wrap(story.hosts(results), width)]
     head += _troubles(results, width) + _findings(results, width)
-    tail = [Line(text=line, style="bold") for line in textwrap.wrap(" ".join(story.answer(results)), width)]
+    answer = "" if results.plan.sides is not None else " ".join(story.answer(results))
+    tail = [Line(text=line, style="bold") for line in textwrap.wrap(answer, width)]
     tail = tail[: max(2, height // 4)]
     tail += _memory(found, width)
     tail += [Line(text=line) for line in left_over(results, width)]
@@ -94,9 +95,9 @@ class Fold:
         return f"{low.split()[0]}-{high}" if low.split()[1] == high.split()[1] else f"{low}-{high}"
 
     @property
-    def has_faster(self) -> bool:
-        """Whether any implementation is faster than the baseline."""
-        return any(shape.faster for shape in self.members)
+    def is_notable(self) -> bool:
+        """Whether any of the shapes is."""
+        return any(shape.is_notable for shape in self.members)
 
     @property
     def is_open(self) -> bool:
@@ -148,10 +149,10 @@ LEVELS: tuple[Callable[[Shape], object], ...] = (
 
 
 def _dropped(folds: Sequence[Fold], room: int, base: str) -> tuple[list[Fold], str]:
-    """Keep the rows that fit: first those with a faster implementation, then the open ones."""
-    ranked = sorted(folds, key=lambda fold: (not fold.has_faster, not fold.is_open))
+    """Keep the rows that fit: first the notable ones, then the open ones."""
+    ranked = sorted(folds, key=lambda fold: (not fold.is_notable, not fold.is_open))
     kept, dropped = ranked[: room - 1], ranked[room - 1 :]
-    nothing = sum(not fold.has_faster and not fold.is_open for fold in dropped)
+    nothing = sum(not fold.is_notable and not fold.is_open for fold in dropped)
     note = f"{len(dropped)} more rows (-v); in {nothing} of them nothing is faster than {base}."
     return [fold for fold in folds if fold in kept], note
 
@@ -178,31 +179,25 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
     columns = COLUMNS if present & {Mark.faster, Mark.equal, Mark.doubtful} else (*COLUMNS, Mark.slower, Mark.right)
     shown = [mark for mark in columns if mark in present]
-    room = width - len(_lines(folds, base, {})[1]) - 2 * len(shown)
-    texts = {mark: [_named(fold, mark, MOST_NAMES) for fold in folds] for mark in shown}
-    sizes = {mark: max(len(mark), *map(len, own)) for mark, own in texts.items()}
-    while sum(sizes.values()) > room and max(sizes.values()) > LEAST:
-        widest = max(sizes, key=lambda mark: sizes[mark] / WEIGHTS.get(mark, 1.0))
-        sizes[widest] -= 1
-    fitting = {str(mark): [_fitting(fold, mark, size) for fold in folds] for mark, size in sizes.items()}
-    while max(map(len, _lines(folds, base, fitting))) > width and len(fitting) > 1:
-        fitting.popitem()
-    return _lines(folds, base, fitting)
+    most = dict.fromkeys(shown, MOST_NAMES)
+    while True:
+        named = {str(mark): [_named(fold, mark, most[mark]) for fold in folds] for mark in shown}
+        lines = _lines(folds, base, named)
+        if max(map(len, lines)) <= width or not any(most.values()):
+            break
+        widths = {mark: max(map(len, named[mark])) for mark in shown if most[mark]}
+        most[max(widths, key=lambda mark: widths[mark] / WEIGHTS.get(mark, 1.0))] -= 1
+    while max(map(len, lines)) > width and len(named) > 1:
+        named.popitem()
+        lines = _lines(folds, base, named)
+    return lines
 
 
 COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful)
-MOST_NAMES, LEAST, FEW_OPEN = 3, 10, 2
-"""Names in a cell of the table, the characters of its narrowest column, and undecided names; more are counted."""
+MOST_NAMES, FEW_OPEN = 3, 2
+"""Names in a cell of the table, and undecided names; more are counted."""
 WEIGHTS = {Mark.faster: 2.0, Mark.slower: 2.0, Mark.wrong: 2.0, Mark.failed: 2.0}
-"""Relative widths of columns; all others have 1."""
-
-
-def _fitting(fold: Fold, mark: Mark, size: int) -> str:
-    """The names that fit into a column, or else their number."""
-    return next(
-        (text for most in range(MOST_NAMES, 0, -1) if len(text := _named(fold, mark, most)) <= size),
-        _named(fold, mark, 0),
-    )
+"""Relative widths of columns, from which names are left out first where they are too wide; all others have 1."""
 
 
 def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]]) -> list[str]:

@@ -3,7 +3,6 @@
 Both begin with the answer, and end with facts about the run and the machine.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -23,15 +22,7 @@ from attnbench.analysis.comparisons import (
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
-from attnbench.reports import (
-    Picture,
-    answers,
-    cells,
-    endings,
-    grouped,
-    recommended,
-    text_report,
-)
+from attnbench.reports import Picture, Report, answers, cells, endings, grouped, recommended
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
 from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Verdict
@@ -48,8 +39,6 @@ from attnbench.units import (
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-OVERDRAWN = 1.1
-"""A run that exceeds its budget by this factor explains why."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -106,33 +95,32 @@ def summary(results: Results) -> str:
     return text(tables, number - len(tables)).rstrip("\n") + "\n"
 
 
-def page(results: Results, others: Sequence[Results] = ()) -> str:
+def page(results: Results) -> str:
     """The run as one self-contained page: the answer, one picture, the explorer, and then all details.
 
-    `others` are explored together with it. Text from outside is escaped by the template, or is data of the script,
-    which inserts it as text.
+    Text from outside is escaped by the template, or is data of the script, which inserts it as text.
     """
     from attnbench.reports import explorer, lines  # here: a check needs no pictures, and these take a second to import
 
-    shapes = answers.shapes(results)
+    shapes, picture = answers.shapes(results), lines.usual(results)
     return rendered(
         "page.html.jinja",
         results,
         table=answers.table(shapes, cells.base(results.plan)),
         hosts=hosts(results),
-        figures=[inlined(picture, number) for number, picture in enumerate(lines.usual(results), start=1)],
+        figure="" if picture is None else inlined(picture),
         shared=answers.shared(shapes) if shapes else "",
         legend=cells.legend(cells.columns(results)),
         memory=answers.memory_line(shapes),
-        verdict=verdict(results, others),
+        verdict=verdict(results),
         machine=machine(results),
-        data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
+        data=Markup(explorer.data(results)),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
 
 
-def asked(results: Results, others: Sequence[Results] = ()) -> str:
+def asked(results: Results) -> str:
     """The sweep with its numbers of implementations and shapes."""
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
@@ -140,31 +128,61 @@ def asked(results: Results, others: Sequence[Results] = ()) -> str:
     what = f"{names} implementation{'s' * (names > 1)} on {shapes}"
     if plan.sides is not None:
         what = f"Two states of the code: {what}"
-    more = f", next to {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
-    return plain(f"{what}{more}" if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}{more}")
+    return plain(what if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}")
 
 
 TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)
 """Uninformative parts of a processor's name."""
 
 
-def verdict(results: Results, others: Sequence[Results] = ()) -> str:
+def verdict(results: Results) -> str:
     """The sweep, and whether everything in it is right."""
     if results.plan.sides is not None:
-        return asked(results, others)
+        return asked(results)
     worst = endings.marks(results, without=cells.absent(results))
     checks = sum(record.agreement is not None for record in results.records)
     if not checks:
-        return f"{asked(results, others)}, nothing was checked"
+        return f"{asked(results)}, nothing was checked"
     against = f"({checks} check{'s' * (checks > 1)} against float64)"
     bad = {name: each for name, each in worst.items() if each in {Mark.wrong, Mark.failed, Mark.imprecise}}
     if not bad:
-        return f"{asked(results, others)}, all right {against}"
-    return f"{asked(results, others)}: {conclude(worst, Question.measurement).words} {against}"
+        return f"{asked(results)}, all right {against}"
+    return f"{asked(results)}: {conclude(worst, Question.measurement).words} {against}"
 
 
 def machine(results: Results) -> list[str]:
-    """The machine, the method, and the margin."""
+    """The machine, the method, and the margin; before them the two states of the code, if there are two."""
+    return [*filter(None, [sides(results)]), *_machine(results)]
+
+
+def sides(results: Results) -> str:
+    """The two states of the code, and how they were measured; else ""."""
+    found = results.plan.sides
+    if found is None:
+        return ""
+    base, candidate = (
+        f"{side.given} ({side.commit[:12]})" if side.commit else side.given for side in (found.base, found.candidate)
+    )
+    how = "each in processes of its own" if found.is_apart else "both in the same processes"
+    new = f"; only in the candidate: {', '.join(found.new)}" if found.new else ""
+    return plain(f"Base {base}, candidate {candidate}, {how}{new}.")
+
+
+def unlike(results: Results) -> list[str]:
+    """The differences between the environments of two states of the code, as a sentence."""
+    base, candidate = (
+        next((each.environment for each in records if each.environment is not None), None)
+        for records in verdicts.by_side(results)
+    )
+    if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
+        return []
+    before, after = described(base), described(candidate)
+    kept = ("Python", "versions", "threads", "settings", "flags")
+    parts = [f"{name} {before[name]} and {after[name]}" for name in kept if before[name] != after[name]]
+    return [f"The environments of base and candidate differ: {'; '.join(parts)}."] if parts else []
+
+
+def _machine(results: Results) -> list[str]:
     found = next(iter(results.environments.values()), None)
     parts = []
     if found is not None:
@@ -181,7 +199,7 @@ def machine(results: Results) -> list[str]:
     return [plain(", ".join(parts)), f"Differences below {percent(results.plan.smallest_effect)} count as equal."]
 
 
-def inlined(picture: Picture, number: int) -> Markup:
+def inlined(picture: Picture, number: int = 1) -> Markup:
     """A picture's SVG as part of a page, with a text alternative and identifiers of its own."""
     svg = re.sub(r'\bid="', f'id="picture{number}-', picture.svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
@@ -191,7 +209,7 @@ def inlined(picture: Picture, number: int) -> Markup:
 
 def facts(results: Results) -> dict[str, str]:
     """Facts of the run by name: its plan and its course."""
-    plan, records, load = results.plan, results.records, results.system_load
+    plan, records = results.plan, results.records
     counts = Counter(str(record.status) for record in records)
     asked = plan.num_cells
     visits = sum(results.num_visits.values())
@@ -201,18 +219,17 @@ def facts(results: Results) -> dict[str, str]:
         "run": plain(results.run),
         "started": plain(results.started.time),
         "commit": plain(results.started.commit) or MISSING,
-        "took": _took(results),
+        "took": "did not come to its end" if results.elapsed_s is None else show(results.elapsed_s, "s"),
+        "budget": show(plan.budget_s, "s"),
         "sweep": plain(plan.sweep) or MISSING,
-        "baseline": cells.base(plan),
+        "baseline": sides(results) or cells.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": _absences(results) or "nothing that was asked for",
-        "checks": show(results.check_s, "s"),
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
-        "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",
         "method": method(results),
-        "ceilings": _ceilings(results),
+        "fastest matrix product": _ceilings(results),
     }
 
 
@@ -258,11 +275,18 @@ def troubles(results: Results) -> list[str]:
     noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
     busy = contention(results)
     lines += [busy] * (busy not in doubts(results)) if busy else []
+    if results.plan.sides is not None:
+        lines += [*unlike(results), *map(plain, verdicts.untried(results))]
     return [*doubts(results), *([noisy] if noisy else []), *lines]
 
 
 def findings(results: Results) -> list[str]:
-    """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths."""
+    """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths.
+
+    Of two states of the code they are the candidate's losses.
+    """
+    if results.plan.sides is not None:
+        return [plain(line) for line in verdicts.losses(results)]
     titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
@@ -386,29 +410,14 @@ def _absences(results: Results) -> str:
     return plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in alike.items()))
 
 
-def _took(results: Results) -> str:
-    """The duration of the run compared with its budget; checks, metrics and first rounds precede the budget."""
-    if results.elapsed_s is None:
-        return "did not come to its end"
-    took, budget_s = show(results.elapsed_s, "s"), results.plan.budget_s
-    if not any(results.num_visits.values()):
-        return took
-    is_overdrawn = results.elapsed_s > OVERDRAWN * budget_s
-    why = ": checks, metrics and the first rounds took longer" if is_overdrawn else ""
-    return f"{took} of a budget of {show(budget_s, 's')}{why}"
-
-
 def _ceilings(results: Results) -> str:
-    """The fastest matrix product and copies of the run, for each device, dtype and number of threads."""
+    """The fastest matrix product of the run, for each device, dtype and number of threads."""
     parts = []
     for device, dtype, num_threads in results.ceilings:
         found = results.ceilings[device, dtype, num_threads]
         where = f"{dtype} on {device}" + (f" with {num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "")
-        rates = (found.matmul, "flops/s", "matrix product"), (found.copy(0), "bytes/s", "copy")
-        rates_text = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
-        main = found.copy(math.inf)
-        rates_text += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
-        parts.append(f"{where}: {', '.join(rates_text) or plain(found.message)}")
+        rate = plain(found.message) if found.matmul is None else show(found.matmul.rate, "flops/s")
+        parts.append(f"{where}: {rate}")
     return "; ".join(parts) or "not measured"
 
 
@@ -417,6 +426,13 @@ def _pairs(text: dict[str, str]) -> str:
 
 
 REPORT = {
-    "html": text_report("report.html", "one page with pictures and tables, complete in itself", page),
-    "markdown": text_report("summary.md", "the whole run as a readable text with tables", summary),
+    "html": Report(
+        summary="one page with pictures and tables, complete in itself",
+        files=("report.html",),
+        text=page,
+        is_usual=True,
+    ),
+    "markdown": Report(
+        summary="the whole run as a readable text with tables", files=("summary.md",), text=summary, is_usual=True
+    ),
 }

@@ -12,12 +12,11 @@ import re
 import textwrap
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import matplotlib as mpl
@@ -30,9 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from attnbench import plugins
-from attnbench.analysis.results import Results
-from attnbench.reports import Picture, Report
-from attnbench.storage.files import put
+from attnbench.reports import Picture
 from attnbench.storage.records import BASE, Arm
 from attnbench.units import plain, show
 
@@ -164,13 +161,11 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     note: str = "",
     num_columns: int = 1,
     finish: Callable[[Axes, T], None] = lambda *_: None,
-    legend: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,  # noqa: ANN401 - the arguments of subplots
 ) -> Picture:
     """A figure with rows of panels drawn by `draw`, a title, a subtitle, and a note at its foot.
 
     `size` is in inches without the note. `finish` is called after all panels are drawn, since they may share a scale.
-    The legend next to the panels has the handles of `legend`, if any, and each line with a label.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))
@@ -183,28 +178,11 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
         for each in (draw, finish):
             for axes, panel in zip(grid, panels, strict=False):
                 each(axes, panel)
-        drawn = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
-        handles = [*legend.get("handles", ()), *(line for text, line in drawn.items() if not text.startswith("_"))]
-        taken = _add_legend(figure, {"handlelength": 3.2, **legend, "handles": handles}) if handles else 0.0
-        room = max(24, int((width - taken - 0.2) * TITLE_DENSITY))
+        room = max(24, int((width - 0.2) * TITLE_DENSITY))
         lines = [line for text in (title, subtitle) for line in textwrap.wrap(text, room)]
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     return picture(figure, title, f"{title}: {subtitle}. {note}".rstrip())
-
-
-def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:
-    """Add a legend with the most columns that fit the right half of the figure; return its width in inches."""
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    for ncols in range(options.get("ncols", 1), 0, -1):
-        legend = figure.legend(**{"loc": "outside right upper", **options, "ncols": ncols})
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # as in `_drawn`
-            taken = legend.get_window_extent(renderer).width / figure.dpi
-        if ncols == 1 or taken <= figure.get_figwidth() / 2:
-            break
-        legend.remove()
-    return taken
 
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
@@ -238,24 +216,3 @@ def _fit_for_a_page(svg: str) -> str:
     digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
     numbers: dict[str, int] = {}
     return digest.sub(lambda name: f"{name[1]}{numbers.setdefault(name[0], len(numbers))}", bare)
-
-
-def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
-    """A report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
-    drawn = lru_cache(maxsize=1)(draw)
-    return Report(
-        summary=summary,
-        write=lambda results, folder: save(drawn(results), folder, stem),
-        draw=drawn,
-        is_usual=False,
-    )
-
-
-def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
-    """Write each picture as stem.svg and stem.png, from the second on as stem_2 and so on."""
-    paths = []
-    for number, drawn in enumerate(pictures, start=1):
-        path = folder / (stem if number == 1 else f"{stem}_{number}")
-        vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
-        paths += [put(vector, drawn.svg), put(raster, drawn.png())]
-    return paths

@@ -24,7 +24,6 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
-from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
@@ -125,7 +124,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # by name: workloads without it
     model: str = ""  # the model of the workloads, if planned for one
     mixes: tuple[Mix, ...] = ()  # composition of the model's layers at each point; or the calls of a service
-    traced: dict[str, tuple[Line, ...]] = msgspec.field(default_factory=dict)  # by workload: the calls it stands for
     stages: tuple[str, ...] = ()  # in order; none: those of a run
     unasked: tuple[str, ...] = ()  # workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
@@ -188,7 +186,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_cells(self) -> int:
         """Number of cells: each arm on each requested workload, except those left out."""
-        return len(self.asked) * len(self.specs) - sum(map(len, self.left_out.values()))
+        return sum(len(self.cells(workload)) for workload in self.asked)
 
     @property
     def num_searches(self) -> int:

@@ -301,14 +301,15 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """Reasons to suspect a sample: the first four on a device with queues, the others on the processor."""
+    """Reasons to suspect a sample: on a device with queues, or on the processor."""
 
-    host_bound = 1  # its device time is below a small multiple of the host's time to issue it
+    host_bound = 1  # its device time is below the host's time to issue it; in older journals, below 5 times that
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # the device was busy after the current stream had finished
     waits_read = 16  # the system reports how long threads wait for a processor
     waited = 32  # threads waited for a good part of the sample
+    host_near = 64  # its device time is below a small multiple of the host's time to issue it, on a device with queues
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,4 +1,4 @@
-"""flashinfer-trace files: read a service's recorded calls as workloads, and write workloads in that format.
+"""flashinfer-trace files: read a service's recorded calls as workloads.
 
 A line is a call: `{"definition", "workload": {"uuid", "axes", "inputs"}, ...}`, or the workload alone, in which case
 the file is named after the definition. A definition's name contains the shapes of one kind of attention.
@@ -8,7 +8,6 @@ Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace
 import itertools
 import math
 import re
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -53,10 +52,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     workload: Call
 
 
-def load(
-    path: Path, settings: Mapping[str, list[str]]
-) -> tuple[tuple[Workload, ...], tuple[Mix, ...], dict[str, tuple[Line, ...]]]:
-    """Load the distinct workloads of a file; also their counts, and the lines of each, by the workload's id.
+def load(path: Path, settings: Mapping[str, list[str]]) -> tuple[tuple[Workload, ...], tuple[Mix, ...]]:
+    """Load the distinct workloads of a file; and the counts of calls by id.
 
     Settings (axis -> values as typed) override the values in a line.
 
@@ -66,7 +63,6 @@ def load(
     lines = _lines(path)
     found: dict[str, Workload] = {}
     mixes: list[Mix] = []
-    origin: dict[str, list[Line]] = {}
     for setting in combinations(settings):
         counts: dict[str, int] = {}
         remarks: dict[str, None] = {}
@@ -78,11 +74,10 @@ def load(
                 raise ValueError(f"{path}, line {number}: {error}") from None
             found.setdefault(workload.id, workload)
             counts[workload.id] = counts.get(workload.id, 0) + 1
-            origin.setdefault(workload.id, []).append(line)
             remarks |= dict.fromkeys(given_up)
         chosen = [f"{axis}={setting[axis]}" for axis in settings if len(settings[axis]) > 1]
         mixes.append(Mix(label="; ".join([path.name, *chosen, *remarks]), counts=counts))
-    return tuple(found.values()), tuple(mixes), {each: tuple(kept) for each, kept in origin.items()}
+    return tuple(found.values()), tuple(mixes)
 
 
 def _lines(path: Path) -> list[tuple[int, Line]]:
@@ -217,30 +212,3 @@ def _numbers(line: Line, path: Path, name: str) -> list[int] | None:
             except Exception as error:  # noqa: BLE001 - it raises its own error class, not ValueError
                 raise ValueError(f"{name} cannot be read from {file}: {error}") from None
     return None
-
-
-def described(workload: Workload) -> Line | None:
-    """The workload in this format; None if no definition has its shapes, mask and layout.
-
-    Its inputs omit the index tensors, which this format can only name in another file.
-    """
-    plain = {"dtype": DTYPE, "direction": "inference", "scope": "attention", "layout": "contiguous", "sinks": "none"}
-    axes = workload.axes()
-    is_plain = all(axes[axis] == value for axis, value in plain.items())
-    if not is_plain or workload.is_retired or workload.head_dim != workload.value_dim or workload.dropout:
-        return None
-    batch, queries, keys = workload.batch_size, workload.seq_len, workload.kv_len
-    mask = workload.mask_rule
-    if mask.name == "ragged":
-        lengths = [int(end) + queries for end in mask.table(batch, queries, keys)]
-    elif workload.mask in {"causal_bottom_right", "none" if queries == 1 else "", "causal" if queries == keys else ""}:
-        lengths = [keys] * batch
-    else:
-        return None
-    shape = f"h{workload.num_heads}_kv{workload.num_kv_heads}_d{workload.head_dim}"
-    counts = {"len_indptr": batch + 1, "total_kv": sum(lengths), "total_q": batch * queries}
-    inputs: dict[str, dict[str, Any]] = {name: {"type": "random"} for name in ("q", "k", "v")}
-    inputs["sm_scale"] = {"type": "scalar", "value": workload.score_scale}
-    definition = f"gqa_ragged_prefill_causal_{shape}"
-    identity = str(uuid.uuid5(uuid.NAMESPACE_URL, workload.id))
-    return Line(definition=definition, workload=Call(uuid=identity, axes=counts, inputs=inputs))

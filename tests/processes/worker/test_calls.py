@@ -266,6 +266,7 @@ class Here(WorkerClient):
         self.stop()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("has_graphs")
 def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_path):
     specs = [spec_of(tmp_path, name) for name in ESCAPES]

@@ -97,6 +97,7 @@ def changed(source: str) -> tuple[state.Changes, state.Changes]:
     return guard.restore(), guard.restore()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("source", "said"), BACK.items())
 def test_a_setting_is_named_and_put_back(source, said):
     first, second = apart(lambda: changed(source))
@@ -104,6 +105,7 @@ def test_a_setting_is_named_and_put_back(source, said):
     assert not second.settings
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("source", "said"), STUCK.items())
 def test_what_cannot_be_put_back_is_named_as_such(source, said):
     first, _ = apart(lambda: changed(source))

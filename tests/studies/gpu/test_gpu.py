@@ -136,17 +136,6 @@ def test_the_whole_has_every_implementation_and_each_step_once():
     assert len(plan.implementations()) > 20
 
 
-def test_the_table_gives_the_answer_first(tmp_path):
-    ended = {
-        "a": {"outcome": OK, "reason": "", "took_s": 1.0},
-        "b": {"outcome": HUNG, "reason": "killed after 2 s", "took_s": 2.0},
-    }
-    text = command.table(ended, {"a": {"answer": "3 | 4"}}, is_complete=False)
-    assert text.splitlines()[0] == "2 steps: 1 ok, 1 hung. More are left: go on."
-    assert "- b hung: killed after 2 s" in text
-    assert "| a | ok | 1.0 | 3 / 4 |" in text
-
-
 @pytest.mark.long
 def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_path, started, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -7,18 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons, control_effects
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.reports import Report, story
+from attnbench.reports import story
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import effect_of, visit_numbers
 from attnbench.statistics.verdict import LOOKS, Reason
-from attnbench.storage.events import ArmSamples, VisitFinished
-from attnbench.storage.fold import State
+from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
-from attnbench.storage.records import Arm, Sample, Verdict
+from attnbench.storage.records import Arm, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
 from studies.simulated import virtual
@@ -113,6 +111,7 @@ def test_the_calls_of_one_stretch_are_bent_together():
     assert clock.now() == pytest.approx(2.016)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_session_finds_the_ratio(world):
     with client_in(world) as client:
@@ -123,6 +122,7 @@ def test_a_session_finds_the_ratio(world):
     assert found.ratio == pytest.approx(1.3, rel=0.02)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     results = virtual.execute(TIMED, tmp_path / "run", client_in(world))
@@ -133,16 +133,6 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
     for found in control_effects(results).values():
         assert found.ratio == pytest.approx(1.0, abs=0.04)
-
-
-def test_a_run_is_the_same_for_the_same_seed(tmp_path):
-    one, other = (virtual.execute(TIMED, tmp_path / name, client_in("busy")) for name in ("one", "other"))
-
-    def values(results):
-        return [[sample.value for m in record.measurements for sample in m.samples] for record in results.records]
-
-    assert values(one) == values(other)
-    assert one.elapsed_s == other.elapsed_s
 
 
 def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
@@ -184,45 +174,7 @@ def test_a_run_that_stays_open_takes_no_more_than_its_budget(tmp_path, budget_s)
     client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
     results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", client)
     assert 0.2 * budget_s <= results.elapsed_s <= 1.05 * budget_s  # it ends when no further look can be reached
-    assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
-
-
-def test_a_budget_that_the_first_rounds_overdraw_is_reported(tmp_path):
-    client = SimulatedClient(WORLDS["calm"], lambda *_: 2e-3)
-    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=0.1), tmp_path / "run", client)
-    assert story.facts(results)["took"].endswith(": checks, metrics and the first rounds took longer")
-
-
-REFERENCE, ONE, OTHER = (Arm(implementation=name) for name in ("base", "one", "other"))
-NUM_CALLS = {REFERENCE: 1, REFERENCE.as_control(): 1, ONE: 1, OTHER: 200}
-
-
-def open_state() -> State:
-    """Two rivals about as fast as their baseline, both open; a sample of one of them takes far longer."""
-    state, draws = State(), random.Random(1)
-    for workload, cost_s in (("cheap", 2e-3), ("dear", 20e-3)):
-        for visit in range(4):
-            arms = [
-                ArmSamples(
-                    arm=arm,
-                    samples=tuple(
-                        Sample(cost_s * math.exp(draws.gauss(0.03, 0.08)), num_calls, visit=visit, block=block)
-                        for block in range(4)
-                    ),
-                )
-                for arm, num_calls in NUM_CALLS.items()
-            ]
-            state.apply(VisitFinished(workload=workload, epoch=0, visit=visit, arms=tuple(arms)))
-    return state
-
-
-@pytest.mark.long
-def test_reports_are_written_of_a_virtual_run(tmp_path):
-    results = virtual.execute(TIMED, tmp_path / "run", client_in("calm"))
-    for name, report in plugins.plugs("attnbench.reports", "REPORT").items():
-        if name in {"markdown", "csv"}:
-            assert isinstance(report, Report)
-            assert all(path.stat().st_size for path in report.write(results, tmp_path))
+    assert story.facts(results)["budget"] == f"{budget_s:.1f} s"
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.long), 3])
@@ -243,6 +195,7 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
         assert len(places) == len(set(places))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("killed_s", [4.0, 8.0, 12.0])
 def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, killed_s):
     """Time between its calls counts, too; only the time after the last visit is lost with the kill."""
@@ -265,6 +218,7 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
     assert client.clock.now() - start_s <= 20.5 - killed_s
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(world, 5)

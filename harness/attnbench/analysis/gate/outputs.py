@@ -1,11 +1,7 @@
-"""A decision as lines of text, Markdown, JUnit XML and JSON: for people, CI systems and programs.
-
-Source of the form: the schema of the JUnit plug-in of Jenkins, https://github.com/jenkinsci/junit-plugin.
-"""
+"""A decision as lines of text, Markdown and JSON: for people, pull requests and programs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import msgspec
 
@@ -34,16 +30,12 @@ MOST_ROWS = 20
 
 
 def write(decision: Decision, folder: Path) -> None:
-    """Write gate.md, gate.xml and gate.json.
+    """Write gate.md and gate.json.
 
     Raises:
         ValueError: the folder cannot be written.
     """
-    texts = {
-        "gate.md": markdown(decision),
-        "gate.xml": junit(decision),
-        "gate.json": as_json(decision),
-    }
+    texts = {"gate.md": markdown(decision), "gate.json": as_json(decision)}
     with writing_to(folder):
         for name, text in texts.items():
             put(folder / name, text)
@@ -125,50 +117,3 @@ def _table(rulings: Sequence[Ruling]) -> Iterator[str]:
     if len(rulings) > MOST_ROWS:
         yield ""
         yield f"and {len(rulings) - MOST_ROWS} more, in gate.json"
-
-
-def junit(decision: Decision) -> str:
-    """JUnit XML with a test case for each cell and one for the suite.
-
-    A cell with a finding is a failure, an undecided cell is skipped, and an invalid session is an error.
-    """
-    cells: dict[tuple[str, str], list[Ruling]] = {}
-    for ruling in decision.rulings:
-        cells.setdefault((ruling.workload, ruling.implementation), []).append(ruling)
-    suite = ET.Element("testsuite", name="attnbench gate")
-    for (workload, implementation), rulings in cells.items():
-        _case(suite, workload, implementation, rulings)
-    whole = _case(suite, "suite", "geometric mean", [decision.suite])
-    if decision.outcome is Outcome.invalid:
-        ET.SubElement(whole, "error", message=plain(headline(decision)), type="invalid")
-    counts = {
-        "tests": "testcase",
-        "failures": "testcase/failure",
-        "errors": "testcase/error",
-        "skipped": "testcase/skipped",
-    }
-    for name, path in counts.items():
-        suite.set(name, str(len(suite.findall(path))))
-    ET.SubElement(suite, "system-out").text = plain(f"{compared(decision)}. {headline(decision)}")
-    top = ET.Element("testsuites")
-    top.append(suite)
-    ET.indent(top)
-    return ET.tostring(top, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _case(suite: ET.Element, workload: str, implementation: str, rulings: Sequence[Ruling]) -> ET.Element:
-    case = ET.SubElement(suite, "testcase", classname=plain(workload), name=plain(implementation))
-    findings = [ruling for ruling in rulings if ruling.outcome is Outcome.finding]
-    unjudged = [ruling for ruling in rulings if ruling.outcome is Outcome.inconclusive]
-    if findings:
-        kinds = ", ".join(dict.fromkeys(str(ruling.kind) for ruling in findings))
-        ET.SubElement(case, "failure", message=_lines(findings[:1]), type=kinds).text = _lines(findings)
-    elif unjudged:
-        ET.SubElement(case, "skipped", message=_lines(unjudged))
-    ET.SubElement(case, "system-out").text = _lines(rulings)
-    return case
-
-
-def _lines(rulings: Sequence[Ruling]) -> str:
-    lines = (f"{'suite' if ruling.workload == EVERY else ruling.metric}: {ruling.words}" for ruling in rulings)
-    return "\n".join(plain(line) for line in lines)

@@ -1,6 +1,7 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
+Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket; with the files of a line
+and a heartbeat it is a single worker, for systems without Linux's calls. A fork takes a tenth of a
 second; starting Python with torch takes seconds. The template never loads an implementation, so that every worker
 starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
 ends them with the worker.
@@ -97,12 +98,17 @@ def end_strays(alive: set[int]) -> None:
 
 
 def become_worker(line: int, log: int, heartbeat: int) -> None:
-    """Reply to each line of `line`, one at a time, and exit when it closes; printed output goes to `log`."""
+    """Leave the template's process group and print into `log`, then answer."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed template ends no worker itself
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)
+    answer(line, heartbeat)
+
+
+def answer(line: int, heartbeat: int) -> None:
+    """Reply to each line of `line`, one at a time, and exit when it closes."""
     answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
 
     def listen() -> None:
@@ -136,4 +142,6 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
+        answer(*map(int, sys.argv[1:]))
     main()

@@ -136,10 +136,14 @@ def takes_infinity(candidate: Implementation) -> bool:
     return bool(output.isfinite().all())
 
 
-def _settle(name: str) -> None:
+def _settle(name: str) -> Callable[[], None]:
+    """Prepare a device at its first use; the result makes it the current one."""
     place = device(name)
-    if place.missing() is None:  # else the request fails, and says why
-        place.settle()
+    if place.missing() is not None:  # the request fails, and says why
+        return lambda: None
+    place.select()
+    place.settle()
+    return place.select
 
 
 class Worker:
@@ -178,7 +182,7 @@ class Worker:
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-        self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
+        self.num_threads = torch.get_num_threads() if is_set else environment.usable_cores()
         torch.set_num_threads(self.num_threads)
 
     def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - one sequence of steps
@@ -206,7 +210,7 @@ class Worker:
         self.is_altered = False
         self.turn, start = PROBE, time.perf_counter()
         is_quick = self.is_quick(request)
-        self.settle(request.workload.device)
+        self.settle(request.workload.device)()
         self.guard.accept_settings()
         is_accounted = is_quick
         try:

@@ -99,9 +99,10 @@ def _settings() -> dict[str, Flag]:
         "the trace function": (sys.gettrace, sys.settrace),
         "the profile function": (sys.getprofile, sys.setprofile),
         "how often threads switch": (sys.getswitchinterval, sys.setswitchinterval),
-        "the processors it may run on": (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
         "its nice value": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     }
+    if hasattr(os, "sched_getaffinity"):  # only on Linux
+        flags["the processors it may run on"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
     for name in OF_TORCH:
         flags[name] = _accessors(torch._C, f"_get_{name}", f"_set_{name}")
     for name in SDPA:

@@ -1,8 +1,9 @@
-"""The plug-in torch-tb-profiler with our own scripts for drawing; skips damaged traces.
+"""The plug-in torch-tb-profiler, drawn by Vega-Lite; skips damaged traces.
 
 Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
-which browsers have dropped. Offline both are missing, and every view is an endless spinner. static/ holds the parts of
-both that the pages use; the imported page is inserted into the importing one.
+which browsers have dropped. Offline both are missing, and every view is an endless spinner. static/ answers to the
+names of both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the
+importing one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,9 @@ from attnbench.tracing import folders
 
 THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
-CHARTS = ("data", "drawing", "axes", "pie", "table", "timeline", "google")
+CHARTS = ("data", "charts", "table", "google")
+LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"
+"""Vega-Lite, the copy that report.html carries."""
 REPLACED = {
     "index.html": {
         '<script src="https://www.gstatic.com/charts/loader.js"></script>': '<script src="charts.js"></script>',
@@ -61,7 +64,8 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """The pages of the plug-in by path, with our replacements."""
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
-        scripts = {"/charts.js": script(*CHARTS), "/elements.js": script("elements")}
+        charts = f"{LIBRARY.read_text(encoding='utf-8')}\n{script(*CHARTS)}"
+        scripts = {"/charts.js": charts, "/elements.js": script("elements")}
         pages = {f"/{name}": page(name) for name in REPLACED}
         return theirs | {
             path: Response(text, content_type=f"{kind}; charset=utf-8", headers=TorchProfilerPlugin.headers)

@@ -1,0 +1,206 @@
+"""Everything runs on a second device of our own: two indices, a queue, an allocator, real errors across devices.
+
+`nox -s second` runs these tests and builds the device, which takes half a minute the first time.
+"""
+
+import csv
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.second import building
+
+pytestmark = pytest.mark.long
+SHAPE = ("--set=device=second:1", "--set=seq_len=32", "--set=num_heads=2", "--set=head_dim=8")
+BUNDLED = 10
+"""Fewest bundled implementations that any device can run."""
+SLOW = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def slow(query, key, value, *, mask=None):
+    torch.second.spin(0.004)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+def on_the_current_device(query, key, value):
+    return scaled_dot_product_attention(query, key, value) + torch.zeros(1, device="second")
+
+def on_another_device(query, key, value):
+    return scaled_dot_product_attention(query, key, value) + torch.zeros(1, device="second:0")
+
+def on_another_stream(query, key, value):
+    output = scaled_dot_product_attention(query, key, value)
+    with torch.Stream(device=query.device):
+        torch.second.spin(0.01)
+    return output
+
+def of_one_device_too_many(query, key, value):
+    return scaled_dot_product_attention(query.cpu(), key.cpu(), value.cpu())
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder whose Python knows the device."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> str:
+        """Run Python with these arguments; return what it prints."""
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        assert done.returncode in codes, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def attnbench(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+        """Run a command of attnbench."""
+        return self.run("-m", "attnbench", *arguments, codes=codes)
+
+
+@pytest.fixture(scope="session")
+def second(tmp_path_factory) -> Place:
+    if shutil.which(building.COMPILER) is None:
+        pytest.skip(f"there is no C++ compiler: {building.COMPILER} is not found")
+    cache = Path.home() / ".cache" / "attnbench-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        extension = building.compiled(cache)
+    folder = tmp_path_factory.mktemp("second")
+    (folder / "mine.py").write_text(SLOW)
+    return Place(folder, building.install(folder, extension))
+
+
+DEVICE = """
+import time, torch
+from attnbench.devices import device
+
+assert torch.accelerator.current_accelerator().type == "second"
+left = torch.randn(4, 5, device="second:1", requires_grad=True)
+right = torch.randn(5, 3, device="second:1")
+(left @ right).sum().backward()
+torch.testing.assert_close(left.grad.cpu(), right.cpu().sum(1).expand(4, 5))
+for other in (right.to("second:0"), right.cpu()):
+    try:
+        left @ other
+    except RuntimeError as error:
+        assert f"second:1 and {other.device}" in str(error), error
+    else:
+        raise AssertionError("two devices in one product")
+here, there = device("second:1"), device("second:0")
+before = here.free_bytes(), there.free_bytes()
+held = torch.empty(2**20, dtype=torch.uint8, device="second:1")
+assert (before[0] - here.free_bytes(), before[1] - there.free_bytes()) == (2**20, 0)
+with here.capped(2**16):
+    try:
+        torch.empty(2**17, dtype=torch.uint8, device="second:1")
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("no limit")
+start = time.perf_counter()
+torch.second.set_device(1)
+torch.second.spin(0.2)
+assert time.perf_counter() - start < 0.1
+here.synchronize()
+assert time.perf_counter() - start >= 0.2
+draws = [torch.randn(3, device="second:1", generator=torch.Generator("second:1").manual_seed(7)) for _ in range(2)]
+assert torch.equal(*draws)
+"""
+
+
+def test_it_is_a_device_with_two_indices_a_queue_and_limits(second):
+    second.run("-c", DEVICE)
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward_backward"])
+def test_check_finds_every_implementation_right(second, direction):
+    shape = ("--set=scope=attention,module", f"--set=direction={direction}", "--set=mask=causal")
+    found = json.loads(second.attnbench("check", *SHAPE, *shape, "--json"))
+    verdicts = found["verdicts"].values()
+    assert set(verdicts) <= {"right", "not judged"}, found["judgements"]
+    assert sum(verdict == "right" for verdict in verdicts) >= BUNDLED
+
+
+def test_an_index_that_there_is_not_is_named(second):
+    said = second.attnbench("check", "sdpa", "--set=device=second:2", "--set=seq_len=8", codes=(3,))
+    assert "this machine has no device second:2" in said
+
+
+def test_work_on_another_device_is_an_error_and_work_on_the_current_one_is_not(second):
+    """Without an index, tensors and Triton's kernels are on the current device, which nothing once selected."""
+    names = ("on_the_current_device", "on_another_device", "of_one_device_too_many")
+    files = [f"-imine.py:{name}" for name in names]
+    found = json.loads(second.attnbench("check", *SHAPE, "--set=direction=inference", *files, "--json", codes=(1, 3)))
+    assert found["verdicts"]["on_the_current_device"] == "right"
+    text = json.dumps(found)
+    assert {found["verdicts"][name] for name in names[1:]}.isdisjoint({"right"}), text
+    assert "second:1 and second:0" in text
+    assert "the output is on cpu, and its inputs are on second:1" in text
+
+
+def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
+    before = set(place.folder.glob("results/runs/*"))
+    place.attnbench("run", *SHAPE, "--set=direction=inference", "--budget=1", *arguments, codes=(0, 1, 3))
+    (made,) = set(place.folder.glob("results/runs/*")) - before
+    with (made / "records.csv").open() as file:
+        return {row["implementation"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("conditions", ["", "cold", "rotating,sustained"])
+def test_run_measures_under_all_conditions(second, conditions):
+    rows = measured(second, "sdpa", "fused", *([f"--conditions={conditions}"] if conditions else []))
+    assert {name: row["status"] for name, row in rows.items()} == {"sdpa": "ok", "fused": "ok"}
+    for row in rows.values():
+        assert 1e-6 < float(row["latency_s"]) < 0.1
+        assert float(row["peak_memory_bytes"]) > 0
+
+
+def test_run_knows_the_time_of_the_device_and_work_that_is_left_on_another_stream(second):
+    rows = measured(second, "sdpa", "-imine.py:slow", "-imine.py:on_another_stream")
+    assert 0.004 < float(rows["slow"]["latency_s"]) < 0.05
+    assert rows["on_another_stream"]["status"] == "invalid"
+    assert "another stream" in rows["on_another_stream"]["message"]
+
+
+def test_profile_writes_a_trace_of_its_operators(second):
+    said = second.attnbench("profile", "fused", *SHAPE, "--set=direction=inference")
+    assert "matmul" in said
+    assert list(second.folder.glob("results/traces/*/**/*.json*"))
+
+
+def test_the_price_of_invariance_is_the_devices_time(second):
+    """It was once read from the processor's clock, on which a launch takes microseconds."""
+    names = ("check", "mine.py:slow", "--invariance", *SHAPE, "--json")
+    (found,) = json.loads(second.attnbench(*names, codes=(0, 1)))
+    assert [price["phase"] for price in found["prices"]] == ["prefill", "decode"]
+    assert all(price["seconds"] > 0.004 for price in found["prices"])
+
+
+FIXTURE = """
+from mine import slow
+
+def test_slow(attention_bench):
+    shape = dict(seq_len=32, num_heads=2, head_dim=8, device="second:1", scope="attention")
+    found = attention_bench(slow, "sdpa", budget_s=2.0, **shape)
+    assert found.ratio > 4  # without a verdict where other work disturbs it
+"""
+
+
+def test_the_fixture_of_pytest_reads_the_devices_clock(second):
+    (second.folder / "test_mine.py").write_text(FIXTURE)
+    second.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "test_mine.py")
