@@ -170,7 +170,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     assert "(the base: ok)" in wrong
     assert all(not record.measurement("latency") for record in results.records)
     shown = [line.text for line in screen.screen(results)]
-    assert shown[0].startswith("Two states of the code: 1 implementation on 1 shape")
+    assert shown[0].startswith("tiny: Two states of the code: 2 implementations on 1 shape")
     assert any(line.startswith("Base rev:plain (") and "candidate rev:wrong (" in line for line in shown)
     assert any(line.startswith("lost: spare") for line in shown)
     assert any(line.startswith("disagrees: mine") for line in shown)

@@ -1,8 +1,11 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
+SKIP = 125
+"""The exit code by which `git bisect run` passes over a revision. Source: https://git-scm.com/docs/git-bisect"""
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, or FILE.py:NAME."
 
 
@@ -30,11 +35,30 @@ def compare(
     options: TimingOptions = OPTIONS,
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
+    is_bisecting: Annotated[
+        bool,
+        typer.Option("--bisect", help="Exit as `git bisect run` wants it: 0 good, 1 bad, 125 if it cannot be judged."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two states of the code side by side: revisions, folders, environments or files.
 
     Two stored runs are compared by `attnbench gate`.
+    """
+    with _skipping() if is_bisecting else nullcontext():
+        measured, conclude = _compare(base, candidate, options, results, resume, as_json=as_json)
+        if is_bisecting and not _has_run(measured):
+            raise ValueError("nothing of the candidate could be called")
+        conclude()
+
+
+def _compare(
+    base: str, candidate: str, options: TimingOptions, results: Path, resume: str | None, *, as_json: bool
+) -> tuple["Results", Callable[[], NoReturn]]:
+    """Measure, and write and print the results; return them, and how to end.
+
+    Raises:
+        ValueError: there are no such sides, or they cannot be compared.
     """
     from attnbench.commands import running, terminal
     from attnbench.processes import execution, sides
@@ -79,7 +103,29 @@ def compare(
             typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
         else:
             terminal.print_results(measured)
-    running.finish(endings.of_sides(measured), has_failed=failed, is_silent=as_json)
+    return measured, partial(running.finish, endings.of_sides(measured), has_failed=failed, is_silent=as_json)
+
+
+@contextmanager
+def _skipping() -> Iterator[None]:
+    """Turn whatever cannot be judged inside of the context into the exit code that skips a revision."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"cannot be judged: {error}", err=True)
+        raise typer.Exit(SKIP) from None
+    except typer.Exit as ended:
+        if ended.exit_code not in {ExitCode.inconclusive, ExitCode.invalid}:
+            raise
+        raise typer.Exit(SKIP) from None
+
+
+def _has_run(results: "Results") -> bool:
+    """Whether the candidate gave an answer anywhere, right or wrong."""
+    from attnbench.storage.records import CANDIDATE, Status
+
+    answers = {Status.ok, Status.disagrees}
+    return any(record.arm.side == CANDIDATE and record.status in answers for record in results.records)
 
 
 def _are_stored(names: tuple[str, str], results: Path) -> bool:
@@ -115,5 +161,6 @@ COMMAND = Command(
     examples=(
         "attnbench compare rev:main rev:WORKTREE",
         "attnbench compare old.py:attention new.py:attention --set seq_len=512",
+        "git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect",
     ),
 )
