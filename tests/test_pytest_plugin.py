@@ -14,7 +14,6 @@ import attnbench.api
 from attnbench.pytest_plugin import (
     MOST_SEEDS,
     AttentionBench,
-    ReplayClock,
     pytest_assertrepr_compare,
     pytest_configure,
 )
@@ -138,14 +137,3 @@ def test_wrong_answers_and_wrong_use_are_reported():
 def test_nobody_is_compared_with_itself(given):
     with pytest.raises(ValueError, match="would be compared with itself"):
         AttentionBench(seed=5)(given, given)
-
-
-def test_a_replayed_clock_ends_with_its_samples():
-    clock = ReplayClock()
-    clock.load([0.5, 0.25])
-    seen = []
-    for _ in range(3):
-        start = clock()
-        clock.play()
-        seen.append(clock() - start)
-    assert seen == [0.5, 0.25, 0.0]

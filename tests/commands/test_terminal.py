@@ -14,7 +14,7 @@ from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
-from attnbench.reports import answers, screen, story
+from attnbench.reports import answers, story
 from tests import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 512))
@@ -86,12 +86,6 @@ def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatc
     text = "\n".join(printed(results, monkeypatch, 120))
     assert re.search(r"^length +implementation +time +verdict +peak memory$", text, re.MULTILINE)
     assert re.search(r"^512 +fused +\S+ ms +\d\.\d\dx slower +1[67]\.?\d* MiB$", text, re.MULTILINE)
-
-
-def test_the_screen_is_printed_as_it_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = printed(results, monkeypatch)
-    assert lines == [line.text for line in screen.screen(results)]
-    assert any("  " in line for line in lines)
 
 
 def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:

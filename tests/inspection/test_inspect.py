@@ -44,13 +44,6 @@ def test_each_step_is_the_oracles(settings):
     np.testing.assert_allclose(np.log(walk.steps["weights"][~hidden]).max(), 0.0, atol=5)
 
 
-def test_shapes_are_reported_with_letters():
-    (walk,) = look("fused", [TIME], GROUPED).walks
-    assert walk.shape("query") == "(B=1, H=4, T=5, K=4)"
-    assert walk.shape("value") == "(B=1, G=2, S=5, V=3)"
-    assert walk.shape("weights") == "(B=1, H=4, T=5, S=5)"
-
-
 def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
     point = walkthrough.workload(5, (), seed=0)
     first, second = (walkthrough.inputs(reported.split(), point).tensors["x"][0] for reported in (TIME, FRUIT))

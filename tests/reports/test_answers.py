@@ -63,8 +63,3 @@ def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
     assert all(text.strip() for row in rows for text in row.values())
     assert len({row["shape"] for row in rows}) == len(rows)
-
-
-def test_memory_is_of_the_largest_shape_with_a_name_for_each_amount(tmp_path):
-    found = answers.shapes(journals.write(tmp_path, journals.workloads(seq_len=(128, 1024)), ("sdpa", "fused")))
-    assert answers.memory_line(found) == "Memory at T=1024: sdpa 2.0 MiB; fused 66 MiB."

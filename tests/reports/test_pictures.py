@@ -115,13 +115,6 @@ def test_built_in_names_look_different_and_stay_as_they_are() -> None:
     assert (looks["sdpa"].colour, looks["sdpa"].marker) == ("#56B4E9", "X")
 
 
-def test_other_names_are_dashed_stars_drawn_from_the_name_alone() -> None:
-    mine = style.look("mine")
-    assert (mine.colour, mine.marker, mine.line) == ("#555555", (4, 1, 45), (0, (7, 2, 2, 2)))
-    assert mine == style.look("mine")
-    assert all(found.line == "-" for found in style.built_in().values())
-
-
 def test_labels_are_one_short_line() -> None:
     assert style.label("a\nb\x1b[31m") == "a b [31m"
     assert len(style.label("x" * 99)) == 24

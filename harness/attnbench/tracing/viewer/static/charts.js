@@ -183,7 +183,7 @@ class LineChart extends AxesChart {
   spec() {
     const [low, high] = this.domain;
     const x = { field: "x", type: "quantitative", scale: { domain: [low, high], nice: false }, axis: this.axis("hAxis") };
-    const values = this.values().filter((each) => Number.isFinite(each.value) && each.x >= low && each.x <= high);
+    const values = this.values().filter((each) => Number.isFinite(each.value));
     if (!values.length) return EMPTY;
     const most = Math.max(...values.map((each) => each.value));
     const y = { field: "value", type: "quantitative", scale: { domain: [0, most || 1] }, axis: this.axis("vAxis") };
