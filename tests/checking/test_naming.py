@@ -148,10 +148,14 @@ def group_mean(query, key, value, *, num_kv_heads=None):
     return sdpa(query, key, value)
 
 
+def unmasked(_, logs):
+    return logs.exp()
+
+
 BACKWARD = [
     (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
     (with_backward(sums=lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
-    (with_backward(weights=UNMASKED), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
+    (with_backward(weights=unmasked), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
     (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
     (with_backward(key=lambda x: x.flip(1)), {}, "gradient_operand_order", "of the key are"),
     (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
