@@ -234,13 +234,12 @@ def _events(plan: Plan, times: Times, sizes: tuple[int, int], seed: int) -> Iter
 
 
 def _profiled(workload: Workload, name: str) -> CellProfiled:
-    seen = operators(workload, name, seconds(workload, name))
+    seen = operators(name, seconds(workload, name))
     return CellProfiled(workload=workload.id, implementation=name, operators=seen)
 
 
-def operators(workload: Workload, name: str, call_s: float) -> Operators:
+def operators(name: str, call_s: float) -> Operators:
     """List the operators: one kernel without a score matrix, or the steps of the textbook form with one."""
-    scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len * 4
     if not SPEEDS.get(name, (0, 0, 1.0))[2]:
         kernel = Operator(
             name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=call_s
@@ -248,10 +247,9 @@ def operators(workload: Workload, name: str, call_s: float) -> Operators:
         return Operators(calls=(kernel,), predicted="flash", observed="flash")
     shares = {"aten::bmm": ("matmul", 2, 0.5), "aten::_softmax": ("softmax", 1, 0.3), "aten::copy_": ("copy", 3, 0.2)}
     calls = tuple(
-        Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s, allocated_bytes=scores, largest_bytes=scores)
-        for op, (kind, n, share) in shares.items()
+        Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s) for op, (kind, n, share) in shares.items()
     )
-    return Operators(calls=calls, num_faults=scores / 2048 if workload.seq_len >= 2048 else 0.0, fault_s=1e-6)
+    return Operators(calls=calls, fault_s=1e-6)
 
 
 def _visit(

@@ -71,7 +71,6 @@ _NUMBERED = (
 )
 COMPILED = "CompiledFxGraph"
 """A graph made by torch.compile."""
-OUTSIDE = "outside any operator"
 MANY_NAMES = 4096
 """Size of name caches: a loop over tokens has a hundred thousand events with few different names."""
 
@@ -142,13 +141,9 @@ def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
 
 
 def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
-    """Sum up the calls of each operator, the one with the most self time first.
-
-    Memory allocated by an allocating operator counts for its caller, which writes there.
-    """
+    """Sum up the calls of each operator, the one with the most self time first."""
     num_calls: Counter[str] = Counter()
     self_ns: Counter[str] = Counter()  # without nested operators
-    blocks: defaultdict[str, list[int]] = defaultdict(list)  # sizes in bytes
     for span, running in nested(spans):
         if span.allocated_bytes is None:
             name, duration_ns = plain_name(span.name), span.end_ns - span.start_ns
@@ -156,20 +151,9 @@ def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
             self_ns[name] += duration_ns
             if running:
                 self_ns[plain_name(running[-1].name)] -= duration_ns
-        elif span.allocated_bytes > 0:
-            names = [plain_name(each.name) for each in running]
-            writers = (name for name in reversed(names) if kind_of(name) != "allocation")
-            blocks[next(writers, names[0] if names else OUTSIDE)].append(span.allocated_bytes)
     operators = [
-        Operator(
-            name=name,
-            kind="allocation" if name == OUTSIDE else kind_of(name),
-            num_calls=num_calls[name],
-            self_s=max(0, self_ns[name]) / 1e9,
-            allocated_bytes=sum(blocks[name]),
-            largest_bytes=max(blocks[name], default=0),
-        )
-        for name in dict.fromkeys([*num_calls, *blocks])
+        Operator(name=name, kind=kind_of(name), num_calls=number, self_s=max(0, self_ns[name]) / 1e9)
+        for name, number in num_calls.items()
     ]
     return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 

@@ -240,8 +240,6 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # one of kinds.KINDS
     num_calls: int
     self_s: float  # self time, or that of its kernels; profiled, so use it for shares, not for speed
-    allocated_bytes: int = 0  # allocated by the operator itself, freed or not
-    largest_bytes: int = 0  # the largest of these blocks
     kernels: tuple[str, ...] = ()  # names of its kernels on other devices than the host
 
 
@@ -253,7 +251,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     predicted: str = ""  # the backend that PyTorch announced; empty: unknown
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
     reason: str = ""  # PyTorch's reason for another backend
-    num_faults: float = 0.0  # minor page faults of one call, without the profiler
     fault_s: float = 0.0  # estimated cost of one fault on this machine; 0: unknown
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen

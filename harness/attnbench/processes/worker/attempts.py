@@ -28,8 +28,6 @@ from attnbench.units import show
 from attnbench.workloads.counts import input_numbers, score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-WARM_LEN = 512
-"""Length of the first calls, which fit: libraries allocate their buffers, and threads start."""
 DRAWING = 3
 """Memory for drawing inputs, as a multiple of their float64 size: they are cast, with temporary copies."""
 FLOAT64_BYTES = 8

@@ -1,4 +1,4 @@
-"""Observe one call of a case: its operators by torch.profiler, page faults, and the backend that ran.
+"""Observe one call of a case: its operators by torch.profiler, and the backend that ran; the cost of a page fault.
 
 Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
 
@@ -39,9 +39,6 @@ from attnbench.storage.operator_kinds import (
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
-SHORT_S = 0.1
-"""The page faults of shorter calls are read from NUM_CALLS of them."""
-NUM_CALLS = 3
 NUM_PAGES, NUM_PAIRS = 2**14, 5
 _BACKENDS = {
     "math": SDPBackend.MATH,
@@ -60,14 +57,12 @@ _HEADLINE = re.compile(r"not used because:?$")
 
 
 def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
-    """Observe `case` in at most four calls, or six short ones; `on_step` is called before each.
+    """Observe `case` in at most three calls; `on_step` is called before each.
 
     For a backward case the backward call is profiled for its operators, and the forward call before it for its backend.
     """
     requested = implementation.backend
     with case.grad_mode():
-        on_step()
-        is_short = case.first_s < SHORT_S
         on_step()
         calls, kernels = operators_in(case.recording), case.recording.kernels()
         forward = calls
@@ -79,14 +74,6 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         if any(one.name == ASKED for one in forward) and not compiled(forward):
             with asking:
                 case.output()
-        on_step()
-        is_host = case.device.is_host
-        num_faults = 0.0
-        if is_host:
-            call, num_calls, before = case.call(), NUM_CALLS if is_short else 1, _faults()
-            for _ in range(num_calls):
-                call()
-            num_faults = (_faults() - before) / num_calls
     seen = observed(forward)
     return Operators(
         calls=calls,
@@ -94,8 +81,7 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         predicted="+".join(asking.predicted),
         observed=seen,
         reason="; ".join(asking.reasons) if requested not in {"", seen} else "",
-        num_faults=num_faults,
-        fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
+        fault_s=fault_seconds(torch.get_num_threads()) if case.device.is_host else 0.0,
         copies=implementation.copies,
         kernel_s=busy_s(kernels),
         elsewhere=on_other_streams(kernels),
