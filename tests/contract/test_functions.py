@@ -333,11 +333,6 @@ class Bound(CanonicalAttention):
 
 class Nothing: ...
 
-class Loaded(Module):
-    def attend(self, query, key, value, mask): ...
-    @classmethod
-    def from_weights(cls, weights): ...
-
 split_layers = adapt(make, split("q", "k", "v", out="o"))
 one, (two, _hidden) = adapt(short), (adapt(mine), 3)
 many, few = (adapt(each) for each in (mine, short))
@@ -356,7 +351,6 @@ HELD = [
     "short",
     "Attends",
     "Bound",
-    "Loaded",
     "split_layers",
     "one",
     "two",

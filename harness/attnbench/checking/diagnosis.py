@@ -35,6 +35,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
+from attnbench.contract.declarations import declaration
 from attnbench.storage.records import CONVENTIONS, Agreement
 from attnbench.workloads.workload import Workload
 
@@ -484,7 +485,7 @@ def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
     if not matches:
         return None
     first, *others = matches
-    words = f"It looks as if{where} {first.words}."
+    words = f"It looks as if{where} {first.words}.{declaration(first.name, first.words)}"
     also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
     if also and first.is_rounding:  # these add up
         words += f" And as if {'; '.join(also)}."

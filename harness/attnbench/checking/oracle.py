@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
+Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
@@ -395,9 +396,7 @@ def output(attended: Tensor, weights: Weights) -> Tensor:
     return projected if weights.out_bias is None else projected + weights.out_bias
 
 
-def heads(
-    workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
-) -> tuple[Tensor, Tensor, Tensor]:
+def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..., Heads] = project) -> Heads:
     """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): taken from the inputs, or projected; then rotated.
 
     A query that `at_rows` has already reduced to these rows is used unchanged.
@@ -408,31 +407,30 @@ def heads(
     else:
         x = inputs.tensors["x"]
         query, key, value = project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
-    if workload.rotary != "none":
-        rotate = rotation(workload)
-        query, key = rotate(query, rows), rotate(key, torch.arange(workload.kv_len))
-    return query, key, value
+    return in_place(workload, rows, (query, key, value))
 
 
-def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
+def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
+    """Query rows (B, H, R, K) and key (B, G, S, K) rotated by their places, or back, if the workload rotates them."""
+    query, key, value = heads
+    if workload.rotary == "none":
+        return heads
+    turn = partial(rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"), sign=sign)
+    return turn(query, rows), turn(key, torch.arange(workload.kv_len)), value
+
+
+def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool, sign: int = 1) -> Tensor:
     """Rotate each pair of columns of a query or key (B, H, T, K) by an angle that grows with the token's place (T,).
 
-    Negative places rotate back. Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
+    Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
     num_pairs = heads.shape[-1] // 2
     dtype = torch.promote_types(heads.dtype, torch.float32)  # as in honest code: half would be off by radians
-    angles = places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
+    angles = sign * places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
-    pairs = (one * cos - other * sin, other * cos + one * sin)
+    pairs = one * cos - other * sin, other * cos + one * sin
     return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
-
-
-def rotation(workload: Workload) -> Callable[[Tensor, Tensor], Tensor]:
-    """The workload's rotation of a query or key (B, H, T, K) by the places of its tokens (T,)."""
-    return functools.partial(
-        rotated, base=workload.rotary_base, is_interleaved=not workload.rotary.startswith("halves")
-    )
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:

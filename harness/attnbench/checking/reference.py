@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.checking import conduct, oracle
 from attnbench.checking.case import (
+    QKV,
     TORCH_DTYPES,
     Case,
     Inputs,
@@ -268,9 +269,9 @@ def reference_for_probe(
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
-        rotate, places = oracle.rotation(workload), torch.arange(workload.seq_len)
-        turned = {name: rotate(drawn.tensors[name], -places) for name in ("query", "key")}
-        drawn = replace(drawn, tensors=drawn.tensors | turned)
+        query, key, value = (drawn.tensors[name] for name in QKV)
+        turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
+        drawn = replace(drawn, tensors=drawn.tensors | dict(zip(QKV, turned, strict=True)))
     return Reference(
         workload,
         drawn,

@@ -94,22 +94,25 @@ def projections(workload: Workload) -> Iterator[Mistake]:
         yield wrong("output_projection_transposed", words, output=transposed)
 
 
-def rotary(base: float, *, is_interleaved: bool) -> Mistake:
-    """Built-in rotary positions; the diagnosis fits the power of the base."""
+def rotary(base: float, workload: Workload, *, is_interleaved: bool) -> Mistake:
+    """Other rotary positions than the workload's; the diagnosis fits the power of the base."""
     turn = partial(oracle.rotated, base=base, is_interleaved=is_interleaved)
     style = "interleaved, as in GPT-J" if is_interleaved else "in halves, as in Llama"
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
-    scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
-    return replace(
-        wrong("rotary_inside", words, scores=scores),
-        fit=lambda power: rotary(base ** max(-MOST_POWER, min(power, MOST_POWER)), is_interleaved=is_interleaved),
-    )
+
+    def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
+        query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
+        return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
+
+    again = partial(rotary, workload=workload, is_interleaved=is_interleaved)
+    mistake = wrong("rotary_inside", words, scores=scores)
+    return replace(mistake, fit=lambda power: again(base ** min(max(power, -MOST_POWER), MOST_POWER)))
 
 
 def of_scores(workload: Workload) -> Iterator[Mistake]:
     """Mistakes of the scores and weights."""
     for is_interleaved in (False, True) if workload.head_dim % 2 == 0 else ():
-        yield from (rotary(base, is_interleaved=is_interleaved) for base in ROTARY_BASES)
+        yield from (rotary(base, workload, is_interleaved=is_interleaved) for base in ROTARY_BASES)
     root = math.sqrt(workload.head_dim)
     lengths = {"length 1": 1 / root, "length 1, without a scale": 1.0, "a root mean square of 1": root}
     for words, scale in lengths.items() if workload.head_dim > 1 else ():
