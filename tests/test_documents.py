@@ -186,7 +186,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/side-by-side.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/triton.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 

@@ -114,6 +114,7 @@ def _own_seed():
         yield
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("module", "rule", "said"),
     [

@@ -107,6 +107,7 @@ def broken_rules(found):
 LONG = {"batch_size": 1, "seq_len": 8, "kv_len": 2048}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "axes",
     [

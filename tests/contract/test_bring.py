@@ -110,6 +110,7 @@ UNDECLARED = {
 """Code without its declaration, or with another, and the words that say what to write."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", UNDECLARED)
 def test_what_is_not_declared_is_found_with_the_line_to_write(kind):
     code, line = UNDECLARED[kind]
