@@ -30,6 +30,7 @@ PRINTED = ["docs/tutorials.md"]
 DOCUMENTS = [
     *WITH_SET_UP,
     "docs/adapters.md",
+    "docs/agents.md",
     "docs/ci.md",
     "docs/cluster.md",
     "docs/fastest.md",

@@ -101,16 +101,8 @@ class Reference:
         draws = generator(workload.seed, 4, seed)
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.has_gradients = workload, seed, has_gradients
-        self._at = partial(
-            Reference,
-            workload,
-            drawn,
-            seed,
-            leniency=leniency,
-            has_gradients=has_gradients,
-            left_out=left_out,
-            on_step=on_step,
-        )
+        same = {"leniency": leniency, "has_gradients": has_gradients, "left_out": left_out, "on_step": on_step}
+        self._at: Callable[..., Reference] = partial(Reference, workload, drawn, seed, **same)  # type: ignore[arg-type]
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
