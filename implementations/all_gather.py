@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads
-from attnbench.ranks import Rank, not_over_ranks, over_ranks
+from attnbench.contract import repeat_heads
+from attnbench.ranks import Rank, over_ranks
+from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - a plug's reasons
 
 
 class Gather(torch.autograd.Function):
@@ -54,18 +55,8 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
     return (scores.softmax(dim=-1) @ value).to(query.dtype)  # (B,H,t,T) @ (B,H,T,V) -> (B,H,t,V)
 
 
-class AllGather(Attention):
-    """Attention with local queries and gathered keys and values."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
-        return over_ranks(attend_to_all, query, key, value, mask)
-
-
-IMPLEMENTATION = Implementation(
-    build=AllGather,
-    source="https://arxiv.org/abs/2407.21783, section 3.3.2",
-    unsupported=not_over_ranks,
-    distributes=True,
-    features=("scale",),
-)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    return over_ranks(attend_to_all, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)

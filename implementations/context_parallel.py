@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract import Workload
 from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 TOKENS = 2
@@ -69,12 +69,13 @@ def attend_in_parallel(query: Tensor, key: Tensor, value: Tensor, rank: Rank) ->
     return output
 
 
-class ContextParallel(Attention):
-    """Attention with PyTorch's split of the tokens."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
-        return over_ranks(attend_in_parallel, query, key, value, mask, order="whole")
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    return over_ranks(
+        attend_in_parallel, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal, order="whole"
+    )
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -82,12 +83,3 @@ def unsupported(workload: Workload) -> str | None:
     if workload.world_size == 1:
         return "it needs a group of ranks: give world_size a value of 2 or more"
     return not_over_ranks(workload)
-
-
-IMPLEMENTATION = Implementation(
-    build=ContextParallel,
-    source="https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
-    unsupported=unsupported,
-    distributes=True,
-    features=("scale",),
-)

@@ -8,22 +8,13 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation
-from attnbench.contract.dispatch import attend_by_policy, reason_against
+from attnbench.contract import BoundMask
+from attnbench.contract.dispatch import attend_by_policy
+from attnbench.contract.dispatch import reason_against as unsupported  # noqa: F401 - a plug's reasons
 
 
-class Fastest(Attention):
-    """One lookup and one call."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        return attend_by_policy(query, key, value, mask)
-
-
-IMPLEMENTATION = Implementation(
-    build=Fastest,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html, "
-    "with the choice of a policy in place of PyTorch's",
-    unsupported=reason_against,
-    features=("scale",),
-)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, scale: float, num_kv_heads: int
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V): one lookup and one call."""
+    return attend_by_policy(query, key, value, bound_mask)

@@ -11,48 +11,35 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Weights,
-    Workload,
-    attention_window,
-    missing_package,
-    only_on,
-)
+from attnbench.contract import BoundMask, Workload, attention_window, missing_package, only_on
 
 HEAD_DIMS = (64, 128, 256)
 
 
-class FlashInfer(Attention):
-    """One call with tokens before heads ("NHD")."""
+def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, num_kv_heads: int) -> Tensor:
+    """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
+    from flashinfer import single_prefill_with_kv_cache
 
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights)
-        from flashinfer import single_prefill_with_kv_cache
-        from flashinfer.quantization import packbits
+    tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
+    window = attention_window(bound_mask.rule, *bound_mask.sizes[1:])
+    attended: Tensor
+    if window is None or window[1] > 0:  # the kernel limits the right side only at the diagonal
+        bits = bound_mask.keep("flashinfer", lambda: packed(bound_mask))
+        attended = single_prefill_with_kv_cache(*tokens, packed_custom_mask=bits, kv_layout="NHD")
+    else:
+        left, right = window
+        attended = single_prefill_with_kv_cache(*tokens, causal=right == 0, window_left=left, kv_layout="NHD")
+    return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
 
-        self.kernel, self.packbits = single_prefill_with_kv_cache, packbits
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
-        tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
-        window = attention_window(mask.rule, *mask.sizes[1:])
-        attended: Tensor
-        if window is None or window[1] > 0:  # the kernel limits the right side only at the diagonal
-            bits = mask.keep("flashinfer", lambda: self.packed(mask))
-            attended = self.kernel(*tokens, packed_custom_mask=bits, kv_layout="NHD")
-        else:
-            attended = self.kernel(*tokens, causal=window[1] == 0, window_left=window[0], kv_layout="NHD")
-        return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
+def packed(mask: BoundMask) -> Tensor:
+    """Pack the visible pairs, eight to a byte; the first pair is the lowest bit."""
+    from flashinfer.quantization import packbits
 
-    def packed(self, mask: BoundMask) -> Tensor:
-        """Pack the visible pairs, eight to a byte; the first pair is the lowest bit."""
-        assert mask.visible is not None
-        visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
-        bits: Tensor = self.packbits(visible.flatten(), bitorder="little")
-        return bits
+    assert mask.visible is not None
+    visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
+    bits: Tensor = packbits(visible.flatten(), bitorder="little")
+    return bits
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -71,9 +58,4 @@ def unsupported(workload: Workload) -> str | None:
         return f"this form of flashinfer takes no mask {workload.mask_rule.name}"
     if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
         return "flashinfer promises nothing for queries that see no key"
-    return "flashinfer has no dropout" if workload.dropout > 0 else None
-
-
-IMPLEMENTATION = Implementation(
-    build=FlashInfer, source="https://arxiv.org/abs/2501.01005", unsupported=unsupported, compiles=True
-)
+    return None

@@ -17,26 +17,30 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole, is_on, missing_compiler
+from attnbench.contract import BoundMask, Workload, compile_whole, is_on, missing_compiler
 
 SMALLEST_CUDA_HEAD_DIM = 16
 
 
-class Flex(Attention):
-    """One call of the compiled function."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        attended: Tensor = compiled()(
-            query,
-            key,
-            value,
-            score_mod=mask.keep("flex scores", lambda: score_mod(mask)),
-            block_mask=mask.keep("flex blocks", lambda: block_mask(mask)) if mask.rule.hides else None,
-            scale=mask.scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return attended
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bound_mask: BoundMask,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    attended: Tensor = compiled()(
+        query,
+        key,
+        value,
+        score_mod=bound_mask.keep("flex scores", lambda: score_mod(bound_mask)),
+        block_mask=bound_mask.keep("flex blocks", lambda: block_mask(bound_mask)) if bound_mask.rule.hides else None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    return attended
 
 
 @cache
@@ -75,8 +79,8 @@ def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
 
 def unsupported(workload: Workload) -> str | None:
     """Return why flex_attention cannot run a workload, or None; a missing compiler is a reason."""
-    if workload.dropout > 0:
-        return "flex_attention has no dropout"
+    if workload.mask_rule.is_learned:
+        return "this form of flex_attention takes no learned bias"
     if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"
@@ -88,12 +92,3 @@ def unsupported(workload: Workload) -> str | None:
     if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
         return "flex_attention on the CPU needs AVX2"
     return missing_compiler(workload.device)
-
-
-IMPLEMENTATION = Implementation(
-    build=Flex,
-    source="https://arxiv.org/abs/2412.05496",
-    unsupported=unsupported,
-    compiles=True,
-    features=("scale",),
-)

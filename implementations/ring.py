@@ -7,22 +7,12 @@ Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py; t, 
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation
-from attnbench.ranks import not_over_ranks, over_ranks, ring_pass
+from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - a plug's reasons
+from attnbench.ranks import over_ranks, ring_pass
 
 
-class Ring(Attention):
-    """A ring of ranks, each with one part of the tokens."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
-        return over_ranks(ring_pass, query, key, value, mask)
-
-
-IMPLEMENTATION = Implementation(
-    build=Ring,
-    source="https://arxiv.org/abs/2310.01889",
-    unsupported=not_over_ranks,
-    distributes=True,
-    features=("scale",),
-)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    return over_ranks(ring_pass, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)

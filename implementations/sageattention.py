@@ -10,24 +10,17 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, only_on
+from attnbench.contract import Workload, missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 
 
-class SageAttention(Attention):
-    """One call with heads before tokens ("HND")."""
+def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, num_kv_heads: int) -> Tensor:
+    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    from sageattention import sageattn
 
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights)
-        from sageattention import sageattn
-
-        self.kernel = sageattn
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
-        attended: Tensor = self.kernel(query, key, value, tensor_layout="HND", is_causal=not mask.is_none)
-        return attended
+    attended: Tensor = sageattn(query, key, value, tensor_layout="HND", is_causal=is_causal)  # heads before tokens
+    return attended
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -40,19 +33,6 @@ def unsupported(workload: Workload) -> str | None:
         return "sageattention needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
         return f"sageattention needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
-    if workload.dropout > 0:
-        return "sageattention has no dropout"
-    name = workload.mask_rule.name
-    if name not in {"none", "causal", "causal_bottom_right"}:
-        return f"sageattention takes no mask {name}, but none and causal"
-    if name != "none" and workload.seq_len != workload.kv_len:
+    if workload.mask != "none" and workload.seq_len != workload.kv_len:
         return "sageattention needs kv_len == seq_len under a causal mask"
     return None
-
-
-IMPLEMENTATION = Implementation(
-    build=SageAttention,
-    source="https://arxiv.org/abs/2410.02367",
-    unsupported=unsupported,
-    copies="the package pads a head_dim other than 64 and 128",
-)

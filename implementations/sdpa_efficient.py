@@ -1,8 +1,6 @@
 """`scaled_dot_product_attention` restricted to EFFICIENT_ATTENTION, PyTorch's copy of xformers' kernel, on CUDA only.
 
-The kernel has no grouped heads: keys and values are repeated for the query heads that read them.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html
+The kernel has no grouped heads.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -11,24 +9,27 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, only_on, repeat_heads
+from attnbench.contract import Workload, only_on
 
 
-class SdpaEfficient(Attention):
-    """One call with one backend; torch raises if the kernel cannot run and never falls back."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # (B,G,S,K) -> (B,H,S,K)
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            return F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=None if mask.is_causal else mask.visible,
-                is_causal=mask.is_causal,  # aligned at the start (top-left)
-                scale=mask.scale,
-            )
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # torch raises if it cannot run: no fallback
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,  # aligned at the start (top-left)
+            scale=scale,
+        )
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -44,16 +45,6 @@ def unsupported(workload: Workload) -> str | None:
     if workload.head_dim % multiple or workload.value_dim % multiple:
         widths = f"head_dim and value_dim that are multiples of {multiple}"
         return f"the memory-efficient kernel needs {widths} in {workload.dtype}"
-    if workload.mask_rule.changes_scores:
-        return f"this form hands over no mask {workload.mask_rule.name}"
-    return "this form has no dropout" if workload.dropout > 0 else None
-
-
-IMPLEMENTATION = Implementation(
-    build=SdpaEfficient,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
-    unsupported=unsupported,
-    backend="efficient",
-    copies="keys and values are repeated where heads are grouped",
-    features=("scale",),
-)
+    if workload.mask_rule.changes_scores or workload.sinks != "none":
+        return "this form hands over no numbers to add to scores"
+    return None

@@ -13,37 +13,41 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, is_on
+from attnbench.contract import Workload, is_on
 
 LARGEST_CUDA_HEAD_DIM = 256
 
 
-class SdpaFlash(Attention):
-    """One call with one backend; torch raises if the kernel cannot run and never falls back."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
-                is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
-                dropout_p=self.dropout,
-                scale=mask.scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # torch raises if it cannot run: no fallback
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,  # aligned at the start (top-left)
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
 
 
 def unsupported(workload: Workload) -> str | None:
     """Return why the kernel cannot run a workload, or None."""
-    if not workload.mask_rule.is_additive:
-        return "scaled_dot_product_attention has no softcap"
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
-    if workload.mask_rule.is_learned and workload.direction != "inference":
-        return "the flash kernel gives no gradient of a learned bias"
+    if (workload.mask_rule.is_learned or workload.sinks != "none") and workload.direction != "inference":
+        return "the flash kernel gives no gradient of a mask, as a learned bias or sinks need it"
     if is_on("cuda", workload):
         return unsupported_on_cuda(workload)
     return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
@@ -56,20 +60,10 @@ def unsupported_on_cuda(workload: Workload) -> str | None:
     """
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the flash kernel on CUDA needs dtype bfloat16 or float16"
-    if workload.mask not in {"none", "causal"}:
+    if workload.mask not in {"none", "causal"} or workload.sinks != "none":
         return "the flash kernel on CUDA takes no mask other than causal"
     if workload.mask == "causal" and workload.kv_len != workload.seq_len:
         return "the flash kernel on CUDA needs kv_len == seq_len under a causal mask"
     if workload.head_dim > LARGEST_CUDA_HEAD_DIM:
         return f"the flash kernel on CUDA needs head_dim <= {LARGEST_CUDA_HEAD_DIM}"
     return None
-
-
-IMPLEMENTATION = Implementation(
-    build=SdpaFlash,
-    source="https://arxiv.org/abs/2205.14135, as in torch",
-    unsupported=unsupported,
-    backend="flash",
-    has_dropout=True,
-    features=("scale", "learned bias"),
-)

@@ -29,7 +29,7 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
     """(B, T, D), (B, S, D) -> (B, T, D)."""
     hidden, padding_mask = mask.hidden, None  # the module also says True where hidden
-    attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden
+    attention_mask = mask.added(x.dtype) if mask.changes_scores else hidden
     if hidden is not None and mask.is_padding:
         padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
     elif hidden is not None and hidden is attention_mask and len(hidden) == 1:

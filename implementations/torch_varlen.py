@@ -18,44 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Weights,
-    Workload,
-    attention_window,
-    missing_package,
-    not_a_window,
-    only_on,
-)
+from attnbench.contract import BoundMask, Workload, attention_window, missing_package, not_a_window, only_on
 
 LARGEST_HEAD_DIM = 256
 
 
-class TorchVarlen(Attention):
-    """One call with the tokens of the whole batch in one row."""
+def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, num_kv_heads: int) -> Tensor:
+    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K), with the batch's tokens in one row."""
+    from torch.nn.attention.varlen import varlen_attn
 
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights)
-        from torch.nn.attention.varlen import varlen_attn
-
-        is_grouped = self.num_heads != self.num_kv_heads
-        self.kernel: Any = partial(varlen_attn, enable_gqa=True) if is_grouped else varlen_attn
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
-        query_starts, key_starts, longest_query, longest_key = mask.keep("sequences", lambda: sequences(mask))
-        tokens = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # (B,H,T,K) -> (B*T,H,K)
-        attended: Tensor = self.kernel(
-            *tokens,
-            query_starts,
-            key_starts,
-            longest_query,
-            longest_key,
-            window_size=attention_window(mask.rule, *mask.sizes[1:]) or (-1, -1),
-        )
-        return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
+    kernel: Any = partial(varlen_attn, enable_gqa=True) if query.shape[1] != num_kv_heads else varlen_attn
+    bounds = bound_mask.keep("sequences", lambda: sequences(bound_mask))
+    tokens = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # (B,H,T,K) -> (B*T,H,K)
+    window = attention_window(bound_mask.rule, *bound_mask.sizes[1:]) or (-1, -1)
+    attended: Tensor = kernel(*tokens, *bounds, window_size=window)
+    return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
 
 
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
@@ -100,16 +77,6 @@ def unsupported(workload: Workload) -> str | None:
         return "varlen_attn needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
         return f"varlen_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
-    if workload.dropout > 0:
-        return "varlen_attn has no dropout"
     if workload.mask_rule.name == "document":
         return None
     return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
-
-
-IMPLEMENTATION = Implementation(
-    build=TorchVarlen,
-    source="https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
-    unsupported=unsupported,
-    copies="query, key and value are put in a row of tokens, unless layout has the heads after the tokens",
-)

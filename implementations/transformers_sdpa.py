@@ -7,52 +7,40 @@ Source: https://github.com/huggingface/transformers, src/transformers/integratio
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+from attnbench.contract import Workload, missing_package
 
 
-class TransformersSdpa(Attention):
-    """One call of the function that the package's models call, with the few module attributes that it reads."""
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    num_kv_heads: int,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    module = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=False, training=False)
+    attended: Tensor = kernel()(module, query, key, value, mask, scaling=scale, is_causal=is_causal)[0]
+    return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
 
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights)
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        self.function: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        groups = self.num_heads // self.num_kv_heads
-        self.as_module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False)
+@cache
+def kernel() -> Any:  # noqa: ANN401 - the package's
+    """The function that the package's models call."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        is_causal = mask.is_causal and query.shape[2] > 1  # the function shows a single query every key
-        attended: Tensor = self.function(
-            self.as_module,
-            query,
-            key,
-            value,
-            None if is_causal else mask.visible,
-            scaling=mask.scale_for(query.shape[-1]),
-            is_causal=is_causal,
-        )[0]
-        return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
+    return ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 def unsupported(workload: Workload) -> str | None:
     """Return why the function cannot run a workload, or None."""
-    if missing := missing_package("transformers"):
-        return missing
-    if workload.mask_rule.changes_scores:
-        return f"this form hands over no mask {workload.mask_rule.name}"
-    return "this form has no dropout" if workload.dropout > 0 else None
-
-
-IMPLEMENTATION = Implementation(
-    build=TransformersSdpa,
-    source="https://github.com/huggingface/transformers",
-    unsupported=unsupported,
-    features=("scale",),
-)
+    if workload.mask == "causal" and workload.seq_len == 1 < workload.kv_len:
+        return "the function shows every key to a single query, even under is_causal"
+    return missing_package("transformers")

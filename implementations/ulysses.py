@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
+from attnbench.contract import Workload, repeat_heads
 from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
@@ -63,15 +63,11 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
     return exchanged(made, rank, is_to_heads=False)
 
 
-class Ulysses(Attention):
-    """Attention that swaps tokens for heads between ranks."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
-        for name, heads in (("num_heads", query.shape[1]), ("num_kv_heads", key.shape[1])):
-            if heads % mask.world_size:
-                raise ValueError(f"{name}={heads} does not divide by {mask.world_size} ranks")
-        return over_ranks(attend_to_all, query, key, value, mask)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    return over_ranks(attend_to_all, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -80,12 +76,3 @@ def unsupported(workload: Workload) -> str | None:
         if heads % workload.world_size:
             return f"each of {workload.world_size} ranks takes as many heads: {name}={heads} does not divide by them"
     return not_over_ranks(workload)
-
-
-IMPLEMENTATION = Implementation(
-    build=Ulysses,
-    source="https://arxiv.org/abs/2309.14509",
-    unsupported=unsupported,
-    distributes=True,
-    features=("scale",),
-)

@@ -8,22 +8,14 @@ Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation
-from attnbench.ranks import not_over_ranks, over_ranks, ring_pass
+from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - a plug's reasons
+from attnbench.ranks import over_ranks, ring_pass
 
 
-class ZigzagRing(Attention):
-    """A ring of ranks, each with two parts of the tokens."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
-        return over_ranks(ring_pass, query, key, value, mask, order="zigzag")
-
-
-IMPLEMENTATION = Implementation(
-    build=ZigzagRing,
-    source="https://github.com/zhuzilin/ring-flash-attention",
-    unsupported=not_over_ranks,
-    distributes=True,
-    features=("scale",),
-)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
+) -> Tensor:
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    return over_ranks(
+        ring_pass, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal, order="zigzag"
+    )

@@ -117,7 +117,7 @@ def of_presets(num_threads: int) -> list[Workload]:
             if phase in model.phases:
                 for each in models.mixes(model, phase, settings if model.kind == "decoder" else {})[0]:
                     workload = msgspec.structs.replace(each, num_threads=num_threads)
-                    if not workload.features:  # features that a function of query, key and value cannot be passed
+                    if not workload.operands and not workload.scale:  # a plain function is not passed these
                         found.setdefault(workload.id, workload)
     return list(found.values())
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.contract import Implementation, repeat_heads
+from attnbench.contract.functions import Declared, from_function
 from attnbench.ranks import not_over_ranks, over_ranks
 
 SEEN = Path(os.environ.get("RANK_LIARS_SEEN", "/nonexistent"))
@@ -40,14 +41,13 @@ def one_hangs(query, key, value, rank):
     return output
 
 
-def over(share):
+def over(share) -> Implementation:
     """Build an implementation in which each rank calls `share`."""
 
-    class Shared(Attention):
-        def attend(self, query, key, value, mask):
-            return over_ranks(share, query, key, value, mask)
+    def attention(query, key, value, scale, num_kv_heads, world_size, is_causal=False):
+        return over_ranks(share, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)
 
-    return Implementation(build=Shared, source="", unsupported=not_over_ranks, distributes=True, features=("scale",))
+    return from_function(attention, share.__name__, declared=Declared(unsupported=not_over_ranks))
 
 
 healthy, dying, hanging = over(right), over(one_dies), over(one_hangs)

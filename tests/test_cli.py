@@ -136,29 +136,14 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     assert len(samples(run)) == before
 
 
-def test_a_journal_does_not_decide_what_is_executed(theirs):
+def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch):
     folder, _, run = theirs
+    monkeypatch.chdir(folder)
     for named in ([], ["-i", "fused"], ["-i", "mine.py:liar"], ["-i", "other/mine.py:theirs"]):
-        found = command("run", "--resume", run.name, *named, cwd=folder)
+        found = called("run", "--resume", run.name, *named)
         assert found.returncode == 2
         assert "this one names mine.py:theirs" in found.stderr
         assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
-
-
-@pytest.mark.long
-def test_a_wrong_implementation_is_a_finding(theirs):
-    folder, _, _ = theirs
-    few = ["--set", "scope=attention", "--set", "layout=contiguous"]  # each point that disagrees takes a second
-    found = command("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], *few, cwd=folder)
-    assert found.returncode == 1
-    assert "WRONG" in found.stdout
-    assert "liar: disagrees on" in found.stdout
-    assert "theirs: disagrees" not in found.stdout
-    assert not list(folder.glob("journal*"))
-    run = command("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
-    assert run.returncode == 1
-    cells = [cell for cell in json.loads(run.stdout)["cells"] if cell["implementation"] == "liar"]
-    assert {(cell["status"], cell["latency_s"]) for cell in cells} == {("disagrees", None)}
 
 
 @pytest.mark.parametrize(
@@ -258,24 +243,12 @@ def test_everything_can_be_listed(called, what):
 
 
 @pytest.mark.long
-def test_a_broken_plug_is_listed_with_its_error_and_costs_the_others_nothing(tmp_path):
+def test_a_broken_plug_is_listed_with_its_error(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
     found = command("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
     broken, sdpa = json.loads(found.stdout)
     assert "nothing_of_this_name" in broken["source"]
     assert sdpa["module"] == "yes"
-    checked = command("check", "broken.py:f", "sdpa", *FAST[:-2], "--json", cwd=tmp_path)
-    statuses = {cell["implementation"]: cell["status"] for cell in json.loads(checked.stdout)["cells"]}
-    assert statuses == {"f": "error", "sdpa": "ok"}
-    assert checked.returncode == 3  # nothing is wrong, but not everything was judged
-
-
-@pytest.mark.long
-def test_the_doctor_states_facts_and_gives_advice_only_with_exit_code_1(tmp_path):
-    found = command("doctor", "--json", cwd=tmp_path)
-    findings = json.loads(found.stdout)
-    assert {"processor", "load", "timer step", "threads", "noise floor"} <= {each["name"] for each in findings}
-    assert found.returncode == (1 if any(each["advice"] for each in findings) else 0)
 
 
 INTERRUPTED_IN_A_STRING = """

@@ -30,6 +30,7 @@ PRINTED = ["docs/tutorials.md"]
 DOCUMENTS = [
     *WITH_SET_UP,
     "docs/adapters.md",
+    "docs/agents.md",
     "docs/ci.md",
     "docs/cluster.md",
     "docs/fastest.md",
@@ -186,7 +187,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/side-by-side.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/triton.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 

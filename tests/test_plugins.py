@@ -13,7 +13,7 @@ from attnbench.checking.case import reason_against
 from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
 
-FORMS = '''
+FORMS = """
 import torch
 from torch import nn
 from attnbench.contract import Attention, Implementation
@@ -35,36 +35,10 @@ class Bare:
     def attend(self, query, key, value, mask=None):
         return function(query, key, value, mask=mask)
 
-class Foreign(nn.Module):
-    """Its own layout: one packed layer in the order value, key, query."""
-
-    @classmethod
-    def from_weights(cls, weights):
-        module = cls()
-        module.sizes = weights.query.shape
-        parts = (weights.value, weights.key, weights.query)
-        biases = (weights.value_bias, weights.key_bias, weights.query_bias)
-        heads, width, dim = weights.query.shape
-        module.packed = nn.Linear(dim, 3 * heads * width, dtype=weights.query.dtype)
-        module.last = nn.Linear(heads * width, dim, dtype=weights.query.dtype)
-        with torch.no_grad():
-            module.packed.weight.copy_(torch.cat([part.flatten(0, 1) for part in parts]))
-            module.packed.bias.copy_(torch.cat([bias.flatten() for bias in biases]))
-            module.last.weight.copy_(weights.out)
-            module.last.bias.copy_(weights.out_bias)
-        return module
-
-    def forward(self, x, context=None, *, mask):
-        heads, width, _ = self.sizes
-        value, key, query = (
-            part.unflatten(-1, (heads, width)).transpose(1, 2) for part in self.packed(x).chunk(3, dim=-1)
-        )
-        return self.last(function(query, key, value, mask=mask.visible).transpose(1, 2).flatten(2))
-
 IMPLEMENTATION = Implementation(build=Subclass, source="a test")
 number = 3
 class Nothing: ...
-'''
+"""
 
 
 @pytest.fixture
@@ -74,14 +48,23 @@ def forms(tmp_path):
     return file
 
 
-@pytest.mark.parametrize("name", ["function", "Subclass", "Bare", "Foreign", "IMPLEMENTATION"])
+@pytest.mark.parametrize("name", ["function", "Subclass", "Bare", "IMPLEMENTATION"])
 def test_every_form_takes_part_and_agrees(forms, name):
     found = loading.implementation(f"{forms}:{name}")
-    scopes = ["module"] if name == "Foreign" else ["attention", "module"]
-    for scope in scopes:
+    for scope in ("attention", "module"):
         workload = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", scope=scope, direction="forward")
         assert reason_against(found, workload) is None
         assert check(ask_oracle(workload, 0), found).agrees
+
+
+def test_a_file_of_a_folder_of_implementations_says_what_is_unsupported(tmp_path):
+    file = tmp_path / "implementations" / "mine.py"
+    file.parent.mkdir()
+    file.write_text("def attention(query, key, value): ...\ndef unsupported(workload): return 'on Sundays'\n")
+    assert plugins.plug_in(file) == "attention"
+    assert loading.implementation(f"{file}:attention").unsupported(Workload()) == "on Sundays"
+    file.write_text(FORMS)
+    assert plugins.plug_in(file) == plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
 
 
 def test_a_function_without_mask_takes_part_unmasked_only(forms):
@@ -98,12 +81,7 @@ def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, n
     assert reason_against(found, Workload(mask="causal+boolean(30)")) is None
 
 
-def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
-    found = loading.implementation(f"{forms}:Foreign")
-    assert "choose scope=module" in str(reason_against(found, Workload()))
-
-
-@pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one of them")])
+@pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one")])
 def test_what_cannot_take_part_is_reported_what_could(forms, name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         loading.implementation(f"{forms}:{name}")

@@ -101,6 +101,7 @@ def versions():
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_workers")
 def test_two_functions_of_one_name_are_compared_in_fresh_processes():
     new, old = versions()
@@ -119,6 +120,7 @@ def test_two_functions_of_one_name_are_compared_in_fresh_processes():
     assert pytest_assertrepr_compare("==", "faster", "slower") is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_workers")
 def test_wrong_answers_and_wrong_use_are_reported():
     def wrong(query, key, value, mask):

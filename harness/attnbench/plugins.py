@@ -40,6 +40,8 @@ KEYWORDS = (
     "window_size",
     "num_kv_heads",
     "dropout",
+    "world_size",
+    "bound_mask",
 )
 """Arguments that a plain function may receive by name, after query, key and value (contract/functions.py)."""
 ALIASES = {
@@ -193,7 +195,7 @@ def held(path: Path) -> list[str]:
     """The implementations in a file, in its order, without running it.
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
-    classes with `attend`, `from_weights` or such a `forward`, and modules made of these; and values of `adapt`,
+    classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
     `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored.
 
     Raises:
@@ -208,6 +210,17 @@ def held(path: Path) -> list[str]:
             f"attend, or a value that adapt made (docs/adapters.md); name it, as in {path}:NAME"
         )
     return list(dict.fromkeys(found))
+
+
+def plug_in(path: Path) -> str:
+    """The name of the implementation in a file of the folder implementations: `attention`, or IMPLEMENTATION."""
+    try:
+        body = _parsed(path).body
+    except ValueError:  # the check of specs reports the error
+        body = []
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    values = {ast.unparse(target) for node in body if isinstance(node, ast.Assign) for target in node.targets}
+    return "attention" if "attention" in functions and "IMPLEMENTATION" not in values else "IMPLEMENTATION"
 
 
 def imported(spec: str) -> set[str]:
@@ -226,11 +239,10 @@ HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function or class takes query, key and value, or is built from weights."""
+    """Whether a function or class takes query, key and value."""
     if isinstance(node, ast.ClassDef):
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-        has_own = bool({"attend", "from_weights"} & set(methods))
-        return has_own or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
+        return "attend" in methods or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
     return _heads(node.args)[:3] in HEADS
 
 

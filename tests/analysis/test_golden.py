@@ -77,6 +77,7 @@ def assert_same(found: list[dict], expected: list[dict], keys: tuple[str, ...]) 
 FULL = pytest.param("full", marks=pytest.mark.long)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["quick", FULL, "compiled", "one_process", "two_processes", "stored_base", "stored_candidate"]
 )

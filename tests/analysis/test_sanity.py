@@ -187,6 +187,7 @@ def lied(tmp_path_factory):
     return read(folder)
 
 
+@pytest.mark.long
 def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
     statuses = {record.implementation: record.status for record in lied.records}
     assert statuses == {"idle": Status.invalid, "fused": Status.ok, "sdpa": Status.ok}
@@ -194,6 +195,7 @@ def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
     assert all(record.agreement.agrees for record in lied.records)  # the liar, too
 
 
+@pytest.mark.long
 def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
     taken = [event for event in events(lied.folder / JOURNAL) if isinstance(event, CeilingsMeasured)]
     (found,) = [event.ceilings for event in taken]

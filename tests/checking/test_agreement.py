@@ -340,8 +340,8 @@ def test_an_answer_that_is_one_call_late_is_said_to_be():
 
 def test_rules_are_tried_once_for_the_workloads_that_share_their_short_length(monkeypatch):
     known, tried = {}, []
-    right = agreement.try_rules
-    monkeypatch.setattr(agreement, "try_rules", lambda *given: tried.append(given[2]) or right(*given))
+    right = agreement.rules.try_rules
+    monkeypatch.setattr(agreement.rules, "try_rules", lambda *given: tried.append(given[2]) or right(*given))
     for mask, seq_len in (("none", 40), ("none", 48), ("causal", 40)):
         axes = {"mask": mask, "num_heads": 2, "head_dim": 8, "scope": "attention", "direction": "inference"}
         references = ask_oracle(Workload(seq_len=seq_len, **axes), 0)

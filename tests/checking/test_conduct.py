@@ -71,7 +71,7 @@ class ChangesMask(Textbook):
 class ChangesMaskUnseen(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
-        mask.bias(query.dtype).data[..., 0] = 0.5  # the tensor's version does not notice
+        mask.added(query.dtype).data[..., 0] = 0.5  # the tensor's version does not notice
         return out
 
 
@@ -114,6 +114,7 @@ def _own_seed():
         yield
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("module", "rule", "said"),
     [
@@ -169,10 +170,8 @@ def test_what_a_call_changes_is_named_by_rule():
 @pytest.mark.parametrize("mask", ["none", "padding(20,7)", "document(10,11)", "additive", "causal+alibi", "softcap(5)"])
 def test_a_mask_that_is_used_as_it_may_be_is_unchanged(mask):
     bound = bind(Workload(**(POINT.axes() | {"mask": mask})))
-    scores = torch.zeros(2, 2, 21, 21)
     assert bound.restore() == []
-    _ = bound.visible, bound.hidden, bound.empty, bound.bias(torch.float32), bound.explicit(torch.bfloat16)
-    bound.adjust(scores)
+    _ = bound.visible, bound.hidden, bound.empty, bound.added(torch.float32), bound.added(torch.bfloat16, hides=False)
     bound.keep("an implementation's own", object)
     assert bound.restore() == []
 
@@ -180,15 +179,12 @@ def test_a_mask_that_is_used_as_it_may_be_is_unchanged(mask):
 def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     point = Workload(**(POINT.axes() | {"mask": "padding(20,7)+alibi"}))
     shared, right = bind(point), bind(point)
-    scores = torch.zeros(2, 2, 21, 21)
     shared.visible.logical_or_(shared.hidden)
-    shared.bias(torch.float32).zero_()
-    shared.adjust(scores)
+    shared.added(torch.float32).zero_()
     shared.per_head[0].zero_()
     assert shared.restore() == ["per_head", "visible", "bias in torch.float32"]
     assert torch.equal(shared.visible, right.visible)
-    assert torch.equal(shared.adjust(scores), right.adjust(scores))
-    assert torch.equal(shared.bias(torch.float32), right.bias(torch.float32))
+    assert torch.equal(shared.added(torch.float32), right.added(torch.float32))
     assert shared.restore() == []
     shared.visible.logical_not_()
     with conduct.watched({}, shared) as seen:

@@ -258,7 +258,7 @@ def test_where_rows_are_chosen_the_worst_and_some_others_are():
     assert {0, 299} <= set(rows)
     assert len(rows) < 300
     assert all(before < after for before, after in pairwise(rows))
-    assert match([evidence]) == []
+    assert match([evidence], catalogue(evidence.reference.workload)) == []
 
 
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)

@@ -106,6 +106,10 @@ def rotary(query, key, value):
     return sdpa(turned(query), turned(key), value)
 
 
+def rotary_without_scale(query, key, value):
+    return sdpa(turned(query), turned(key), value, scale=1.0)
+
+
 def tokens_first(query, key, value):
     return sdpa(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)).transpose(1, 2)
 
@@ -144,15 +148,14 @@ def group_mean(query, key, value, *, num_kv_heads=None):
     return sdpa(query, key, value)
 
 
+def unmasked(_, logs):
+    return logs.exp()
+
+
 BACKWARD = [
     (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
     (with_backward(sums=lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
-    (
-        with_backward(weights=lambda _, logs: logs.exp()),
-        {"mask": "causal"},
-        "gradient_under_another_mask",
-        "the mask is ignored",
-    ),
+    (with_backward(weights=unmasked), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
     (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
     (with_backward(key=lambda x: x.flip(1)), {}, "gradient_operand_order", "of the key are"),
     (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
@@ -205,12 +208,8 @@ WINDOW = {"mask": "window(7,7)"}
 KINDS = [
     (last_rows_unwritten, {}, "output_zero", "from row 32 on"),
     (late_rows_too_large, {"mask": "causal"}, "output_factor", "1.25 times what it should be from row 20 on"),
-    (
-        late_rows_without_mask,
-        {"mask": "causal"} | FORWARD,
-        "mask_ignored",
-        "in rows 20 to 35",
-    ),  # the last row sees every key
+    # The last row sees every key.
+    (late_rows_without_mask, {"mask": "causal"} | FORWARD, "mask_ignored", "in rows 20 to 35"),
     (late_query_gradient, {}, "query_gradient_factor", "0.75 times what it should be from row 20 on"),
     (no_key_gradient, {}, "key_gradient_zero", ""),
     (without_maximum, {}, "no_maximum", "added to the sum"),
@@ -221,6 +220,7 @@ KINDS = [
     (first_columns, {}, "width_cut", "the first 8 of 16"),
     (linear, {}, "no_softmax", ""),
     (rotary, {}, "rotary_inside", "base 20000"),
+    (rotary_without_scale, {"rotary": "interleaved(20000)"} | FORWARD, "no_scale", "not scaled"),
     (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
     (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
     (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),

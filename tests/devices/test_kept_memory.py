@@ -34,6 +34,7 @@ def keeping(what):
     return function
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("direction", ["inference", "backward", "forward_backward"])
 def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
     made = case(honest, direction)

@@ -17,10 +17,7 @@ CAPPED = "softcap * (scores / softcap).tanh()"
 USUAL_SCALE = "head_dim**-0.5 if scale is None else scale"
 BY_HEAD = "unflatten(-1, (self.num_heads, -1)).transpose(1, 2)"
 ALL_TILES = "for first in range(0, key.shape[2], TILE):\n        keys"
-EXPLICIT = "mask.explicit(query.dtype)"
-MASKED = f"attn_mask=None if mask.is_causal else {EXPLICIT}"
-PACKED_ROWS = "torch.cat([weights.query, weights.key, weights.value])"
-PACKED_BIASES = "torch.cat([weights.query_bias, weights.key_bias, weights.value_bias])"
+MASKED = "attn_mask=mask"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,62 +210,59 @@ EDITS = [
         "changed_before_scale",
         {"mask": "causal+additive"},
     ),
-    edit("sdpa_math", {EXPLICIT: "mask.visible"}, "bias_ignored", {"mask": "causal+alibi"}),
-    edit("sdpa_math", {EXPLICIT: "mask.bias(query.dtype).flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
+    edit("sdpa_math", {MASKED: "attn_mask=mask.isfinite()"}, "bias_ignored", {"mask": "causal+alibi"}),
+    edit("sdpa_math", {MASKED: "attn_mask=mask.flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
     edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
-    edit("sdpa_math", {"is_causal=mask.is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
-    edit("sdpa_math", {EXPLICIT: "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
+    edit("sdpa_math", {"is_causal=is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
+    edit("sdpa_math", {MASKED: "attn_mask=mask.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
     edit(
         "sdpa_math",
-        {"                value,": "                value.roll(-1, dims=2),"},
+        {"            value,": "            value.roll(-1, dims=2),"},
         "key_position_order value_position_order",
     ),
+    edit("sdpa_flash", {MASKED: "attn_mask=mask[:1]"}, "first_rows_mask_for_all", {"mask": "padding", "batch_size": 2}),
     edit(
         "sdpa_flash",
-        {EXPLICIT: "mask.visible[:1]"},
-        "first_rows_mask_for_all",
-        {"mask": "padding", "batch_size": 2},
-    ),
-    edit(
-        "sdpa_flash",
-        {MASKED: "attn_mask=None", "is_causal=mask.is_causal": "is_causal=not mask.is_none"},
+        {MASKED: "attn_mask=None", "is_causal=is_causal": "is_causal=is_causal or mask is not None"},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 19},
     ),
-    edit("sdpa_flash", {"                key,": "                key.detach(),"}, "key_gradient_zero", BOTH),
+    edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
         "torch_mha",
-        {
-            PACKED_ROWS: "torch.cat([weights.value, weights.query, weights.key])",
-            PACKED_BIASES: "torch.cat([weights.value_bias, weights.query_bias, weights.key_bias])",
-        },
+        {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
         "projections_in_wrong_order",
         MODULE,
         reported="value, query and key",
     ),
     edit(
         "torch_mha",
-        {PACKED_ROWS: "torch.stack([weights.query, weights.key, weights.value], dim=1).flatten(0, 1)"},
+        {'packed("in_proj_{}",': 'per_head("in_proj_{}",', "adapt, packed": "adapt, per_head"},
         "packed_read_in_thirds",
         MODULE | {"bias": "out", "num_heads": 2},
     ),
-    edit("torch_mha", {'.bias": weights.out_bias}': '.bias": weights.out_bias * 0}'}, "no_output_bias", MODULE),
-    edit("torch_mha", {'.weight": weights.out,': '.weight": weights.out.T,'}, "output_projection_transposed", MODULE),
+    edit("fused", {"self.out(attended": "(lambda x: F.linear(x, self.out.weight))(attended"}, "no_output_bias", MODULE),
+    edit(
+        "fused",
+        {"self.out(attended": "(lambda x: F.linear(x, self.out.weight.T, self.out.bias))(attended"},
+        "output_projection_transposed",
+        MODULE,
+    ),
     edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
     edit(
         "sdpa_mask",
-        {"else mask.visible & everywhere": "else mask.hidden & everywhere"},
+        {"else mask,": "else ~mask,"},
         "mask_inverted",
         {"mask": "sliding_window(3)"},
     ),
-    edit("sdpa_mask", {"scale=mask.scale": "scale=1.0"}, "no_scale", GROUPED),
+    edit("sdpa_mask", {"scale=scale": "scale=1.0"}, "no_scale", GROUPED),
     edit(
         "sdpa_bias",
-        {'"causal_bottom_right": bias.causal_lower_right': '"causal_bottom_right": bias.causal_upper_left'},
+        {"else causal_lower_right(": "else causal_upper_left("},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
-    edit("sdpa_bias", {"scale=mask.scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
+    edit("sdpa_bias", {"scale=scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
     edit(
         "torch_mha_weights",
         {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},

@@ -152,6 +152,12 @@ class LowerTriangularFromBottomRight(LowerTriangular):
     shift = 1
 
 
+BIASES = {
+    "LowerTriangularMask": LowerTriangular,
+    "LowerTriangularFromBottomRightMask": LowerTriangularFromBottomRight,
+}
+
+
 def efficient(query, key, value, attn_bias, p, scale, **others):
     assert p == 0
     assert others == {"op": None, "output_dtype": None}
@@ -277,15 +283,13 @@ def install(monkeypatch, version):
     known, forward = versions(ENGINE), versions(f"{ENGINE}.forward")
     number = version if version in known else list(known)[-1]
     engine = known[number].stand_in(lambda **given: DotProductAttention(forward[number], **given))
-    biases = SimpleNamespace(
-        LowerTriangularMask=LowerTriangular, LowerTriangularFromBottomRightMask=LowerTriangularFromBottomRight
-    )
     of_torch, in_package = modules.pop("torch.nn.attention.varlen"), TRANSFORMERS_SDPA.rpartition(".")
     offered = {"sdpa": modules[in_package[0]][in_package[2]]}
     packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
     more = {
         "transformer_engine.pytorch": {"DotProductAttention": engine},
-        "xformers.ops.fmha": {"attn_bias": biases},
+        "xformers.ops.fmha": {},
+        "xformers.ops.fmha.attn_bias": BIASES,
         "transformers": {},
         "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": offered},
         "transformers.models": {},

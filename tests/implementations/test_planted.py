@@ -59,16 +59,14 @@ def test_a_planted_mistake_is_found_and_reported(planted, tmp_path):
         assert any(words in found.diagnosis for words in words_of(name, planted.workload)), found.diagnosis
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("file", "point"), RIGHT, ids=[f"{file}-{point.id}" for file, point in RIGHT])
 def test_the_copy_as_it_is_agrees(file, point, tmp_path):
     assert judged(copied(tmp_path, file, {}), point).agrees
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    "name", ["einsum-softmax_over_heads", "torch_mha-no_output_bias", "sdpa-dropout_in_evaluation"]
-)
+@pytest.mark.parametrize("name", ["einsum-softmax_over_heads", "torch_mha-mask_inverted", "sdpa-dropout_in_evaluation"])
 def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
     planted = BY_ID[name]
     copy = copied(tmp_path, planted.file, planted.changed)

@@ -21,7 +21,7 @@ from attnbench.workloads.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "implementations" / "triton_flash.py"
-RESCALE = "            result = result * rescale[:, None]\n"
+RESCALE = "        acc = acc * alpha[:, None]\n"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 
@@ -63,7 +63,7 @@ def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
     assert text.count(RESCALE) == 1
     (tmp_path / "planted.py").write_text(text.replace(RESCALE, ""))
     settings = ("direction=inference", "mask=none", "seq_len=130", "num_heads=1", "head_dim=16", "batch_size=1")
-    code, report = checked("planted.py:IMPLEMENTATION", tmp_path, *settings)
+    code, report = checked("planted.py:attention", tmp_path, *settings)
     assert code == 1
     assert "does not rescale its output when the maximum grows" in json.dumps(report)
 

@@ -156,6 +156,7 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
     assert found.diffs[0].comparisons[0].outcome is Outcome.its_own
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "step", "said"),
     [

@@ -38,7 +38,7 @@ def repo(tmp_path, monkeypatch):
     commit(folder, "two", mine=SLOW)
     (folder / "implementations" / "grown.py").write_text(SLOW + "IMPLEMENTATION = mine\n")
     (folder / "implementations" / "gone.py").unlink()
-    (folder / "implementations" / "fresh.py").write_text(PLAIN + "IMPLEMENTATION = mine\n")
+    (folder / "implementations" / "fresh.py").write_text(PLAIN.replace("def mine", "def attention"))
     commit(folder, "three")
     monkeypatch.chdir(folder)
     return folder

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.comparisons import doubts, session_effects
@@ -33,8 +32,6 @@ LOST = math.log(2.5)
 """Log ratio charged for an implementation that failed at a shape, or was predicted to be too slow to time."""
 LEVEL = 0.05
 """Two-sided error of the intervals; not corrected over cells, since each shape decides only its own winner."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(kw_only=True)

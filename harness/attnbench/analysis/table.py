@@ -209,11 +209,6 @@ def panels(cells: "pd.DataFrame") -> list[Panel]:
     return found
 
 
-def varying(cells: "pd.DataFrame") -> set[str]:
-    """Axes, lengths excluded, with several values."""
-    return {axis for axis in GROUP_AXES if len(cells[axis].unique()) > 1}
-
-
 def arm_of(row: Row) -> Arm:
     """The arm of a row: its implementation and side."""
     return Arm(implementation=row["implementation"], side=row["side"] or "")

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking import conduct, dropout, oracle
+from attnbench.checking import conduct, dropout, oracle, rules
 from attnbench.checking.case import Case, set_dropout
 from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import FLOAT32_INSIDE, describe, explain
@@ -24,29 +24,9 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.checking.rules import (
-    BY_ORACLE,
-    KEPT,
-    LARGE_VALUES,
-    OUTPUTS_APART,
-    Candidate,
-    RuleReferences,
-    RulesAt,
-    for_rules,
-    results_at,
-    try_rules,
-    untried,
-)
+from attnbench.checking.rules import KEPT, OUTPUTS_APART, RuleReferences, RulesAt
 from attnbench.contract import Implementation
-from attnbench.storage.records import (
-    EMPTY_ROWS,
-    FLOAT32,
-    RANGE,
-    Agreement,
-    Grade,
-    ProbeResult,
-    RuleResult,
-)
+from attnbench.storage.records import EMPTY_ROWS, FLOAT32, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
@@ -74,7 +54,7 @@ class References:
     def short(self) -> Workload:
         """The workload for the rules."""
         plain = msgspec.structs.replace(self.workload, dropout=0.0)
-        return for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
+        return rules.for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
 
     @cached_property
     def for_rules(self) -> "RuleReferences | None":
@@ -135,12 +115,14 @@ def diagnose(
     diagnosed = explain(
         implementation, compared.by_probe, compared.agreement, references.seed, references.on_step, earlier=earlier
     )
-    others = [rule for rule in diagnosed.broken_rules if rule.rule not in BY_ORACLE]
+    others = [rule for rule in diagnosed.broken_rules if rule.rule not in rules.BY_ORACLE]
     if diagnosed.mistakes != (FLOAT32_INSIDE,) or others:
         return diagnosed
-    rules = tuple(rule for rule in diagnosed.rules if rule.rule not in BY_ORACLE)  # judged by the tolerance of float64
+    kept = tuple(
+        rule for rule in diagnosed.rules if rule.rule not in rules.BY_ORACLE
+    )  # those by the oracle had the tolerance of float64
     conventions = (*diagnosed.conventions, FLOAT32)
-    return msgspec.structs.replace(diagnosed, rules=rules, diagnosis="", mistakes=(), step="", conventions=conventions)
+    return msgspec.structs.replace(diagnosed, rules=kept, diagnosis="", mistakes=(), step="", conventions=conventions)
 
 
 def compare(
@@ -191,7 +173,7 @@ def compare(
         rule_results += (
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
         )
-    overflows = any(rule.rule == LARGE_VALUES and rule.is_noted and not rule.holds for rule in rule_results)
+    overflows = any(rule.rule == rules.LARGE_VALUES and rule.is_noted and not rule.holds for rule in rule_results)
     conventions = ((convention,) if convention else ()) + (RANGE,) * overflows
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=conventions)
     if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
@@ -219,18 +201,18 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
     seed, on_step = references.seed, references.on_step
-    for workload in dict.fromkeys((references.short, for_rules(references.workload))):
-        if rules := untried(workload, known):
+    for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
+        if untried := rules.untried(workload, known):
             is_short = workload == references.short
             right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
             if right is None:
                 continue
             try:
-                candidate = Candidate(implementation, right)
+                candidate = rules.Candidate(implementation, right)
             except Exception:  # noqa: BLE001, S112 - it does not support this length
                 continue
-            try_rules(candidate, known, rules, on_step)
-        return results_at(workload, known)
+            rules.try_rules(candidate, known, untried, on_step)
+        return rules.results_at(workload, known)
     return ()
 
 

@@ -5,6 +5,7 @@ leaves the differences between scores, attention without a mask, as cuDNN's. Non
 such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,18 +15,12 @@ from torch.nn.functional import softshrink
 from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.reference import Observation, Reference, largest
-from attnbench.checking.steps import hide, wrong
-from attnbench.storage.records import CONVENTIONS
+from attnbench.checking.steps import Mistake, hide, wrong
 
 NEARER = 0.25
 """An answer follows a form if its distance to it is at most this share of its distance to 0."""
 YARDSTICKS, NUM_ROUNDINGS = 2.5, 4.0
 """The limit for the effect of queries that see no key: in yardstick errors of the dtype, and in roundings."""
-
-
-def softmax(masked: Tensor, _: RowMask) -> Tensor:
-    """NaN where every score is minus infinity."""
-    return masked.softmax(dim=-1)
 
 
 def infinite(scores: Tensor, mask: RowMask) -> Tensor:
@@ -50,11 +45,13 @@ def kept(scores: Tensor, mask: RowMask) -> Tensor:
     return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), changed)
 
 
-NAN = wrong("nan_where_nothing_is_seen", CONVENTIONS["nan"], masked_scores=infinite, weights=softmax)
-FINITE = tuple(
-    (kind, wrong(f"{kind}_where_nothing_is_seen", "", masked_scores=form, weights=softmax))
-    for kind, form in (("mean", filled), ("mean", added), ("all", kept))
-)
+def convention(kind: str, form: Callable[[Tensor, RowMask], Tensor]) -> Mistake:
+    """The textbook form with that convention: its softmax is NaN where every score is minus infinity."""
+    return wrong(f"{kind}_where_nothing_is_seen", "", masked_scores=form, weights=lambda x, _: x.softmax(dim=-1))
+
+
+NAN = convention("nan", infinite)
+FINITE = [("mean", convention("mean", filled)), ("mean", convention("mean", added)), ("all", convention("all", kept))]
 """The conventions with numbers, by their names in CONVENTIONS."""
 
 

@@ -35,6 +35,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
+from attnbench.contract.declarations import declaration
 from attnbench.storage.records import CONVENTIONS, Agreement
 from attnbench.workloads.workload import Workload
 
@@ -70,17 +71,10 @@ WORSE = 1.01
 """A number is fitted only if its first guess is no worse than no mistake at all."""
 FITTED_ROWS = 6
 COMMON = {
-    *(
-        "mask_ignored",
-        "causal_unasked",
-        "mask_inverted",
-        "mask_argument",
-        "mask_after_softmax",
-        "bottom_right_for_top_left",
-    ),
-    *("no_scale", "scaled_by_width", "scaled_by_embedding", "kv_heads_interleaved", "keys_and_values_head_order"),
-    *("value_head_order", "no_softmax", "softmax_over_heads", "softmax_over_queries", "not_normalised", "bias_ignored"),
-    *("output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
+    *("mask_ignored", "causal_unasked", "mask_inverted", "mask_argument", "mask_after_softmax", "no_softmax"),
+    *("bottom_right_for_top_left", "no_scale", "scaled_by_width", "scaled_by_embedding", "kv_heads_interleaved"),
+    *("keys_and_values_head_order", "value_head_order", "softmax_over_heads", "softmax_over_queries", "bias_ignored"),
+    *("not_normalised", "output_head_order", "no_output_projection", "no_output_bias", "no_input_biases"),
 }
 """Mistakes that are also tried in pairs."""
 RULE_MISTAKES = {
@@ -139,7 +133,12 @@ class Evidence:
         # After an overflow, mistakes are computed in the candidate's dtype; NaN spreads to gradients.
         self.dtype = torch.float64 if is_finite else self.own_dtype
         self.names = [*self.observed] if is_finite else ["output"]
-        self._books: dict[torch.dtype, Textbook] = {}
+        self.books: dict[torch.dtype, Textbook] = {}
+
+    @property
+    def gradients(self) -> list[str]:
+        """The names of the compared gradients."""
+        return [name for name in self.names if name != "output"]
 
     def is_wrong(self, name: str) -> bool:
         """Whether a tensor's errors exceed their limits."""
@@ -150,24 +149,24 @@ class Evidence:
         """Whether every query row is compared."""
         return len(self.rows) == self.reference.workload.seq_len
 
-    def cut(self, places: Tensor) -> None:
-        """Keep only these rows of the output, counted from 0 among the compared ones."""
-        self.rows, self._books = self.rows[places], {}
-        for tensors in (self.observed, self.expected, self.beyond, self.limits):
-            tensors["output"] = tensors["output"].index_select(-2, places)
-
     def book(self, dtype: torch.dtype) -> Textbook:
         """The right steps at these rows."""
-        if dtype not in self._books:
+        if dtype not in self.books:
             inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
-            self._books[dtype] = book = Textbook(self.reference.workload, inputs, self.rows)
+            self.books[dtype] = book = Textbook(self.reference.workload, inputs, self.rows)
             _ = book.right  # a part of it starts every mistake
-        return self._books[dtype]
+        return self.books[dtype]
 
     @torch.no_grad()
     def output(self, mistake: Mistake, dtype: torch.dtype = torch.float64) -> Tensor:
         """The mistake's output at these rows in float64: (B, H, R, V), or (B, R, D) in scope `module`."""
         return self.book(dtype).output(mistake.changes).double()
+
+    def answers(self, mistake: Mistake, names: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The mistake's answers in float64, computed in `dtype`: the output alone, or the gradients too."""
+        if [*names] == ["output"]:
+            return {"output": self.output(mistake, dtype)}
+        return self.reference.answers_of(mistake, dtype)
 
 
 def explain(  # noqa: PLR0913 - the last two have usable defaults
@@ -203,7 +202,7 @@ def explain(  # noqa: PLR0913 - the last two have usable defaults
     if found is None and set() in alike:
         return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
     if found is None and not any(names <= RANDOM for names in alike):
-        found = _known(evidence, on_step) or _known(evidence, on_step, is_paired=True)
+        found = _known(evidence, on_step) or _sentence(match(evidence, _pairs(evidence[0].reference.workload), on_step))
         found = found or _stale(evidence) or _unwritten(evidence)
     found = found or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(found, words=f"{found.words} {place}"))
@@ -246,7 +245,9 @@ def cut(evidence: list[Evidence]) -> None:
         by_row = torch.stack(apart).movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
         places = torch.cat([by_row.topk(most // 2).indices, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
         for each in evidence:
-            each.cut(places)
+            each.rows, each.books = each.rows[places], {}
+            for tensors in (each.observed, each.expected, each.beyond, each.limits):
+                tensors["output"] = tensors["output"].index_select(-2, places)
 
 
 def shorter(workload: Workload) -> Iterator[Workload]:
@@ -360,37 +361,32 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
     """Test whether each feature of the context, heads side by side, has its own factor."""
-    weights = evidence[0].reference.drawn.weights
-    is_module, these = (
-        evidence[0].reference.workload.scope == "module",
-        [each for each in evidence if each.is_wrong("output")],
-    )
+    weights, workload = evidence[0].reference.drawn.weights, evidence[0].reference.workload
+    is_module, these = workload.scope == "module", [each for each in evidence if each.is_wrong("output")]
     if not these or (is_module and (weights.out is None or weights.out.shape[0] != weights.out.shape[1])):
         return None
 
-    def context(output: Tensor) -> Tensor:
+    def context(output: Tensor, each: Evidence) -> Tensor:
+        output = output / each.reference.tolerance("output")
         if not is_module:
             return output.movedim(1, -2).flatten(end_dim=1).flatten(1)  # (B,H,R,V) -> (B*R,H*V)
         assert weights.out is not None
-        plain = output if weights.out_bias is None else output - weights.out_bias
+        plain = output if weights.out_bias is None else output - weights.out_bias / each.reference.tolerance("output")
         merged: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
         return merged
 
-    observed, expected = (
-        torch.cat([context(tensors["output"]) / each.reference.tolerance("output") for each, tensors in pairs])
-        for pairs in ([(each, each.observed) for each in these], [(each, each.expected) for each in these])
-    )
+    observed = torch.cat([context(each.observed["output"], each) for each in these])
+    expected = torch.cat([context(each.expected["output"], each) for each in these])
     if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
         return None
     factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
     rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
     if not rest <= OF_FEATURES * error:
         return None
-    low, high = float(factors.min()), float(factors.max())
-    before = " before the output projection" * is_module
     words = (
-        f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g},"
-        f"{before}: by a gate, or by a buffer that is drawn when the module is made. First step that differs: context."
+        f"It looks as if each number of the heads' outputs is multiplied by one of its own, "
+        f"{float(factors.min()):.3g} to {float(factors.max()):.3g},{' before the output projection' * is_module}: "
+        "by a gate, or by a buffer that is drawn when the module is made. First step that differs: context."
     )
     return Finding(words, ("features_scaled",), "context")
 
@@ -468,31 +464,36 @@ def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, ax
 
 
 def _known(
-    evidence: list[Evidence],
-    on_step: Callable[[], object] = lambda: None,
-    names: Collection[str] = (),
-    *,
-    is_paired: bool = False,
+    evidence: list[Evidence], on_step: Callable[[], object] = lambda: None, names: Collection[str] = ()
 ) -> Finding | None:
-    """The sentence about the mistakes that explain everything, or only the wrong rows if the others are right."""
-    where, matches = "", match(evidence, on_step, names, is_paired=is_paired)
-    if not matches and not is_paired and (partly := _wrong_rows(evidence)) is not None:
-        region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
-        where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
-        matches = match(evidence, on_step, names, partly)
+    """The sentence about the mistakes that explain everything, or only the wrong rows if the others are right.
+
+    With `names`, only these are tried.
+    """
+    known = [each for each in catalogue(evidence[0].reference.workload) if not names or each.name in names]
+    if matches := match(evidence, known, on_step):
+        return _sentence(matches)
+    if (partly := _wrong_rows(evidence)) is None:
+        return None
+    region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
+    where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
+    return _sentence(match(evidence, known, on_step, partly), f",{where}," if where else "")
+
+
+def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
+    """The sentence about mistakes, of which the first is named and the others are as likely; None if there is none."""
     if not matches:
         return None
     first, *others = matches
-    words = f"It looks as if{',' * bool(where)}{where}{',' * bool(where)} {first.words}."
+    words = f"It looks as if{where} {first.words}.{declaration(first.name, first.words)}"
     also = dict.fromkeys(each.words for each in others if each.name != first.name or each.is_rounding)
     if also and first.is_rounding:  # these add up
         words += f" And as if {'; '.join(also)}."
     elif also:
         words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
     step = f"the backward pass of {first.step}" if first.is_gradient else first.step
-    return Finding(
-        f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step
-    )
+    names = tuple({each.name: None for each in matches})
+    return Finding(f"{words} First step that differs: {step}.", names, first.step)
 
 
 def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
@@ -505,40 +506,39 @@ def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
 
 def match(
     evidence: list[Evidence],
+    mistakes: Iterable[Mistake],
     on_step: Callable[[], object] = lambda: None,
-    names: Collection[str] = (),
     partly: Tensor | None = None,
-    *,
-    is_paired: bool = False,
 ) -> list[Mistake]:
     """The mistakes that explain everything, best first; those that are nearly as good as the best are as likely.
 
-    With `names`, only these are tried. With `partly` (B, H, R), only those rows of the output are compared. With
-    `is_paired`, common mistakes are tried in pairs.
+    With `partly` (B, H, R), only those rows of the output are compared.
     """
-    workload = evidence[0].reference.workload
     has_all_rows = all(each.has_all_rows for each in evidence)
     known = [
         each
-        for each in (_pairs(workload) if is_paired else catalogue(workload))
+        for each in mistakes
         if not (each.is_random or each.is_memory or each.is_factor) and (has_all_rows or not each.needs_all_rows)
-        if not names or each.name in names
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
     exact = [each for each in known if not (each.fit or each.is_rounding)]
     trials = [Trial(each) for each in exact if each.is_gradient is not is_output_wrong]
-    # Start with the errors on one probe: they leave few candidates.
-    for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
-        trials = _nearest(trials, each, partly, on_step) if is_output_wrong else trials
-    if not is_output_wrong:
+    if is_output_wrong:
+        # Start with the errors on one probe: they leave few candidates.
+        for each in sorted(evidence, key=lambda each: not each.is_wrong("output")):
+            trials = _nearest(trials, each, ["output"], partly, on_step)[:SHORTLIST]
+            for trial in trials:
+                trial.compare(each, ["output"], partly)
+            trials = [trial for trial in trials if trial.worst <= MATCH]
+    else:
         first = next(each for each in evidence if any(each.is_wrong(name) for name in each.names))
-        trials = _nearest_backward(trials, first, on_step)
+        trials = _nearest(trials, first, first.gradients, None, on_step)[:SHORTLIST_BACKWARD]
     limit = MATCH
     for trial in sorted(trials, key=lambda trial: trial.worst):  # best first: it excludes most others
         for each in evidence if partly is None else ():
-            if trial.worst <= limit and len(each.names) > 1 and not each.convention:
+            if trial.worst <= limit and each.gradients and not each.convention:
                 on_step()
-                trial.compare_gradients(each)
+                trial.compare(each, each.gradients)
         limit = limit if trial.is_idle else min(limit, max(1.0, 2 * trial.worst))
     explaining = [trial for trial in trials if trial.worst <= limit and not trial.is_idle]
     if is_output_wrong and partly is None and not any(trial.worst <= 1 for trial in explaining):
@@ -576,59 +576,43 @@ class Trial:
         self.worst = 0.0
         self.is_idle = True  # it changes nothing here, so it explains nothing
 
-    def compare(
-        self, each: Evidence, name: str, tensors: tuple[Tensor, Tensor, Tensor, Tensor], limits: Tensor
-    ) -> None:
-        """Compare the observed tensor, the right one, and the mistake's answer: exact, and in the candidate's dtype.
+    def compare(self, each: Evidence, names: Collection[str], partly: Tensor | None = None) -> None:
+        """Compare the observed tensors with the mistake's answers: exact, and in the candidate's dtype.
 
-        Differences are in units of the tolerance, which differs from row to row.
+        Differences are in units of the tolerance, which differs from row to row. With `partly` (B, H, R), only those
+        rows of the output are compared.
         """
-        observed, expected, exact, own = (tensor / limits for tensor in tensors)
-        one = torch.finfo(each.own_dtype).eps / 2 * roundings(each.reference.workload, name, 0.0)
-        self.is_idle &= largest(exact, expected) <= 1
-        limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
-        apart = min(_apart(observed, exact), _apart(observed, own))
-        self.worst = max(self.worst, apart / limit if limit else float(apart > 0) * math.inf)
-
-    def compare_gradients(self, each: Evidence) -> None:
-        """Compare every gradient."""
-        exact, own = (each.reference.answers_of(self.mistake, dtype) for dtype in (each.dtype, each.own_dtype))
-        for name in each.names:
-            if name != "output":
-                tensors = each.observed[name], each.expected[name], exact[name], own[name]
-                self.compare(each, name, tensors, each.limits[name])
+        exact_ones, own_ones = (each.answers(self.mistake, names, dtype) for dtype in (each.dtype, each.own_dtype))
+        for name in names:
+            tensors = each.observed[name], each.expected[name], exact_ones[name], own_ones[name]
+            observed, expected, exact, own = (_in_limits(tensor, each, name, partly) for tensor in tensors)
+            one = torch.finfo(each.own_dtype).eps / 2 * roundings(each.reference.workload, name, 0.0)
+            self.is_idle &= largest(exact, expected) <= 1
+            limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
+            apart = min(_apart(observed, exact), _apart(observed, own))
+            self.worst = max(self.worst, apart / limit)
 
 
-def _nearest(trials: list[Trial], each: Evidence, partly: Tensor | None, on_step: Callable[[], object]) -> list[Trial]:
-    """The mistakes that explain the output on one probe, from those nearest to it beyond the tolerance."""
-    chosen = slice(None) if partly is None else partly
-    observed, expected = each.observed["output"][chosen], each.expected["output"][chosen]
-    limits, near = each.limits["output"].expand_as(each.observed["output"])[chosen], []
+def _in_limits(tensor: Tensor, each: Evidence, name: str, partly: Tensor | None) -> Tensor:
+    """A tensor in units of its tolerance, perhaps only some rows of it."""
+    shares = tensor / each.limits[name]
+    return shares if partly is None else shares[partly]
+
+
+def _nearest(
+    trials: list[Trial], each: Evidence, names: Collection[str], partly: Tensor | None, on_step: Callable[[], object]
+) -> list[Trial]:
+    """The mistakes whose answers are nearest on one probe, beyond the tolerance and as a share of their size."""
+    near = []
     for trial in trials:
         on_step()
-        answer = each.output(trial.mistake, each.dtype)[chosen]
-        scale = float((answer / limits).nan_to_num().abs().max()) or 1.0
-        near.append(((_apart(observed / limits, answer / limits) - 1) / scale, trial, answer))
-    near = sorted(near, key=operator.itemgetter(0))[:SHORTLIST]
-    for _, trial, answer in near:
-        rounded = answer if each.dtype == each.own_dtype else each.output(trial.mistake, each.own_dtype)[chosen]
-        trial.compare(each, "output", (observed, expected, answer, rounded), limits)
-    return [trial for _, trial, _ in near if trial.worst <= MATCH]
-
-
-def _nearest_backward(trials: list[Trial], each: Evidence, on_step: Callable[[], object]) -> list[Trial]:
-    """The mistakes whose gradients are nearest on one probe, beyond the tolerance."""
-    near = []
-    names = [name for name in each.names if name != "output"]
-    for number, trial in enumerate(trials):
-        on_step()
-        exact, apart = each.reference.answers_of(trial.mistake, each.dtype), 0.0
+        answers, apart = each.answers(trial.mistake, names, each.dtype), -math.inf
         for name in names:
-            right, limits = exact[name], each.limits[name]
-            size = float((right / limits).nan_to_num().abs().max()) or 1.0
-            apart = max(apart, (_apart(each.observed[name] / limits, right / limits) - 1) / size)
-        near.append((apart, number, trial))
-    return [trial for _, _, trial in sorted(near)[:SHORTLIST_BACKWARD]]
+            answer, observed = (_in_limits(of[name], each, name, partly) for of in (answers, each.observed))
+            size = float(answer.nan_to_num().abs().max()) or 1.0
+            apart = max(apart, (_apart(observed, answer) - 1) / size)
+        near.append((apart, trial))
+    return [trial for _, trial in sorted(near, key=operator.itemgetter(0))]
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
@@ -657,10 +641,10 @@ def _fitted(known: list[Mistake], evidence: list[Evidence]) -> list[Trial]:
             continue
         trial, is_explained = Trial(mistake), True
         for each in evidence:
-            observed, expected, answer = each.observed["output"], each.expected["output"], each.output(mistake)
-            tensors = observed, expected, answer, each.output(mistake, each.own_dtype)
-            trial.compare(each, "output", tensors, each.limits["output"])
-            is_better = (observed - answer).square().sum() <= (1 - EXPLAINED) * (observed - expected).square().sum()
+            trial.compare(each, ["output"])
+            observed, expected = each.observed["output"], each.expected["output"]
+            rest = (observed - each.output(mistake)).square().sum()
+            is_better = rest <= (1 - EXPLAINED) * (observed - expected).square().sum()
             is_explained &= bool(is_better) or not each.is_wrong("output")
         if is_explained and trial.worst <= MATCH and not trial.is_idle:
             trials.append(trial)
@@ -705,7 +689,7 @@ def _interval(each: Evidence) -> Mistake | None:
         sums = pad((powers * pad(value, (0, 1), value=1.0)).cumsum(dim=2), (0, 0, 1, 0))
         mixed = sums[:, :, past] - sums[:, :, first]  # (1,H,pairs,V+1): the last column is the sum of the powers
         answer = mixed[..., :-1] / mixed[..., -1:]
-        answer = steps.output(answer, book.inputs.weights) if book.is_module else answer
+        answer = answer if workload.scope == "attention" else oracle.output(answer, book.inputs.weights)
         apart = (answer - each.observed["output"][:1, ..., place : place + 1, :]).abs()
         by_pair = apart.transpose(-2, 0).flatten(1).amax(dim=1)
         best = int(by_pair.argmin())
@@ -830,9 +814,10 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         with torch.no_grad():
             return case.output()
 
-    mask = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=reference.drawn.tensors)
-    right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
-    like = reference.drawn.tensors["value"].to(inputs.tensors["query"])
+    rows = torch.arange(workload.seq_len)
+    mask = oracle.row_mask(workload, rows, inputs=reference.drawn.tensors)
+    query, key, value = oracle.heads(workload, reference.drawn, rows)
+    right, like = oracle.weights(query, key, mask), value.to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
     is_lost = (actual == 0) & (right > SMALL_WEIGHT)
     if is_random and is_lost.any():
@@ -846,10 +831,10 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     apart, place = differences(actual, right)
     if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
-    batch, head, query, key = place
+    batch, head, row, column = place
     actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
     facts = [
-        f"query {query} gives key {key} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
+        f"query {row} gives key {column} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
     ]
     if empty := int(((actual == 0).all(dim=-1) & is_lost.any(dim=-1)).sum()):
         facts.append(f"{empty} queries give no key any weight")

@@ -300,7 +300,8 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
     here = device(workload.device)
     forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator is always forked
     with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
-        torch.manual_seed(_own_seed(workload, seed))
+        # The candidate can read this seed, so it must not reveal the seed of the inputs.
+        torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
         for name, rule in RULES.items():
             try:
                 trial = trial or DropoutTrial(implementation, workload, seed)
@@ -311,11 +312,6 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
             if broken:
                 break
     return tuple(results)
-
-
-def _own_seed(workload: Workload, seed: int) -> int:
-    """The seed for the candidate's draws. It can read this seed, so it must not reveal the seed of the inputs."""
-    return int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed)))
 
 
 def still_drops(case: Case) -> str:

@@ -6,9 +6,9 @@ automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
+Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
@@ -322,7 +323,7 @@ def answer(
     """
     query, key, value = heads(workload, inputs, rows)
     attended = in_parts(form, query, key, value, row_mask(workload, rows, query.device, inputs.tensors), on_step)
-    return output(workload, attended, inputs.weights)
+    return attended if workload.scope == "attention" else output(attended, inputs.weights)
 
 
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
@@ -383,22 +384,20 @@ def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], objec
     key, value = _all_heads(key, query), _all_heads(value, query)
     num_rows = max(1, ROWS_PAIRS // (workload.batch_size * workload.num_heads * workload.kv_len))
     attended = torch.cat([attended_by(rows) for rows in every.split(num_rows)], dim=2)
-    return output(workload, attended, inputs.weights)
+    return attended if workload.scope == "attention" else output(attended, inputs.weights)
 
 
-def output(workload: Workload, attended: Tensor, weights: Weights) -> Tensor:
-    """The output of a call from its heads' results (B, H, R, V): unchanged, or merged and projected."""
-    if workload.scope == "attention":
-        return attended
-    merged = attended.permute(0, 2, 1, 3).flatten(2)  # (B,H,R,V) -> (B,R,H*V)
+def output(attended: Tensor, weights: Weights) -> Tensor:
+    """Heads side by side, then the output projection if there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
+    merged = attended.permute(0, 2, 1, 3).flatten(2)
     if weights.out is None:
         return merged
     projected = merged @ weights.out.T
     return projected if weights.out_bias is None else projected + weights.out_bias
 
 
-def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): taken from the inputs, or projected.
+def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..., Heads] = project) -> Heads:
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): taken from the inputs, or projected; then rotated.
 
     A query that `at_rows` has already reduced to these rows is used unchanged.
     """
@@ -408,26 +407,30 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
     else:
         x = inputs.tensors["x"]
         query, key, value = project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
-    if workload.rotary != "none":
-        query, key = rotated(query, rows, workload), rotated(key, torch.arange(workload.kv_len), workload)
-    return query, key, value
+    return in_place(workload, rows, (query, key, value))
 
 
-def rotated(heads: Tensor, places: Tensor, workload: Workload, *, is_inverse: bool = False) -> Tensor:
+def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
+    """Query rows (B, H, R, K) and key (B, G, S, K) rotated by their places, or back, if the workload rotates them."""
+    query, key, value = heads
+    if workload.rotary == "none":
+        return heads
+    turn = partial(rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"), sign=sign)
+    return turn(query, rows), turn(key, torch.arange(workload.kv_len)), value
+
+
+def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool, sign: int = 1) -> Tensor:
     """Rotate each pair of columns of a query or key (B, H, T, K) by an angle that grows with the token's place (T,).
 
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
-    num_pairs = workload.head_dim // 2
+    num_pairs = heads.shape[-1] // 2
     dtype = torch.promote_types(heads.dtype, torch.float32)  # as in honest code: half would be off by radians
-    rates = workload.rotary_base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)
-    angles = places.to(dtype)[:, None] * (-rates if is_inverse else rates)  # (T,K/2)
+    angles = sign * places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
-    if workload.rotary.startswith("halves"):
-        one, other = heads.unflatten(-1, (2, num_pairs)).unbind(-2)
-        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
-    one, other = heads.unflatten(-1, (num_pairs, 2)).unbind(-1)
-    return torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
+    one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
+    pairs = one * cos - other * sin, other * cos + one * sin
+    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
@@ -449,18 +452,11 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     mask = row_mask(workload, rows, query.device, inputs.tensors)
     for part in mask.rule.changes:
         if part.is_additive:
-            bound = bound + max(_best_bias(mask.part(EVERY, heads), part) for heads in _some_heads(mask))
+            each_head = (mask.part(EVERY, slice(head, head + 1)) for head in range(mask.num_heads))  # to limit memory
+            bound = bound + max(_best_bias(of_head, part) for of_head in each_head)
         else:
             bound = part.transform(bound)
     return float(bound)
-
-
-def _some_heads(mask: RowMask) -> Iterator[slice]:
-    """All heads of a mask, in groups that fit into memory."""
-    batch_size, _, key_len = mask.sizes
-    each = max(1, PART_PAIRS // (batch_size * len(mask.rows) * key_len))
-    for first in range(0, mask.num_heads, each):
-        yield slice(first, first + each)
 
 
 def _best_bias(mask: RowMask, part: Mask) -> Tensor:

@@ -152,12 +152,9 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
     """
     if not (size := HUGE_LOGITS[workload.scope].get(workload.dtype, 0.0)):
         raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
+    _require_width(workload)
     if workload.scope == "module":
-        if workload.embed_dim == 1:
-            raise VacuousError("tokens of one number cannot say how far their scores are moved")
         return _shifted(draw_large(workload, seed), size, workload.score_scale, generator(workload.seed, 6, seed))
-    if workload.head_dim == 1:
-        raise VacuousError("keys of one number cannot all have large scores")
     return _pointed(workload, seed, size, POINTED_OF_HUGE)
 
 
@@ -170,14 +167,11 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
     Raises:
         VacuousError: queries and keys of width 1 cannot hold both the shift and the rest.
     """
+    _require_width(workload)
     inputs, size = draw_normal(workload, seed), SHIFTS[workload.dtype]
     draws = generator(workload.seed, 9, seed)
     if workload.scope == "module":
-        if workload.embed_dim == 1:
-            raise VacuousError("tokens of one number cannot say how far their scores are moved")
         return _shifted(inputs, size, workload.score_scale, draws)
-    if workload.head_dim == 1:
-        raise VacuousError("keys of one number cannot all have large scores")
     if workload.dtype == "float16":
         size = min(size, LARGEST_PRODUCT * workload.score_scale)
     root = math.sqrt(workload.head_dim)
@@ -185,6 +179,12 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
     key[..., 0] = root
     query[..., 0] = size / (root * workload.score_scale) * _signs(query.shape[:-1], draws)
     return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
+
+
+def _require_width(workload: Workload) -> None:
+    """Raise VacuousError if tokens or keys of one number cannot hold both the shift and the rest."""
+    if (workload.embed_dim if workload.scope == "module" else workload.head_dim) == 1:
+        raise VacuousError("tokens or keys of one number cannot all have large scores")
 
 
 def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.checking import conduct, oracle
 from attnbench.checking.case import (
+    QKV,
     TORCH_DTYPES,
     Case,
     Inputs,
@@ -100,16 +101,8 @@ class Reference:
         draws = generator(workload.seed, 4, seed)
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.has_gradients = workload, seed, has_gradients
-        self._at = partial(
-            Reference,
-            workload,
-            drawn,
-            seed,
-            leniency=leniency,
-            has_gradients=has_gradients,
-            left_out=left_out,
-            on_step=on_step,
-        )
+        same = {"leniency": leniency, "has_gradients": has_gradients, "left_out": left_out, "on_step": on_step}
+        self._at: Callable[..., Reference] = partial(Reference, workload, drawn, seed, **same)  # type: ignore[arg-type]
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
@@ -276,11 +269,9 @@ def reference_for_probe(
     leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
-        places = torch.arange(workload.seq_len)
-        turned = {
-            name: oracle.rotated(drawn.tensors[name], places, workload, is_inverse=True) for name in ("query", "key")
-        }
-        drawn = replace(drawn, tensors=drawn.tensors | turned)
+        query, key, value = (drawn.tensors[name] for name in QKV)
+        turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
+        drawn = replace(drawn, tensors=drawn.tensors | dict(zip(QKV, turned, strict=True)))
     return Reference(
         workload,
         drawn,

@@ -1,9 +1,9 @@
 """Rules: properties of any attention, for any inputs. Each is tried at a short length.
 
 A rule is a function of a `Candidate` that returns a description of a violation, "" if the rule holds, or None if it
-does not apply to the workload. Most rules compare two calls whose answers must be equal, or differ by a known factor:
-other memory layouts, numbers of another size, operands that need no gradient. Violations by PyTorch's own kernels are
-only noted (docs/adr/0007).
+does not apply to the workload. Most rules list calls with their right answers, which follow from other calls: other
+memory layouts, numbers of another size, operands that need no gradient. Violations by PyTorch's own kernels are only
+noted (docs/adr/0007).
 """
 
 import contextlib
@@ -33,17 +33,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.contract import Implementation
-from attnbench.contract.memory import (
-    COPIED_ROW,
-    LAYOUTS,
-    MASK_FORMS,
-    OF_HEADS,
-    OF_OTHERS,
-    ONE_ROW,
-    OTHER_MASKS,
-    packed,
-)
+from attnbench.contract import Implementation, memory
 from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -146,8 +136,20 @@ class Candidate:
         inputs = (reference or self.normal).inputs
         return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
 
-    def changed(self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = ()) -> Case:
-        """A case on the normal inputs, some of them replaced; the leaves in `frozen` need no gradient."""
+    def run(self, case: Case) -> Tensor:
+        """The output of a call, with its graph."""
+        with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
+            output = case.output()
+        require_form(self.workload, output)
+        return output
+
+    def changed(
+        self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = (), **of_mask: float | str
+    ) -> tuple[Case, Tensor]:
+        """A call on the normal inputs, some of them replaced, with other attributes of the mask; and its output.
+
+        The leaves in `frozen` need no gradient.
+        """
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
             tensors["value"] = tensors["key"][..., : self.workload.value_dim]
@@ -157,20 +159,12 @@ class Candidate:
         case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
         for name in frozen:
             case.leaves[name].requires_grad_(False)  # noqa: FBT003
-        return case
-
-    def output_of(self, case: Case) -> Tensor:
-        """The output of a call, with its graph."""
-        with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
-            output = case.output()
-        require_form(self.workload, output)
-        return output
+        vars(case.mask).update(of_mask)
+        return case, self.run(case)
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
-        """The output on the normal inputs, some of them replaced, with other attributes of the mask."""
-        case = self.changed(tensors)
-        vars(case.mask).update(of_mask)
-        return self.output_of(case).detach()
+        """The output of a changed call."""
+        return self.changed(tensors, (), **of_mask)[1].detach()
 
     def ask(
         self,
@@ -179,13 +173,8 @@ class Candidate:
         frozen: Collection[str] = (),
         form: str = "",
     ) -> Answer:
-        """The output and the gradients on the normal inputs, some of them replaced, for that gradient of the output.
-
-        `form` is the form of the mask.
-        """
-        case = self.changed(tensors, frozen)
-        vars(case.mask).update(form=form)
-        output = self.output_of(case)
+        """The output and the gradients of a changed call, for that gradient of the output and form of the mask."""
+        case, output = self.changed(tensors, frozen, form=form)
         return {"output": output.detach()} | self.pulled_back(case, output, grad)
 
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
@@ -211,16 +200,17 @@ class Candidate:
         """The output and the gradients on the normal inputs."""
         return self.ask()
 
-    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Change a key's row in the tensor `name`; return the output rows that do not see that key."""
-        tensor = self.normal.inputs.tensors[name].clone()
-        tensor[..., key, :] = change(tensor[..., key, :])
-        return self.without(self.call({name: tensor}), key)
+    def moved_by(self, name: str, change: Callable[[Tensor], Tensor]) -> float:
+        """The largest change of the output where the row of the hidden key in the tensor `name` is changed.
 
-    def without(self, output: Tensor, key: int) -> Tensor:
-        """The output rows whose query does not see that key (n, ...)."""
-        rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
-        return rows[~self.seen[:, :, key].to(output.device)]
+        Only queries that do not see that key count; infinite if only one of the outputs is finite.
+        """
+        tensor, key = self.normal.inputs.tensors[name].clone(), self.hidden_key
+        tensor[..., key, :] = change(tensor[..., key, :])
+        outputs = self.call({name: tensor}), self.output
+        rows = (each.transpose(1, 2) if each.dim() == 4 else each for each in outputs)  # noqa: PLR2004 - (B,T,H,V)
+        is_hidden = ~self.seen[:, :, key].to(self.output.device)  # (B, T)
+        return _apart(*(each[is_hidden] for each in rows))
 
     def apart(self, actual: Answer, expected: Answer) -> str:
         """The first tensor of two answers that differs more than honest ones may, and by how much; or ""."""
@@ -240,23 +230,29 @@ Trial = tuple[str, Callable[[], Answer], Answer]
 """A description of a change, a function that computes its answer, and the required answer."""
 
 
-def first_apart(candidate: Candidate, trials: Iterable[Trial]) -> str:
-    """A description of the first trial with a wrong answer.
+def compared(trials: Callable[[Candidate], Iterable[Trial]]) -> Rule:
+    """A rule that all answers are the required ones; it does not apply without any trial.
 
-    If no answer is wrong, raise the first error that a trial raised.
+    A wrong answer counts before the first error that a trial raises.
     """
-    refusal: Exception | None = None
-    for words, give, expected in trials:
-        try:
-            actual = give()
-        except Exception as error:  # noqa: BLE001 - a candidate may raise anything
-            refusal = refusal or error
-            continue
-        if found := candidate.apart(actual, expected):
-            return f"{words} another {found}"
-    if refusal is not None:
-        raise refusal
-    return ""
+
+    def rule(candidate: Candidate) -> str | None:
+        refusal: Exception | None = None
+        result = None
+        for words, give, expected in trials(candidate):
+            result = ""
+            try:
+                actual = give()
+            except Exception as error:  # noqa: BLE001 - a candidate may raise anything
+                refusal = refusal or error
+                continue
+            if apart := candidate.apart(actual, expected):
+                return f"{words} another {apart}"
+        if refusal is not None:
+            raise refusal
+        return result
+
+    return rule
 
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
@@ -315,170 +311,155 @@ def without_gradients(candidate: Candidate) -> str:
     return ""
 
 
-def handed_in(candidate: Candidate) -> str | None:
+@compared
+def handed_in(candidate: Candidate) -> Iterator[Trial]:
     """The output's gradient is read correctly for any strides: those of a sum, of a mean over the queries, ..."""
     if (usual := candidate.normal.grad_output) is None:
-        return None
-
-    def trials() -> Iterator[Trial]:
-        for words, narrow in (
-            ("one number expanded, as that of a sum,", torch.ones_like(usual[:1, :1, :1]).flatten()[0]),
-            ("one row expanded over the queries", usual[..., :1, :]),
-        ):
-            given = narrow.expand_as(usual)
-            dense = candidate.ask(grad=given.contiguous())
-            yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=given), dense
-        given = LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
-        words = "an incoming gradient that is spread out in memory gives"
-        yield words, partial(candidate.ask, grad=given), candidate.answer
-
-    return first_apart(candidate, trials())
+        return
+    narrow = {
+        "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0],
+        "one row expanded over the queries": usual[..., :1, :],
+    }
+    for words, numbers in narrow.items():
+        grad = numbers.expand_as(usual)
+        dense = candidate.ask(grad=grad.contiguous())
+        yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=grad), dense
+    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
+    words = "an incoming gradient that is spread out in memory gives"
+    yield words, partial(candidate.ask, grad=spread), candidate.answer
 
 
-def frozen(candidate: Candidate) -> str | None:
+@compared
+def frozen(candidate: Candidate) -> Iterator[Trial]:
     """Each gradient is the same if no other is requested; in scope `module`, those of weights or tokens alone."""
     if not candidate.is_trained:
-        return None
+        return
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
-    groups = [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]
-
-    def trials() -> Iterator[Trial]:
-        for group in groups:
-            what = "weights" if group is weights else " and the ".join(group)
-            names = {"output", *(f"gradient of {name}" for name in group)}
-            needed = {
-                name: each
-                for name, each in candidate.answer.items()
-                if name in names or (group is weights and name.endswith(" weights"))
-            }
-            others = [name for name in every if name not in group]
-            yield f"where the {what} alone need a gradient, it gives", partial(candidate.ask, frozen=others), needed
-
-    return first_apart(candidate, trials())
+    for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:
+        what = "weights" if group is weights else " and the ".join(group)
+        names = {"output", *(f"gradient of {name}" for name in group)}
+        names |= {name for name in candidate.answer if group is weights and name.endswith(" weights")}
+        needed = {name: each for name, each in candidate.answer.items() if name in names}
+        others = [name for name in every if name not in group]
+        yield f"where the {what} alone need a gradient, it gives", partial(candidate.ask, frozen=others), needed
 
 
-def twice(candidate: Candidate) -> str | None:
+@compared
+def twice(candidate: Candidate) -> Iterator[Trial]:
     """A second backward pass of one graph gives the gradients of the first."""
-    if not candidate.is_trained:
-        return None
-    case = candidate.case()
-    output = candidate.output_of(case)
-    first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
-    again = partial(candidate.pulled_back, case, output)
-    return first_apart(candidate, [("a second backward pass of one graph gives", again, first)])
+    if candidate.is_trained:
+        case, output = candidate.changed()
+        first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
+        again = partial(candidate.pulled_back, case, output)
+        yield "a second backward pass of one graph gives", again, first
+
+
+@compared
+def views_of_one(candidate: Candidate) -> Iterator[Trial]:
+    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
+    for names in candidate.alike:
+        for axis in (2, 3):
+            views = memory.packed([candidate.tokens[name] for name in names], axis)
+            words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
+            yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
+        one = candidate.tokens[names[0]].clone()
+        copies = candidate.ask({name: one.clone() for name in names})
+        grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
+        total = sum((copies[name].double() for name in grads), torch.zeros(()))
+        same = partial(candidate.ask, dict.fromkeys(names, one))
+        yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
 
 
 def shared(candidate: Candidate) -> str | None:
-    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients.
+    """Operands may share memory: see `views_of_one`.
 
     It does not apply if key and value cannot share memory, or without gradients; other workloads cover these.
     """
-
-    def trials() -> Iterator[Trial]:
-        for names in candidate.alike:
-            for axis in (2, 3):
-                views = packed([candidate.tokens[name] for name in names], axis)
-                words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
-                yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
-            one = candidate.tokens[names[0]].clone()
-            copies = candidate.ask({name: one.clone() for name in names})
-            grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
-            total = sum((copies[name].double() for name in grads), torch.zeros(()))
-            same = partial(candidate.ask, dict.fromkeys(names, one))
-            yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
-
-    found = first_apart(candidate, trials())
     is_whole = any({"key", "value"} <= set(names) for names in candidate.alike)
-    return found if found or (is_whole and len(candidate.answer) > 1) else None
+    return views_of_one(candidate) or ("" if is_whole and len(candidate.answer) > 1 else None)
 
 
-def sizes(candidate: Candidate) -> str | None:
+@compared
+def sizes(candidate: Candidate) -> Iterator[Trial]:
     """Small incoming gradients give small gradients; a smaller query with a larger key changes no score.
 
     Factors are powers of 2, which change no digit: any difference means overflow or lost small numbers.
     """
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
-    usual = candidate.normal.grad_output
+    if (usual := candidate.normal.grad_output) is not None:
 
-    def for_small() -> Answer:
-        answer = candidate.ask(grad=None if usual is None else usual / of_grad)
-        return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
+        def for_small() -> Answer:
+            answer = candidate.ask(grad=usual / of_grad)
+            return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
 
-    def trials() -> Iterator[Trial]:
-        if usual is not None:
-            yield f"an incoming gradient {of_grad:g} times smaller gives", for_small, candidate.answer
-        if candidate.workload.scope == "attention":
-            moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
-            words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
-            yield words, lambda: {"output": candidate.call(moved)}, {"output": candidate.output}
-
-    return first_apart(candidate, trials())
+        yield f"an incoming gradient {of_grad:g} times smaller gives", for_small, candidate.answer
+    if candidate.workload.scope == "attention":
+        moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
+        words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
+        yield words, lambda: {"output": candidate.call(moved)}, {"output": candidate.output}
 
 
-def large_values(candidate: Candidate) -> str | None:
+@compared
+def large_values(candidate: Candidate) -> Iterator[Trial]:
     """Scaling the values in one column by a large factor scales the output there by the same factor.
 
     Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
     convention: much code overflows in these sums.
     """
-    if candidate.workload.scope != "attention":
-        return None
-    value = candidate.tokens["value"].clone()
-    value[..., 0] = value[..., 0].abs()
-    factor = torch.ones_like(value[0, 0, 0])
-    factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
-    alike = {"query": candidate.tokens["query"] * NEARLY_EQUAL, "value": value}
-    usual = {"output": candidate.call(alike)}
-    words = f"values {float(factor[0]):g} times larger give"
-    large = alike | {"value": value * factor}
-    return first_apart(candidate, [(words, lambda: {"output": candidate.call(large) / factor}, usual)])
+    if candidate.workload.scope == "attention":
+        value = candidate.tokens["value"].clone()
+        value[..., 0] = value[..., 0].abs()
+        factor = torch.ones_like(value[0, 0, 0])
+        factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
+        alike = {"query": candidate.tokens["query"] * NEARLY_EQUAL, "value": value}
+        usual, large = {"output": candidate.call(alike)}, alike | {"value": value * factor}
+        words = f"values {float(factor[0]):g} times larger give"
+        yield words, lambda: {"output": candidate.call(large) / factor}, usual
 
 
-def no_scale(candidate: Candidate) -> str | None:
+@compared
+def no_scale(candidate: Candidate) -> Iterator[Trial]:
     """A scale of 0 gives every visible key the same weight, like a query of 0.
 
     It applies if the workload gives a scale. A result that is not finite is ignored: -inf scores were multiplied by 0.
     """
-    if not candidate.workload.scale or candidate.workload.scope != "attention":
-        return None
-    query = candidate.tokens["query"]
-    actual, right = candidate.call(scale=0.0), candidate.call({"query": torch.zeros_like(query)})
-    if not actual.isfinite().all():
-        return ""
-    return first_apart(candidate, [("a scale of 0 gives", lambda: {"output": actual}, {"output": right})])
+    if candidate.workload.scale and candidate.workload.scope == "attention":
+        actual = candidate.call(scale=0.0)
+        right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
+        yield "a scale of 0 gives", lambda: {"output": actual if actual.isfinite().all() else right}, {"output": right}
 
 
-def mask_forms(candidate: Candidate) -> str | None:
+@compared
+def mask_forms(candidate: Candidate) -> Iterator[Trial]:
     """A function reads its mask correctly in any memory layout."""
-    if not _has_mask(candidate.workload):
-        return None
-    expected = {"output": candidate.output}
-    forms = [name for name in MASK_FORMS if name not in OTHER_MASKS]
-    return first_apart(
-        candidate, ((f"a mask that is {form} gives", partial(_under, candidate, form), expected) for form in forms)
-    )
+    for form in memory.MASK_FORMS if _has_mask(candidate.workload) else ():
+        if form not in memory.OTHER_MASKS:
+            yield f"a mask that is {form} gives", partial(_under, candidate, form), {"output": candidate.output}
 
 
-def masks_of_heads(candidate: Candidate) -> str | None:
+@compared
+def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
     """A function takes masks that differ between heads, or refuses them; not tried for the causal mask."""
     workload = candidate.workload
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
-    if not _has_mask(workload) or workload.mask == "causal" or workload.mask_rule.has_empty_rows(*sizes):
-        return None
-    expected = candidate.output.clone()
-    expected[:, 1::2] = candidate.call(form=OF_OTHERS)[:, 1::2]
-    trial = f"a mask that is {OF_HEADS} gives", partial(_under, candidate, OF_HEADS), {"output": expected}
-    return first_apart(candidate, [trial])
+    if _has_mask(workload) and workload.mask != "causal" and not workload.mask_rule.has_empty_rows(*sizes):
+        expected = candidate.output.clone()
+        expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
+        yield (
+            f"a mask that is {memory.OF_HEADS} gives",
+            partial(_under, candidate, memory.OF_HEADS),
+            {"output": expected},
+        )
 
 
-def row_of_bias(candidate: Candidate) -> str | None:
+@compared
+def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
     """A learned bias with one row for all queries has the summed gradient of its copies."""
     workload = candidate.workload
-    if not candidate.is_trained or workload.scope == "module" or not workload.mask_rule.is_learned:
-        return None
-    one = partial(candidate.ask, form=ONE_ROW)
-    return first_apart(candidate, [(f"a bias that is {ONE_ROW} gives", one, candidate.ask(form=COPIED_ROW))])
+    if candidate.is_trained and workload.scope == "attention" and workload.mask_rule.is_learned:
+        one = partial(candidate.ask, form=memory.ONE_ROW)
+        yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
 
 
 def _has_mask(workload: Workload) -> bool:
@@ -490,51 +471,49 @@ def _under(candidate: Candidate, form: str) -> Answer:
     return {"output": candidate.call(form=form)}
 
 
-def layouts(candidate: Candidate) -> str:
+def laid(candidate: Candidate, ways: Iterable[Mapping[str, str]]) -> Iterator[Trial]:
+    """Calls on tokens in other memory layouts, which keep the alignment that the device needs."""
+    alignment_bytes = candidate.case().device.alignment_bytes
+    for way in ways:
+        kinds = {*way.values()}
+        words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
+        tensors = {
+            token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
+        }
+        yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
+
+
+def layouts(candidate: Candidate) -> str | None:
     """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
 
-    Neighbouring tensors have different layouts; in a cache, both key and value have room for more tokens. All keep the
-    alignment that the device needs.
+    Neighbouring tensors have different layouts; in a cache, both key and value have room for more tokens. If one such
+    mixture fails, the layouts are tried alone, for the simplest failing case.
     """
-    alignment_bytes = candidate.case().device.alignment_bytes
-    *names, longest = LAYOUTS
-    alike = [dict.fromkeys(candidate.tokens, name) for name in names]
+    *names, longest = memory.LAYOUTS
     mixed = [
         {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
         for turn in range(len(names))
     ]
-
-    def laid(ways: Iterable[Mapping[str, str]]) -> Iterator[Trial]:
-        for way in ways:
-            one = next(iter(way.values()))
-            words = one if len({*way.values()}) == 1 else ", ".join(f"{name} ({token})" for token, name in way.items())
-            tensors = {
-                token: LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
-            }
-            yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
-
     cached = dict.fromkeys(candidate.tokens, longest)
-    if found := first_apart(candidate, laid([*mixed, cached])):
-        return first_apart(candidate, laid(alike)) or found  # the simplest failing case
+    alone = [dict.fromkeys(candidate.tokens, name) for name in names]
+    if broken := compared(partial(laid, ways=[*mixed, cached]))(candidate):
+        return compared(partial(laid, ways=alone))(candidate) or broken
     return ""
 
 
-def expanded(candidate: Candidate) -> str:
+@compared
+def expanded(candidate: Candidate) -> Iterator[Trial]:
     """Rows that are one row expanded, with stride 0, give the same result as copies in memory."""
-
-    def trials() -> Iterator[Trial]:
-        for way in EXPANDED:
-            shared = {
-                name: tensor.narrow(way[name], 0, 1).expand_as(tensor)
-                for name, tensor in candidate.tokens.items()
-                if name in way
-            }
-            if shared:
-                copied = candidate.ask({name: tensor.contiguous() for name, tensor in shared.items()})
-                words = ", ".join(f"{name} over {AXES[way[name]]}" for name in shared)
-                yield f"inputs that are expanded ({words}) give", partial(candidate.ask, shared), copied
-
-    return first_apart(candidate, trials())
+    for way in EXPANDED:
+        shared = {
+            name: tensor.narrow(way[name], 0, 1).expand_as(tensor)
+            for name, tensor in candidate.tokens.items()
+            if name in way
+        }
+        if shared:
+            copied = candidate.ask({name: tensor.contiguous() for name, tensor in shared.items()})
+            words = ", ".join(f"{name} over {AXES[way[name]]}" for name in shared)
+            yield f"inputs that are expanded ({words}) give", partial(candidate.ask, shared), copied
 
 
 def outputs_apart(candidate: Candidate) -> str:
@@ -546,8 +525,8 @@ def outputs_apart(candidate: Candidate) -> str:
         for name, tensor in case.tensors.items():
             tensor.data.copy_(other.inputs.tensors[name])
         second = case.output()
-    memory = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
-    is_view = first.untyped_storage().data_ptr() in memory  # an input's memory, which has new values by now
+    blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
+    is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
     rows = second.index_select(second.dim() - 2, other.rows.to(second.device))
@@ -594,31 +573,28 @@ def hidden_keys(candidate: Candidate) -> str:
     The poison shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
     computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
-    poison = 1.0 + candidate.normal.workload.kv_len
-    if (key := candidate.hidden_key) is None:
-        return ""
-    for name in candidate.sources:
-        hidden = candidate.with_key(name, key, lambda row: poison * row)
-        apart = _apart(hidden, candidate.without(candidate.output, key))
+    poison = 1.0 + candidate.workload.kv_len
+    for name in candidate.sources if candidate.hidden_key is not None else ():
+        apart = candidate.moved_by(name, lambda row: poison * row)
         if not apart <= candidate.tolerance:
-            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+            return f"the {name} of key {candidate.hidden_key} moves queries that do not see it by {apart:.3g}"
     return ""
 
 
 def hidden_nan(candidate: Candidate) -> str:
     """NaN, Inf or a number near the end of the dtype's range in a hidden key or value stays there."""
-    if (key := candidate.hidden_key) is None:
-        return ""
-    leaks = []
-    huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
-    for name in candidate.sources:
-        for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
-            hidden = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
-            if not hidden.isfinite().all():
-                leaks.append(f"{word} in the {name}")
-        hidden = candidate.with_key(name, key, lambda row: huge * row)
-        if not _apart(hidden, candidate.without(candidate.output, key)) <= candidate.tolerance:
-            leaks.append(f"a {name} {huge:.2g} times as large")
+    huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.workload.dtype]).max)
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "NaN in the {}": partial(torch.full_like, fill_value=math.nan),
+        "Inf in the {}": partial(torch.full_like, fill_value=math.inf),
+        f"a {{}} {huge:.2g} times as large": lambda row: huge * row,
+    }
+    leaks = [
+        words.format(name)
+        for name in (candidate.sources if candidate.hidden_key is not None else ())
+        for words, change in changes.items()
+        if not candidate.moved_by(name, change) <= candidate.tolerance
+    ]
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
@@ -642,48 +618,46 @@ def draws_nothing(candidate: Candidate) -> str:
 
 
 class Tried(NamedTuple):
-    """A rule, and the axes of workloads on which it may depend: it is tried for each of their values."""
+    """A rule, and the axes of workloads on which it may depend: it is tried for each of their values.
+
+    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
+    """
 
     rule: Rule
     axes: tuple[str, ...]
+    may_refuse: bool = False
+    is_noted: bool = False
 
 
 EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scale")
 USUAL = ("scope", "direction", "half", "way")
 OF_OPERANDS = ("scope", "direction", "half", "operands")
-DECIDING: dict[str, Tried] = {
+HIDING = ("scope", "direction", "hides")
+RULES: dict[str, Tried] = {
     "right when short": Tried(right_when_short, (*USUAL, "square")),
     "without gradients": Tried(without_gradients, USUAL),
     OUTPUTS_APART: Tried(outputs_apart, USUAL),
     "backward passes apart": Tried(backwards_apart, USUAL),
-    "incoming gradients": Tried(handed_in, USUAL),
-    "gradients apart": Tried(frozen, ("scope", "way")),
-    "second backward pass": Tried(twice, USUAL),
-    "shared memory": Tried(shared, ("scope", "half", "operands")),
+    "incoming gradients": Tried(handed_in, USUAL, may_refuse=True),
+    "gradients apart": Tried(frozen, ("scope", "way"), may_refuse=True),
+    "second backward pass": Tried(twice, USUAL, may_refuse=True),
+    "shared memory": Tried(shared, ("scope", "half", "operands"), may_refuse=True),
     "sizes": Tried(sizes, ("scope", "numbers")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
-    "scale of 0": Tried(no_scale, ("scope", "direction")),
-    "fewer keys": Tried(fewer_keys, ("scope", "sizes")),
-    "masks in memory": Tried(mask_forms, ("scope", "mask")),
-    "masks of heads": Tried(masks_of_heads, ("scope", "direction", "hides")),
-    "row of bias": Tried(row_of_bias, ("scope", "direction", "mask")),
-    "layouts": Tried(layouts, OF_OPERANDS),
-    "expanded": Tried(expanded, OF_OPERANDS),
+    "scale of 0": Tried(no_scale, ("scope", "direction"), may_refuse=True),
+    "fewer keys": Tried(fewer_keys, ("scope", "sizes"), may_refuse=True),
+    "masks in memory": Tried(mask_forms, ("scope", "mask"), may_refuse=True),
+    "masks of heads": Tried(masks_of_heads, HIDING, may_refuse=True),
+    "row of bias": Tried(row_of_bias, ("scope", "direction", "mask"), may_refuse=True),
+    "layouts": Tried(layouts, OF_OPERANDS, may_refuse=True),
+    "expanded": Tried(expanded, OF_OPERANDS, may_refuse=True),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
+    HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
+    REPEATABLE: Tried(repeatable, HIDING, is_noted=True),
+    conduct.DRAWS: Tried(draws_nothing, HIDING, is_noted=True),
 }
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""
-MAY_REFUSE = {
-    *("gradients apart", "second backward pass", "shared memory", "fewer keys", "masks in memory", "masks of heads"),
-    *("row of bias", "layouts", "expanded", "incoming gradients", "scale of 0"),
-}
-"""Rules that a candidate may refuse with an error, such as one about a layout: the error is noted."""
-NOTED: dict[str, Tried] = {
-    HIDDEN_NAN: Tried(hidden_nan, ("scope", "direction", "hides")),
-    REPEATABLE: Tried(repeatable, ("scope", "direction", "hides")),
-    conduct.DRAWS: Tried(draws_nothing, ("scope", "direction", "hides")),
-}
-RULES = DECIDING | NOTED
 
 
 def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
@@ -747,17 +721,17 @@ def try_rules(
 
     `on_step` is called before each.
     """
-    for name, (rule, axes) in (RULES if rules is None else rules).items():
+    for name, (rule, axes, may_refuse, is_noted) in (RULES if rules is None else rules).items():
         on_step()
-        is_noted = name in NOTED or (name, candidate.workload.dtype) == (LARGE_VALUES, "float16")
+        is_noted |= (name, candidate.workload.dtype) == (LARGE_VALUES, "float16")  # noqa: PLW2901
         try:
             broken = rule(candidate)
         except VacuousError:
             broken = None
         except Exception as error:  # noqa: BLE001 - a candidate may raise anything
-            is_refused = type(error).__name__ == NotImplementedError.__name__
-            broken = "" if lacks_backward(error) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            is_noted = name in NOTED or name in MAY_REFUSE or is_refused
+            kind_of = type(error).__name__
+            broken = "" if lacks_backward(error) else f"{kind_of}: {(str(error).splitlines() or [''])[0]}"
+            is_noted = RULES[name].is_noted or may_refuse or kind_of == NotImplementedError.__name__  # noqa: PLW2901
         if broken is None:
             known[name, *kind(candidate.workload, EVERY)] = None
         else:

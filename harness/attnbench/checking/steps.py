@@ -7,7 +7,7 @@ Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries;
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import Inputs
-from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.oracle import RowMask, output, project, row_mask
+from attnbench.checking.oracle import heads as heads_of
 from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
+from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
@@ -29,20 +31,6 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
-
-
-def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, R, D), (B, S, D) -> query (B, H, R, K), key (B, G, S, K), value (B, G, S, V)."""
-
-    def through(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        projected = product(tokens[:, None], weight.transpose(-2, -1))  # (B,1,R,D) @ (H,D,K) -> (B,H,R,K)
-        return projected if bias is None else projected + bias[:, None]
-
-    return (
-        through(x, weights.query, weights.query_bias),
-        through(context, weights.key, weights.key_bias),
-        through(context, weights.value, weights.value_bias),
-    )
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor]:
@@ -76,15 +64,6 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return product(weights, value)
 
 
-def output(context: Tensor, weights: Weights) -> Tensor:
-    """Heads side by side, then the output projection if there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
-    merged = context.transpose(1, 2).flatten(2)
-    if weights.out is None:
-        return merged
-    projected = product(merged, weights.out.T)
-    return projected if weights.out_bias is None else projected + weights.out_bias
-
-
 WHOLE = "whole"
 """A change under this name replaces every step from `scores` to `context`: (query, key, value, mask) -> context."""
 DEFAULTS: Changes = {
@@ -98,10 +77,15 @@ DEFAULTS: Changes = {
 }
 
 
-RESULTS = {"query": "projection", "key": "heads", "value": "heads"} | {
-    name: name for name in ("scores", "masked scores", "weights", "context")
+RESULTS = {"query": "projection", "key": "heads", "value": "heads"}
+"""The step that computes each operand of the later steps."""
+OPERANDS = {
+    "scores": ("query", "key"),
+    "masked scores": ("scores",),
+    "weights": ("masked scores",),
+    "context": ("weights", "value"),
 }
-"""The step that computes each result of `attend`, in order."""
+"""The operands of each later step, whose result has the step's name; the mask follows."""
 
 
 def attend(
@@ -123,14 +107,9 @@ def _completed(
         results["key"], results["value"] = step["heads"](results["query"], *key_value, mask)
     if WHOLE in changes:
         return results | {"context": changes[WHOLE](results["query"], results["key"], results["value"], mask)}
-    if "scores" not in results:
-        results["scores"] = step["scores"](results["query"], results["key"], mask)
-    if "masked scores" not in results:
-        results["masked scores"] = step["masked scores"](results["scores"], mask)
-    if "weights" not in results:
-        results["weights"] = step["weights"](results["masked scores"], mask)
-    if "context" not in results:
-        results["context"] = step["context"](results["weights"], results["value"], mask)
+    for name, operands in OPERANDS.items():
+        if name not in results:
+            results[name] = step[name](*(results[each] for each in operands), mask)
     return results
 
 
@@ -149,14 +128,9 @@ class Textbook:
 
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
         """Project inputs of any dtype."""
-        self.is_module = workload.scope == "module"
-        self.inputs, self.mask = inputs, row_mask(workload, rows, inputs=inputs.tensors)
-        if self.is_module:
-            x = inputs.tensors["x"]
-            self.tokens = (x[:, rows], inputs.tensors.get("context", x))
-            self.projected = project(*self.tokens, inputs.weights)
-        else:
-            self.projected = (inputs.tensors["query"][:, :, rows], inputs.tensors["key"], inputs.tensors["value"])
+        self.workload, self.inputs, self.rows = workload, inputs, rows
+        self.mask = row_mask(workload, rows, inputs=inputs.tensors)
+        self.projected = heads_of(workload, inputs, rows)
 
     @cached_property
     def right(self) -> dict[str, Tensor]:
@@ -165,14 +139,18 @@ class Textbook:
 
     def output(self, changes: Changes) -> Tensor:
         """The output with some steps changed: (B, H, R, V), or (B, R, D) in scope `module`."""
-        query, key, value = self.projected
-        known: dict[str, Tensor] = vars(self).get("right", {"query": query})
+        projected = self.projected
+        known = vars(self).get("right", {})
         if "projection" in changes:
-            query, key, value = changes["projection"](*self.tokens, self.inputs.weights)
-            known = {"query": query}
-        before = itertools.takewhile(lambda name: name == "query" or RESULTS[name] not in changes, known)
+            projected, known = heads_of(self.workload, self.inputs, self.rows, changes["projection"]), {}
+        query, key, value = projected
+        known = {"query": query} | known
+        before = itertools.takewhile(lambda name: name == "query" or RESULTS.get(name, name) not in changes, known)
         result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]
-        return changes.get("output", output)(result, self.inputs.weights) if self.is_module else result
+        if self.workload.scope == "attention":
+            return result
+        merged: Tensor = changes.get("output", output)(result, self.inputs.weights)
+        return merged
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -214,12 +192,6 @@ def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any])
     return Mistake(name=name, step=first, words=words, changes=steps, **named)
 
 
-def table(step: str, flags: str, *rows: tuple[str, str, Callable[..., Any]]) -> Iterator[Mistake]:
-    """Mistakes in one step, each with its name, its words, and the replacement of the step."""
-    for name, words, change in rows:
-        yield wrong(name, words, flags, **{step: change})
-
-
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
     """The step with its operands at these places changed first."""
     return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
@@ -228,3 +200,26 @@ def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..
 def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
     """The step with its result changed."""
     return lambda *operands: change(DEFAULTS[step](*operands))
+
+
+def with_change(change: Callable[[Tensor, RowMask, Mask], Tensor | None]) -> Callable[[Tensor, RowMask], Tensor]:
+    """The step `masked scores` with `change(scores, mask, part)` for each part that changes scores; None: as usual."""
+
+    def masked(scores: Tensor, mask: RowMask) -> Tensor:
+        for part in mask.rule.changes:
+            other = change(scores, mask, part)
+            scores = mask.change(scores, part) if other is None else other
+        return hide(scores, mask.seen)
+
+    return masked
+
+
+def with_bias(bias: Callable[[Tensor, RowMask, Mask], Tensor]) -> Callable[[Tensor, RowMask], Tensor]:
+    """The step `masked scores` with `bias(right, mask, part)` in place of each bias (B, H, R, S)."""
+
+    def biased(scores: Tensor, mask: RowMask, part: Mask) -> Tensor | None:
+        if not part.is_additive:
+            return None
+        return scores + bias(mask.bias(part).expand(scores.shape), mask, part).to(scores.dtype)
+
+    return with_change(biased)

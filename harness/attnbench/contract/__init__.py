@@ -32,7 +32,7 @@ from attnbench.workloads.masks import (
     attention_window,
     not_a_window,
 )
-from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload
+from attnbench.workloads.workload import FOLLOWS, Workload
 
 __all__ = [
     "Attention",
@@ -58,7 +58,6 @@ __all__ = [
     "product_flops",
     "repeat_heads",
     "softmax_with_sinks",
-    "without_attend",
 ]
 
 
@@ -216,27 +215,16 @@ def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the
     return None
 
 
-def nothing_built_in() -> dict[str, int | float | str]:
-    """Return {}: no axis has a fixed value."""
-    return {}
-
-
 def _reason_against(
     unsupported: Callable[[Workload], str | None],
     built_in: Callable[[], Mapping[str, int | float | str]],
-    features: frozenset[str],
     workload: Workload,
 ) -> str | None:
-    """The first axis that has another value built in, the implementation's own reason, or a missing feature."""
+    """The first axis that has another value built in, or the implementation's own reason."""
     for axis, value in built_in().items():
         if axis not in {"mask", "scope", "bias"} and workload.with_axes({axis: value}) != workload:  # these say more
             return f"{axis}={value} is built in: add --set {axis}={value or FOLLOWS[axis]}"
-    if reason := unsupported(workload):
-        return reason
-    for needed in workload.features:
-        if needed not in features:
-            return f"it does not take {FEATURES[needed].partition(' (')[0].partition(',')[0]}"
-    return None
+    return unsupported(workload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +242,6 @@ class Implementation:
     a number or an `nn.Dropout`.
     `compiles` says that every new size costs seconds of compilation: few lengths are tried before the workload's own.
     `distributes` says that it computes with the number of ranks in a workload's `world_size`; any other uses one rank.
-    `features` are the members of FEATURES that it takes; a workload that needs another is unsupported.
     `copies` describes copies inside the timed call that suit the kernel: a note next to its times.
     `built_in` returns fixed values of axes, such as {"mask": "causal"}: a check uses them everywhere, and a run for all
     participants (contract/adapters.py).
@@ -262,7 +249,7 @@ class Implementation:
     judged nor ranked with others.
 
     Raises:
-        ValueError: there is no such backend or feature.
+        ValueError: there is no such backend.
     """
 
     build: Callable[[Weights], nn.Module]
@@ -273,19 +260,15 @@ class Implementation:
     has_dropout: bool = False
     compiles: bool = False
     distributes: bool = False
-    features: Collection[str] = ()
     copies: str = ""
-    built_in: Callable[[], Mapping[str, int | float | str]] = nothing_built_in
+    built_in: Callable[[], Mapping[str, int | float | str]] = dict
     is_approximate: bool = False
 
     def __post_init__(self) -> None:
-        """Check the backend and the features, and include the features in `unsupported`."""
+        """Check the backend, and include `built_in` in `unsupported`."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
-        if isinstance(self.features, str) or (strange := set(self.features) - set(FEATURES)):
-            given = self.features if isinstance(self.features, str) else ", ".join(sorted(strange))
-            raise ValueError(f"features={given!r} is not allowed: it is a collection of {', '.join(FEATURES)}")
-        reason = partial(_reason_against, self.unsupported, self.built_in, frozenset(self.features))
+        reason = partial(_reason_against, self.unsupported, self.built_in)
         object.__setattr__(self, "unsupported", reason)
 
 
@@ -324,11 +307,6 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         there.packages.append(distribution or package)
         return None
     return f"{distribution or package} is not installed" if is_missing else None
-
-
-def without_attend(what: str) -> str:
-    """Return why `what`, a module that is only callable with its projections, cannot take part in scope `attention`."""
-    return f"{what} has no attend, which is attention without the projections: choose scope=module"
 
 
 def missing_compiler(name: str) -> str | None:

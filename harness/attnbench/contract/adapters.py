@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, supports_everything, without_attend
+from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, supports_everything
 from attnbench.contract.functions import TENSOR_LAYOUTS, Declared, from_function, takes_heads, words
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
 from attnbench.workloads.masks import masks as mask_names
-from attnbench.workloads.workload import FEATURES, FOLLOWS, Workload, following
+from attnbench.workloads.workload import FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -382,7 +382,6 @@ def adapt(  # noqa: PLR0913 - each says one thing that functions or modules diff
         source=source,
         unsupported=module.unsupported,
         has_dropout=dropout is not None,
-        features=[name for name in FEATURES if name in {"scale", "rotary"} and name in built_in],
         built_in=module.built_in_axes,
         is_approximate=approximate,
     )
@@ -432,12 +431,15 @@ class ModuleAdapter:
     def unsupported(self, workload: Workload) -> str | None:
         """Return why the module cannot run the workload, or None."""
         if workload.scope == "attention":
-            return without_attend("an adapted module")
+            return "an adapted module has no attend, which is attention without the projections: choose scope=module"
         if workload.kv_len != workload.seq_len and "kv_len" not in self.axes:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
         if self.has_residual and workload.dtype in NARROW:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         declared, rule = self.declared, workload.mask_rule
+        for axis, usual in (("scale", 0.0), ("rotary", "none"), ("sinks", "none")):
+            if getattr(workload, axis) != usual and axis not in self.built_in:
+                return f"its module takes no {axis} of the workload"
         if not declared.takes_mask(workload):
             return f"the adapter passes on no mask {rule.name}, but {', '.join(declared.masks or ())}"
         if declared.masks is None and rule.changes_scores and not self.changes_scores:
@@ -651,6 +653,7 @@ def _blank_at(workload: Workload) -> Weights:
     return blank.biased(workload.biased)
 
 
+@torch.enable_grad()
 def _reached(layout: Layout, weights: Weights) -> tuple[set[str], set[str]]:
     """The entries that a layout creates from weights, and the weights and biases that they depend on.
 

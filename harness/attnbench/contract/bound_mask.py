@@ -13,15 +13,15 @@ from attnbench.workloads.masks import Causal, Mask, Padding
 
 Kept = TypeVar("Kept")
 HALVES = (torch.bfloat16, torch.float16)
-KEPT_FORMS = ("_table", "per_head", "visible", "hidden", "empty")
+FORMS = ("_table", "per_head", "visible", "hidden", "empty", "_indices")
+"""Forms of a mask that are kept after their first use, each after those that it depends on."""
 
 
 class BoundMask:
-    """Everything between the products of query and key and their softmax, at one workload's sizes on one device.
+    """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    The products are multiplied by the scale, changed by the mask, hidden by it, and joined by the sinks. Tensors are
-    created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs` are the
-    other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
+    Tensors are created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs`
+    are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -53,13 +53,12 @@ class BoundMask:
         self.form = ""  # one of MASK_FORMS, the form in which functions get it
         self.is_inference = False  # whether an isolated process calls in torch.inference_mode
         self.device = torch.device(device)
-        self.changes_scores = rule.changes_scores  # through `adjust`; otherwise the mask only hides keys
+        self.changes_scores = rule.changes_scores
         self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
         self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key only
-        self._table = on_device(rule.table(*sizes), self.device)
-        self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
-        self._forms: dict[Hashable, Any] = {}
+        self._sums: dict[tuple[torch.dtype, bool], Tensor] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def scale_for(self, head_dim: int) -> float:
         """The factor of products of queries and keys of that width."""
@@ -71,37 +70,33 @@ class BoundMask:
         return self.inputs.get("sinks")
 
     def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
-        """The result of `make`, memoized by name: for forms of the mask that few kernels need."""
-        if name not in self._forms:
-            self._forms[name] = make()
-        kept: Kept = self._forms[name]
+        """The result of `make`, memoized by name: for forms of the mask that a kernel needs."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Kept = self._kept[name]
         return kept
 
     def restore(self) -> list[str]:
-        """Restore tensors that a caller has overwritten; return their names.
-
-        Forms that an implementation keeps under its own names are left alone.
-        """
-        anew, changed = BoundMask(self.rule, self.sizes, self.device, num_heads=self.num_heads), []
-        anew.inputs = self.inputs
-        for name in KEPT_FORMS:
-            if name in vars(self) and not _are_equal(vars(self)[name], getattr(anew, name)):
-                vars(self)[name] = getattr(anew, name)
+        """Restore tensors that a caller has overwritten; return their names. Forms kept by `keep` are left alone."""
+        changed = []
+        for name in FORMS:
+            if name in vars(self) and not _are_equal(vars(self)[name], right := getattr(type(self), name).func(self)):
+                vars(self)[name] = right
                 changed.append(name.lstrip("_"))
-        for key, form in self._forms.items():
-            right: Any
-            if isinstance(key, int):
-                right, words = anew.index(key), f"index of bias {key}"
-            elif isinstance(key, torch.dtype):
-                right, words = anew.numbers(key), f"bias in {key}"
-            elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):  # noqa: PLR2004
-                right, words = anew._added(*key), f"bias {key[0]} in {key[1]}"
-            else:
-                continue
-            if not _are_equal(form, right):
-                self._forms[key] = right
-                changed.append(words)
+        for key, form in self._sums.items():
+            if not torch.equal(form, added := self._sum(*key)):
+                self._sums[key] = added
+                changed.append(f"bias in {key[0]}")
         return changed
+
+    @cached_property
+    def _table(self) -> Any:  # noqa: ANN401 - whatever a mask's `table` gives
+        return on_device(self.rule.table(*self.sizes), self.device)
+
+    @cached_property
+    def per_head(self) -> list[Tensor]:
+        """For each part that changes scores, the number of each head (H,) that its `bias` gets."""
+        return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether `query` sees `key` in that batch row: the rule itself, on integers that broadcast."""
@@ -129,74 +124,54 @@ class BoundMask:
             return None
         return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
 
-    def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
-
-        None for the mask `none`, and if the change depends on the score, as with softcap. A learned bias is looked up
-        each time, with its gradient.
-        """
-        return None if self.is_none or not self.rule.is_additive else self.numbers(dtype)
-
-    def numbers(self, dtype: torch.dtype) -> Tensor:
-        """The parts that only add or hide, as numbers to add, broadcastable to (B, H, T, S), -inf where hidden."""
-
-        def make() -> Tensor:
-            added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
-            for number, part in enumerate(self.rule.changes):
-                if part.is_additive:
-                    added = added + self._added(number, dtype)
-            return added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
-
-        return make() if self.rule.is_learned else self.keep(dtype, make)
-
-    def added(self, dtype: torch.dtype) -> Tensor | None:
-        """`bias` for modules that add their mask: (1 or B, 1 or H, T, S), 0 where visible and -inf where hidden."""
-        return self.bias(dtype)
-
     @property
     def lengths(self) -> Tensor | None:
         """The number of real keys (B,) of each batch row; None without padding."""
         tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
         return on_device(tables[0], self.device) if tables else None
 
+    def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
+        """Numbers to add to the scores, (1 or B, 1 or H, T, S): -inf where hidden, unless `hides` is False.
+
+        None if there is nothing to add. A softcap is no such number. A learned bias is looked up each time, with its
+        gradient; anything else is computed in float64 and kept.
+        """
+        if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
+            return None
+        if self.rule.is_learned:
+            return self._sum(dtype, hides)
+        if (dtype, hides) not in self._sums:
+            self._sums[dtype, hides] = self._sum(dtype, hides)
+        return self._sums[dtype, hides]
+
+    def _sum(self, dtype: torch.dtype, hides: bool) -> Tensor:  # noqa: FBT001 - a key of `_sums`
+        batch_size, query_len, key_len = self.sizes
+        sizes = (batch_size, self.num_heads, query_len, key_len)
+        indices = [torch.arange(size, device=self.device) for size in sizes]
+        row, head, query, key = (index[(..., *[None] * (3 - axis))] for axis, index in enumerate(indices))
+        total = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
+        for number, part in enumerate(self.rule.changes):
+            if part.is_learned:
+                total = total + part.looked_up(widened(self.inputs), (row, head, query), self._indices[number]).to(
+                    dtype
+                )
+            elif part.is_additive:
+                per_head = self.per_head[number][:, None, None]
+                total = total + part.bias(per_head, query, key, key_len - query_len).to(dtype)
+        return torch.where(self.hidden, -torch.inf, total) if hides and self.hidden is not None else total
+
+    @cached_property
+    def _indices(self) -> list[tuple[Tensor, ...]]:
+        """For each part that changes scores, the indices into its learned bias, each broadcastable to (T, S)."""
+        _, query_len, key_len = self.sizes
+        query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
+        return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
+
     def handed(self, mask: Tensor | None) -> Tensor | None:
         """A mask or bias in this mask's `form`, as functions get it."""
         if mask is None or not self.form:
             return mask
         return MASK_FORMS[self.form](mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
-
-    def explicit(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as one tensor, for calls that take either kind: boolean, True where visible, or `bias`; or None."""
-        return self.bias(dtype) if self.changes_scores else self.visible
-
-    def adjust(self, scores: Tensor) -> Tensor:
-        """The scores (B, H, T, S) after the mask's changes, before keys are hidden."""
-        for number, part in enumerate(self.rule.changes):
-            scores = scores + self._added(number, scores.dtype) if part.is_additive else part.transform(scores)
-        return scores
-
-    def _added(self, number: int, dtype: torch.dtype) -> Tensor:
-        """The numbers (1 or B, H, T, S) that a part adds: looked up each time, or computed in float64 and kept."""
-        part, (batch_size, query_len, key_len) = self.rule.changes[number], self.sizes
-        sizes = (batch_size, self.num_heads, query_len, key_len)
-        indices = [torch.arange(size, device=self.device) for size in sizes]
-        row, head, query, key = (index[(..., *[None] * (3 - axis))] for axis, index in enumerate(indices))
-        if part.is_learned:
-            found: Tensor = part.looked_up(widened(self.inputs), (row, head, query), self.index(number))
-            return found.to(dtype)
-
-        def make() -> Tensor:
-            bias: Tensor = part.bias(self.per_head[number][:, None, None], query, key, key_len - query_len)
-            return bias.to(dtype)
-
-        return self.keep((number, dtype), make)
-
-    def index(self, number: int) -> tuple[Tensor, ...]:
-        """The indices into a part's learned bias, each broadcastable to (T, S); kept after the first use."""
-        _, query_len, key_len = self.sizes
-        query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
-        part = self.rule.changes[number]
-        return self.keep(number, lambda: part.index(query, key, key_len - query_len, key_len))
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

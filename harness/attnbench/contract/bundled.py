@@ -63,6 +63,9 @@ def from_module(module: ModuleType, name: str) -> Implementation:
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
         executed_flops=FLOPS[row.get("flops", "unknown")],
+        backend=row.get("backend", ""),
+        compiles=row.get("compiles", False),
+        copies=row.get("copies", ""),
     )
     return with_module(made, module, declared) if "MODULE" in holds else made
 
@@ -104,14 +107,14 @@ def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None)
         return made
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
-        return module(x, mask=mask.explicit(x.dtype), scale=mask.scale)
+        return module(x, mask=mask.added(x.dtype) if mask.changes_scores else mask.visible, scale=mask.scale)
 
     return ModuleAdapter(
         make=make,
         layout=module.LAYOUT,
         call=call,
         declared=Declared(),
-        built_in={},
+        built_in={"scale": 0.0},  # it takes any
         extra={},
         has_residual=False,
         has_cache=False,

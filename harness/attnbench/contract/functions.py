@@ -18,6 +18,8 @@ for them, including all names of `scaled_dot_product_attention`:
 - `softcap`: x if scores become x * tanh(score / x) before anything is added to them, or None.
 - `window_size`: (left, right), the keys that a query sees before and after its place, counted from the end; -1: all.
 - `dropout`: the share of the weights to drop.
+- `world_size`: the number of ranks that compute the call together (attnbench/ranks).
+- `bound_mask`: the BoundMask itself, for kernels that compile its rule; the function then takes any mask.
 
 A function with `Declared.has_sdpa_mask` gets `mask` as scaled_dot_product_attention does: boolean, or numbers to add;
 the harness then adds sinks to it.
@@ -39,7 +41,7 @@ from attnbench.contract import Attention, BoundMask, Implementation, supports_ev
 from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, as_numbers, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
 from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, attention_window, not_a_window
-from attnbench.workloads.workload import FEATURES, Workload
+from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
@@ -93,6 +95,11 @@ class Declared:
 
 
 END = "_bottom_right"
+WITHOUT = {
+    "scale": "the function has no parameter scale, and the workload has a scale of the scores",
+    "sinks": "the function has no parameter sinks, and the workload has sinks",
+    "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +120,18 @@ class Signature:
 
     def reason_against(self, workload: Workload) -> str | None:
         """Return why the function cannot be passed a workload's operands, or None."""
-        names, declared, needed = self.names, self.declared, workload.features
+        names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the share of the weights to drop"
         known = {*names, *declared.axes, *(["sinks"] if declared.has_sdpa_mask and "mask" in names else [])}
-        for feature, keyword in (("scale", "scale"), ("sinks", "sinks")):
-            if feature in needed and keyword not in known:
-                what = FEATURES[feature].partition(" (")[0]
-                return f"the function has no parameter {keyword}, and the workload has {what}"
+        needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
+        for keyword, is_needed in needs.items():
+            if is_needed and keyword not in known:
+                return WITHOUT[keyword]
         if not declared.takes_mask(workload):
             return f"it takes the masks {', '.join(declared.masks or ())}"
-        reason = None if declared.masks is not None else _reason_in_mask(self, workload)
+        is_open = declared.masks is not None or "bound_mask" in names
+        reason = None if is_open else _reason_in_mask(self, workload)
         return reason or declared.unsupported(workload)
 
 
@@ -145,7 +153,12 @@ class ByFunction:
             key, value = add_key(key), add_key(value)
             numbers = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2] - 1), mask.sinks)
             passed[names["mask"]] = numbers
-        values = {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks, "dropout": self.dropout}
+        values: dict[str, Any] = {
+            "scale": mask.scale_for(query.shape[-1]),
+            "sinks": mask.sinks,
+            "dropout": self.dropout,
+        }
+        values |= {"world_size": mask.world_size, "bound_mask": mask}
         passed |= {names[keyword]: value for keyword, value in values.items() if keyword in names}
         if mask.scale is None:
             passed = {name: value for name, value in passed.items() if name not in signature.omitted}
@@ -162,7 +175,7 @@ class ByFunction:
                 self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
         function, call = signature.function, signature.call
         if call is not None:
-            function = partial(_by_call, call, function, mask)
+            function = lambda *tensors: call(signature.function, *tensors, mask)  # noqa: E731
         return Bound(function, partial(self.prepare, mask=mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
@@ -211,10 +224,6 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
     return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
 
 
-def _by_call(call: Call, function: Callable[..., Tensor], mask: BoundMask, *tensors: Tensor) -> Tensor:
-    return call(function, *tensors, mask)
-
-
 def from_function(  # noqa: PLR0913 - each says one thing that functions differ in
     function: Callable[..., Tensor],
     spec: str,
@@ -249,7 +258,7 @@ def from_function(  # noqa: PLR0913 - each says one thing that functions differ 
         source=f"{source or spec}, given {passed_words(names.values())}",
         unsupported=taken.reason_against,
         has_dropout="dropout" in names,
-        features=[feature for feature in FEATURES if feature != "rotary" or "rotary" in built_in],
+        distributes="world_size" in names,
         built_in=lambda: built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
         is_approximate=is_approximate,
@@ -426,7 +435,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         is_causal = is_causal and mask.sinks is None
         if "is_causal" in names:
             passed[names["is_causal"]] = is_causal
-        dense = mask.numbers(dtype) if has_changes else None if is_causal else mask.visible
+        dense = mask.added(dtype) if has_changes else None if is_causal else mask.visible
         has_empty = (
             signature.declared.has_no_empty_rows and not is_causal and mask.sinks is None
         )  # every query sees a sink
@@ -445,8 +454,7 @@ def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict
         passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
     if "bias" in names:
         hides_by_bias = rule.hides and not is_passed and "mask" not in names
-        changes = _changes(mask, dtype) if has_changes else None
-        passed[names["bias"]] = mask.handed(mask.bias(dtype) if hides_by_bias or not rule.hides else changes)
+        passed[names["bias"]] = mask.handed(mask.added(dtype, hides=hides_by_bias))
     return passed, None
 
 
@@ -454,8 +462,3 @@ def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
     """Whether a mask hides the same keys as one of that kind; if T = S, both causal alignments do."""
     kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
     return isinstance(_hiding(rule), kinds)
-
-
-def _changes(mask: BoundMask, dtype: torch.dtype) -> Tensor:
-    """The numbers that the mask adds to scores, without hiding: broadcastable to (B, H, T, S)."""
-    return mask.adjust(torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device))

@@ -7,6 +7,7 @@ kernel, as the operators that ran show: the plain form without a mask becomes SD
 import copy
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -24,7 +25,6 @@ from attnbench.contract import (
     bundled,
     compile_whole,
     missing_compiler,
-    without_attend,
 )
 from attnbench.contract.functions import from_class, from_function, takes_heads
 from attnbench.workloads.workload import Workload
@@ -43,15 +43,21 @@ def implementation(spec: str) -> Implementation:
         Exception: any error of importing a user's module.
     """
     base, option = plugins.variant(spec)
-    is_ours = plugins.split(base)[0] is None and not plugins.is_foreign(base)
-    plain = bundled.named(plugins.split(base)[1]) if is_ours else from_value(plugins.load(base), base)
+    path, attribute = plugins.split(base)
+    if path is None and not plugins.is_foreign(base):
+        plain = bundled.named(attribute)
+    else:
+        value = plugins.load(base)
+        plain = from_value(value, base)
+        if path is not None and path.parent.name == plugins.IMPLEMENTATIONS and attribute == "attention":
+            plain = bundled.from_module(sys.modules[value.__module__], path.stem)
     return compiled(plain) if option else plain  # plugins.py allows no other option
 
 
 def from_value(value: object, spec: str) -> Implementation:
     """Create the implementation from a value; `spec` is its name.
 
-    A class takes part as a subclass of Attention, through `from_weights(weights)`, or by its `attend` alone.
+    A class takes part as a subclass of Attention, or by its `attend` alone.
 
     Raises:
         ValueError: the value has no form that can take part.
@@ -61,29 +67,19 @@ def from_value(value: object, spec: str) -> Implementation:
     if isinstance(value, type):
         if issubclass(value, Attention):
             return Implementation(build=value, source=spec)
-        if issubclass(value, nn.Module) and hasattr(value, "from_weights"):
-            missing = None if hasattr(value, "attend") else value.__name__
-
-            def unsupported(workload: Workload) -> str | None:
-                if workload.scope == "attention" and missing:
-                    return without_attend(missing)
-                return None
-
-            return Implementation(build=value.from_weights, source=spec, unsupported=unsupported)
         if hasattr(value, "attend"):
             return from_class(value, spec)
         if issubclass(value, nn.Module) and takes_heads([*inspect.signature(value.forward).parameters][1:]):
             return from_class(value, spec, "forward")
         raise ValueError(
-            f"{spec} is a class without attend(query, key, value, mask) and without a classmethod "
-            f"from_weights(weights): it needs one of them, or hand in {ADAPTED}"
+            f"{spec} is a class without attend(query, key, value, mask): it needs one, or hand in {ADAPTED}"
         )
     if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
         raise ValueError(f"{spec} is a module with weights of its own: hand in {ADAPTED}")
     if callable(value):
         return from_function(value, spec)
     raise ValueError(
-        f"{spec} is a {type(value).__name__}; it can be a class with attend or from_weights, "
+        f"{spec} is a {type(value).__name__}; it can be a class with attend, "
         f"a function f(query, key, value, *, mask=None), an IMPLEMENTATION, or {ADAPTED}"
     )
 

@@ -149,7 +149,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
     x = given.tensors["x"]
     mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=given.tensors)
     made = steps.attend_tokens(x, x, given.weights, mask)
-    query, key, value = steps.project(x, x, given.weights)
+    query, key, value = oracle.project(x, x, given.weights)
     made |= {"x": x, "query": query, "key": key, "value": value}
     return Walkthrough(
         words=words,

@@ -28,7 +28,6 @@ from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
-IMPLEMENTATION = "IMPLEMENTATION"
 OWNER = "owner"
 """File that the process at work keeps locked."""
 _LOCKS: dict[Path, int] = {}
@@ -197,7 +196,7 @@ def _on_side(spec: str, side: Side) -> SideSpec:
     path, attribute = plugins.split(spec)
     if side.root:
         if path is None:
-            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
+            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", ""
         is_revision = side.given.startswith(REVISION)
         if is_revision or path.is_absolute():
             top = repository_root() if is_revision else Path(side.root).resolve()
@@ -206,6 +205,7 @@ def _on_side(spec: str, side: Side) -> SideSpec:
             except ValueError:
                 raise ValueError(f"{path} lies outside of {side.given}: give a file inside {top}") from None
         path = Path(side.root) / path
+        attribute = attribute or plugins.plug_in(path)
     here = attribute if path is None else f"{path}:{attribute}"
     try:
         plugins.check_specs([f"x={here}"])

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.contract import BoundMask, Workload
 from attnbench.devices import device
 from attnbench.ranks.group import Asked, RankGroup, RankLostError, RankSilentError, group_of
 from attnbench.ranks.rank import Rank, Share, tokens_of
 from attnbench.ranks.ring import ring_pass
+from attnbench.workloads.workload import Workload
 
 __all__ = ["Rank", "RankLostError", "RankSilentError", "not_over_ranks", "over_ranks", "ring_pass", "tokens_of"]
 
@@ -72,10 +72,18 @@ class _OverRanks(torch.autograd.Function):
         return (*(each if needs else None for each, needs in needed), None, None)
 
 
-def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are shared out
-    share: Share, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, *, order: str = "contiguous"
+def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are shared out
+    share: Share,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    world_size: int,
+    is_causal: bool,
+    order: str = "contiguous",
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `mask.world_size` ranks.
+    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `world_size` ranks.
 
     `share` is a module-level function that each rank can import.
 
@@ -84,9 +92,8 @@ def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are sh
         RankSilentError: a rank did not answer in time.
         RuntimeError: a rank raised an error.
     """
-    scale = mask.scale_for(query.shape[-1])
-    if mask.world_size == 1:
-        alone = Rank(length=query.shape[2], order=order, is_causal=mask.is_causal, scale=scale)
+    if world_size == 1:
+        alone = Rank(length=query.shape[2], order=order, is_causal=is_causal, scale=scale)
         return share(query, key, value, alone)
     asked = Asked(
         module=share.__module__,
@@ -94,10 +101,10 @@ def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are sh
         file=share.__code__.co_filename,
         length=query.shape[2],
         order=order,
-        is_causal=mask.is_causal,
+        is_causal=is_causal,
         scale=scale,
         keeps_graph=torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
     )
-    group = group_of(mask.world_size, query.device.type)
+    group = group_of(world_size, query.device.type)
     output: Tensor = _OverRanks.apply(query, key, value, group, asked)  # type: ignore[no-untyped-call]
     return output

@@ -4,7 +4,8 @@ A mask is one class. Its rules use only operators shared by numpy arrays and tor
 tile and a compiled kernel's predicate all come from the same line (docs/adr/0002-mask-is-a-rule.md).
 
 If T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
-scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache). These are separate masks.
+scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache): `Mask.is_at_end`. `at_end`
+makes the second kind of mask, NAME_bottom_right, from the first.
 """
 
 import functools
@@ -47,6 +48,7 @@ class Mask:
     changes_scores: bool = False
     is_additive: bool = True  # False: the change depends on the score, so no bias can express it
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
+    is_at_end: bool = False  # a query's position is counted from the end
 
     def __init__(self, *arguments: int) -> None:
         """Store the arguments between the parentheses.
@@ -80,6 +82,10 @@ class Mask:
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
         """Raise ValueError if the arguments do not fit the sizes."""
+
+    def place(self, query: Array, offset: int) -> Array:
+        """The position of `query` among the keys, counted as the mask counts it; `offset` is S - T."""
+        return query + offset if self.is_at_end else query
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
         """The lookup table for `span` and `sees`."""
@@ -169,8 +175,24 @@ class Mask:
         return np.broadcast_to(seen, (batch_size, len(chosen), key_len))
 
 
+def at_end(kind: type[Mask]) -> type[Mask]:
+    """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
+
+    The first T - S queries may then see nothing.
+    """
+    name = f"{kind.name}_bottom_right"
+    changed = {
+        "name": name,
+        "summary": f"as {kind.name}, with i+S-T in place of i: aligned at the end (bottom-right)",
+        "usage": kind.usage.replace(kind.name, name, 1),
+        "is_at_end": True,
+    }
+    body = {key: value for key, value in vars(kind).items() if key not in {"__dict__", "__weakref__"}}
+    return type(f"{kind.__name__}BottomRight", kind.__bases__, body | changed)
+
+
 class Causal(Mask):
-    """Query i sees keys 0 to i, counted from the start: top-left alignment."""
+    """Query i sees keys 0 to i."""
 
     name = "causal"
     summary = "query i sees keys 0..i, aligned at the start (top-left)"
@@ -178,23 +200,14 @@ class Causal(Mask):
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """Keys up to its own position."""
-        return None, query
+        return None, self.place(query, offset)
 
 
-class CausalBottomRight(Mask):
-    """The last query sees every key: bottom-right alignment, as in decoding with a cache."""
-
-    name = "causal_bottom_right"
-    summary = "query i sees keys 0..i+S-T, aligned at the end (bottom-right)"
-    usage = "causal_bottom_right"
-
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Keys up to its own position counted from the end; the first T - S queries see nothing."""
-        return None, query + offset
+CausalBottomRight = at_end(Causal)
 
 
 class SlidingWindow(Mask):
-    """Query i sees its own position and the n - 1 before it, counted from the start."""
+    """Query i sees its own position and the n - 1 before it."""
 
     name = "sliding_window"
     summary = "query i sees keys i-n+1..i, aligned at the start (top-left)"
@@ -204,19 +217,11 @@ class SlidingWindow(Mask):
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """The last n positions up to its own; queries more than a window past the last key see nothing."""
-        return query - self.arguments[0] + 1, query
+        place = self.place(query, offset)
+        return place - self.arguments[0] + 1, place
 
 
-class SlidingWindowBottomRight(SlidingWindow):
-    """A sliding window counted from the end, as in decoding: the last query sees the last n keys."""
-
-    name = "sliding_window_bottom_right"
-    summary = "query i sees keys i+S-T-n+1..i+S-T, aligned at the end (bottom-right)"
-    usage = "sliding_window_bottom_right(n), n at least 1"
-
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The last n positions up to its own counted from the end; the first T - S queries see nothing."""
-        return super().span(batch, query + offset, table, offset)
+SlidingWindowBottomRight = at_end(SlidingWindow)
 
 
 class Prefix(Mask):
@@ -309,20 +314,11 @@ class Chunks(Mask):
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """From the first place of its chunk to the last."""
         (length,) = self.arguments
-        first = query // length * length
+        first = self.place(query, offset) // length * length
         return first, first + length - 1
 
 
-class ChunksBottomRight(Chunks):
-    """Chunks with positions counted from the end, as in decoding with a cache."""
-
-    name = "chunks_bottom_right"
-    summary = "query i sees the keys of the chunk of n that place i+S-T lies in, aligned at the end"
-    usage = "chunks_bottom_right(n), n at least 1"
-
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The chunk of its position counted from the end."""
-        return super().span(batch, query + offset, table, offset)
+ChunksBottomRight = at_end(Chunks)
 
 
 class Streaming(Mask):
@@ -343,19 +339,11 @@ class Streaming(Mask):
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
         """Keys in the window and the first k, never future ones."""
         length, first = self.arguments
-        return (key <= query) & ((key > query - length) | (key < first))
+        place = self.place(query, offset)
+        return (key <= place) & ((key > place - length) | (key < first))
 
 
-class StreamingBottomRight(Streaming):
-    """Streaming with positions counted from the end, as in decoding with a cache."""
-
-    name = "streaming_bottom_right"
-    summary = "query i sees keys i+S-T-n+1..i+S-T and the first k up to i+S-T, aligned at the end"
-    usage = "streaming_bottom_right(n,k), both at least 1"
-
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The rule of `Streaming`, with positions counted from the end."""
-        return super().sees(batch, query + offset, key, table, offset)
+StreamingBottomRight = at_end(Streaming)
 
 
 class Tree(Mask):
@@ -562,7 +550,7 @@ STEEPEST = 8.0
 
 
 class Alibi(Mask):
-    """Attention with linear biases: subtract a head's slope times the distance, with positions from the start.
+    """Attention with linear biases: subtract a head's slope times the distance.
 
     The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
@@ -584,19 +572,10 @@ class Alibi(Mask):
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
         """Minus the slope times the distance."""
-        return -per_head * abs(query - key)
+        return -per_head * abs(self.place(query, offset) - key)
 
 
-class AlibiBottomRight(Alibi):
-    """ALiBi with positions counted from the end, as in decoding and in flash-attn."""
-
-    name = "alibi_bottom_right"
-    summary = "query i takes slope * |i+S-T-j| from its score for key j (ALiBi), aligned at the end"
-    usage = "alibi_bottom_right"
-
-    def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """Minus the slope times the distance, with positions counted from the end."""
-        return super().bias(per_head, query + offset, key, offset)
+AlibiBottomRight = at_end(Alibi)
 
 
 class RelativeBuckets(Mask):
@@ -837,9 +816,7 @@ def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int
         return UNLIMITED, UNLIMITED
     if isinstance(mask, CausalBottomRight) or (isinstance(mask, Causal) and query_len == key_len):
         return UNLIMITED, 0
-    if type(mask) in {SlidingWindow, SlidingWindowBottomRight} and (
-        query_len == key_len or type(mask) is SlidingWindowBottomRight
-    ):
+    if type(mask) in {SlidingWindow, SlidingWindowBottomRight} and (query_len == key_len or mask.is_at_end):
         return mask.arguments[0] - 1, 0
     if isinstance(mask, Window) and query_len == key_len:
         return mask.arguments[0], mask.arguments[1]

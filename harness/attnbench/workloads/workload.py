@@ -31,13 +31,6 @@ CHOICES = {
     "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
-FEATURES = {
-    "scale": "a scale of the scores (`mask.scale_for`)",
-    "sinks": "sinks (`mask.sinks`)",
-    "rotary": "rotary positions (inside of it)",
-    "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
-}
-"""Features that an implementation must declare, since one that does not know them would ignore them."""
 RETIRED = ("page_size", "cache_dtype")
 """Former axes that occur in old journals."""
 MOST_THREADS = 1024
@@ -209,13 +202,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def is_retired(self) -> bool:
         """Whether it uses an axis that only old journals have. Its results are read, but it is not run again."""
         return bool(self.page_size) or self.cache_dtype != "same"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The members of FEATURES that an implementation needs to compute it."""
-        needed = {"scale": self.scale, "sinks": self.sinks != "none", "rotary": self.rotary != "none"}
-        needed["learned bias"] = self.mask_rule.is_learned
-        return tuple(name for name in FEATURES if needed[name])
 
     @property
     def operands(self) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from attnbench.checking import steps
 from attnbench.checking.mistakes import parts
-from attnbench.checking.mistakes.permutations import AXES, in_order, orders, viewed
+from attnbench.checking.mistakes.permutations import in_order, reordered, viewed
 from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, Seen, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, hide, wrong
@@ -26,10 +27,10 @@ from attnbench.workloads.workload import Workload
 TILE_LENS = (16, 32, 64, 128, 256)
 CLIPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 OF_CONTEXT = {"incoming gradient", "value", "products", "weights of value", "gradient of value", "exchange"}
-OF_WEIGHTS = {"weights", "weights of scores", "row sums", "scores"}
+OF_WEIGHTS = {"recomputed", "recomputed for scores", "weights", "row sums", "scores"}
 """Changes in the backward pass of the weights; all others belong to that of the scores."""
-Change = Callable[..., Tensor]
-"""A function of a step's result; for weights and row sums, also of the scores and the mask."""
+Change = Callable[[Tensor], Tensor]
+"""A function of a step's result; "recomputed" weights are a function of the scores and the mask instead."""
 
 
 class _Written(torch.autograd.Function):
@@ -42,7 +43,7 @@ class _Written(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         mask: RowMask,
-        changes: Mapping[str, Change],
+        changes: Mapping[str, Callable[..., Tensor]],
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.mask, ctx.changes = mask, changes
@@ -54,34 +55,37 @@ class _Written(torch.autograd.Function):
         query, key, value, incoming = (each.to(wide) for each in (*ctx.saved_tensors, grads[0]))
         mask = ctx.mask
 
-        def step(name: str, tensor: Tensor, *more: object) -> Tensor:
-            return ctx.changes[name](tensor, *more) if name in ctx.changes else tensor
+        def step(name: str, tensor: Tensor) -> Tensor:
+            return ctx.changes[name](tensor) if name in ctx.changes else tensor
+
+        def recomputed(name: str, right: Tensor) -> Tensor:
+            return ctx.changes[name](mask.changed(scores), mask) if name in ctx.changes else right
 
         scale = mask.scale_for(query.shape[-1])
         scores = (query @ key.mT) * scale
-        weights = step("weights", steps.weights(steps.masked_scores(scores, mask), mask), mask.changed(scores), mask)
+        weights = step("weights", recomputed("recomputed", steps.weights(steps.masked_scores(scores, mask), mask)))
         incoming = step("incoming gradient", incoming)
         along = step("products", incoming @ step("value", value).mT)
-        inner = step("weights of scores", weights, mask.changed(scores), mask)
+        inner = recomputed("recomputed for scores", weights)
         sums = step("row sums", (inner * along).sum(dim=-1, keepdim=True))
-        of_scores = step("scores", inner * (along - sums), mask) * mask.derivative(scores) * scale
-        made = (
-            step("gradient of query", step("scores of query", of_scores, mask) @ step("key", key)),
-            step("gradient of key", step("scores of key", of_scores, mask).mT @ step("query", query)),
+        of_scores = step("scores", inner * (along - sums)) * mask.derivative(scores) * scale
+        results = (
+            step("gradient of query", step("scores of query", of_scores) @ step("key", key)),
+            step("gradient of key", step("scores of key", of_scores).mT @ step("query", query)),
             step("gradient of value", step("weights of value", weights).mT @ incoming),
         )
         if "exchange" in ctx.changes:
-            made = (made[0], made[2], made[1])
-        return *(each.to(grads[0].dtype) for each in made), None, None
+            results = (results[0], results[2], results[1])
+        return *(each.to(grads[0].dtype) for each in results), None, None
 
 
-def backward(name: str, words: str, **changes: Change) -> Mistake:
+def backward(name: str, words: str, **changes: Callable[..., Tensor]) -> Mistake:
     """A mistake in some steps of the backward pass; in the keywords, `_` stands for a space."""
     named = {step.replace("_", " "): change for step, change in changes.items()}
 
     def whole(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-        made: Tensor = _Written.apply(query, key, value, mask, named)  # type: ignore[no-untyped-call]
-        return made
+        output: Tensor = _Written.apply(query, key, value, mask, named)  # type: ignore[no-untyped-call]
+        return output
 
     step = "context" if named.keys() <= OF_CONTEXT else "weights" if named.keys() <= OF_WEIGHTS else "scores"
     flags = "is_gradient needs_all_rows"
@@ -98,9 +102,14 @@ def repeated(tensor: Tensor, first: int) -> Tensor:
     return tensor[..., torch.arange(tensor.shape[-2], device=tensor.device) % first, :]
 
 
+def repeats(workload: Workload) -> dict[str, Change]:
+    """Reads of the first rows in place of all rows, as from a buffer of one tile."""
+    lengths = [tile for tile in TILE_LENS if tile < workload.seq_len]
+    return {f"those of the first {tile} queries again and again": partial(repeated, first=tile) for tile in lengths}
+
+
 def row_sums(workload: Workload) -> Iterator[Mistake]:
     """Wrong or missing row sums in the softmax's gradient."""
-    name = "gradient_row_sums"
     kinds: dict[str, Change] = {
         "is left out": lambda x: 0 * x,
         "is a mean over the keys": lambda x: x / workload.kv_len,
@@ -111,79 +120,76 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
         "is that of the next query": lambda x: x.roll(-1, -2),
         "is the mean over the queries": lambda x: x.mean(dim=-2, keepdim=True).expand_as(x),
     }
-    kinds |= {
-        f"is that of the first {first} queries again and again": partial(repeated, first=first)
-        for first in TILE_LENS
-        if first < workload.seq_len
-    }
+    kinds |= {words.replace("those", "is that"): change for words, change in repeats(workload).items()}
     for words, change in kinds.items():
-        yield backward(name, f"the row sum of weights times their gradient {words}", row_sums=change)
+        yield backward("gradient_row_sums", f"the row sum of weights times their gradient {words}", row_sums=change)
 
 
-def under(_: Tensor, scores: Tensor, mask: RowMask, seen: Seen, *, is_anew: bool = False) -> Tensor:
-    """The weights with other visible keys, divided by the sums of the forward pass or by new ones."""
-    masked = hide(scores, seen(mask))
-    if is_anew:
-        return masked.softmax(dim=-1).nan_to_num(0.0)
-    return (masked - sums_of(scores, mask)).exp()
+def with_old_sums(scores: Tensor, mask: RowMask, masked: Tensor, sums: Change = lambda total: total) -> Tensor:
+    """The exponentials of masked scores over the logsumexps of the right scores, as the forward pass kept them."""
+    total = sums(hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True))
+    return (masked - total.clamp(min=torch.finfo(scores.dtype).min)).exp()
 
 
-def sums_of(scores: Tensor, mask: RowMask) -> Tensor:
-    """The logsumexp of each row in the forward pass."""
-    return hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+def with_new_sums(_: Tensor, __: RowMask, masked: Tensor) -> Tensor:
+    """The softmax of masked scores."""
+    return masked.softmax(dim=-1).nan_to_num(0.0)
 
 
-def with_sums(_: Tensor, scores: Tensor, mask: RowMask, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The weights with changed logsumexps."""
-    total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True)
-    return (hide(scores, mask.seen) - change(total)).exp().nan_to_num(0.0)
+WAYS: dict[str, Callable[..., Tensor]] = {"": with_old_sums, ", with a softmax of its own": with_new_sums}
+"""Ways to recompute weights from other masked scores."""
 
 
-def unnormalised(weights: Tensor) -> Tensor:
-    """The exponentials, not divided by their sum."""
-    return weights / weights.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+def under(scores: Tensor, mask: RowMask, seen: Seen, way: Callable[..., Tensor]) -> Tensor:
+    """The weights with other visible keys."""
+    return way(scores, mask, hide(scores, seen(mask)))
+
+
+def without_bias(scores: Tensor, mask: RowMask, way: Callable[..., Tensor]) -> Tensor:
+    """The weights of scores without biases."""
+    biases = [mask.bias(part).to(scores) for part in mask.rule.changes if part.is_additive]
+    return way(scores, mask, hide(functools.reduce(torch.sub, biases, scores), mask.seen))
 
 
 def weights(workload: Workload) -> Iterator[Mistake]:
-    """Wrong recomputed weights: under another mask, or with other sums."""
-    name = "gradient_under_another_mask"
+    """Wrong recomputed weights: under another mask, without a bias, or with other sums."""
+    name, half = "gradient_under_another_mask", workload.dtype in {"bfloat16", "float16"}
     for each in distinct_masks(workload):
-        yield backward(name, each.words, weights=partial(under, seen=each.seen))
-        if each.name in {*ALIGNMENTS, "mask_ignored", "padding_ignored", "causal_unasked"}:
-            anew = partial(under, seen=each.seen, is_anew=True)
-            yield backward(name, f"{each.words}, with a softmax of its own", weights=anew)
+        is_common = each.name in {*ALIGNMENTS, "mask_ignored", "padding_ignored", "causal_unasked"}
+        for words, way in WAYS.items():
+            if is_common or not words:
+                yield backward(name, each.words + words, recomputed=partial(under, seen=each.seen, way=way))
+        if is_common:
+            change = partial(under, seen=each.seen, way=with_new_sums)
             words = f"{each.words}, in the gradients of query and key"
-            yield backward(name, words, weights_of_scores=anew)
+            yield backward(name, words, recomputed_for_scores=change)
     if workload.mask_rule.hides:
-        even: Change = lambda x, _, mask: x.where(mask.seen.any(dim=-1, keepdim=True), 1 / x.shape[-1])  # noqa: E731
-        yield backward(name, "a query that sees no key weighs all keys alike", weights=even)
-    for is_anew in (False, True) if workload.mask_rule.changes_scores else ():
-        words = "the scores are computed again without the bias" + ", with a softmax of its own" * is_anew
-        yield backward("gradient_without_bias", words, weights=partial(without_bias, is_anew=is_anew))
-    sums: dict[str, Callable[[Tensor], Tensor]] = {
-        f"those of the first {first} queries again and again": partial(repeated, first=first)
-        for first in TILE_LENS
-        if first < workload.seq_len
+
+        def even(scores: Tensor, mask: RowMask) -> Tensor:
+            right = steps.weights(hide(scores, mask.seen), mask)
+            return right.where(mask.seen.any(dim=-1, keepdim=True), 1 / scores.shape[-1])
+
+        yield backward(name, "a query that sees no key weighs all keys alike", recomputed=even)
+    for words, way in WAYS.items() if workload.mask_rule.changes_scores else ():
+        change = partial(without_bias, way=way)
+        words = f"the scores are computed again without the bias{words}"  # noqa: PLW2901
+        yield backward("gradient_without_bias", words, recomputed=change)
+    sums: dict[str, Change] = repeats(workload) | {
+        "those of head 0": lambda x: x[:, :1].expand_as(x),
+        "rounded to bfloat16": partial(rounded, dtype=torch.bfloat16),
+        "rounded to float16": partial(rounded, dtype=torch.float16),
     }
-    sums["those of head 0"] = lambda x: x[:, :1].expand_as(x)
-    sums["rounded to bfloat16"] = partial(rounded, dtype=torch.bfloat16)
-    sums["rounded to float16"] = partial(rounded, dtype=torch.float16)
-    for words, change in sums.items():
-        text = f"the logsumexps that the weights are computed from are {words}"
-        yield backward("gradient_logsumexp", text, weights=partial(with_sums, change=change))
-    for dtype in (torch.bfloat16, torch.float16) if workload.dtype in {"float32", "float64"} else ():
-        again: Change = lambda _, x, mask, dtype=dtype: steps.weights(hide(rounded(x, dtype), mask.seen), mask)  # noqa: E731
+    for kind, changed in sums.items():
+        words = f"the logsumexps that the weights are computed from are {kind}"
+        again = lambda scores, mask, of=changed: with_old_sums(scores, mask, hide(scores, mask.seen), of)  # noqa: E731
+        yield backward("gradient_logsumexp", words, recomputed=again)
+    for dtype in () if half else (torch.bfloat16, torch.float16):
+        again = lambda x, mask, dtype=dtype: steps.weights(hide(rounded(x, dtype), mask.seen), mask)  # noqa: E731
         words = f"the scores are computed again in {str(dtype).removeprefix('torch.')}"
-        yield backward("recomputed_in_half", words, weights=again)
+        yield backward("recomputed_in_half", words, recomputed=again)
     words = "the weights of the value's gradient are not divided by their sum"
-    yield backward("gradient_not_normalised", words, weights_of_value=unnormalised)
-
-
-def without_bias(_: Tensor, changed: Tensor, mask: RowMask, *, is_anew: bool) -> Tensor:
-    """The weights of scores without biases, divided by the sums of the forward pass or by new ones."""
-    added = [mask.bias(part).to(changed) for part in mask.rule.changes if part.is_additive]
-    masked = hide(functools.reduce(torch.sub, added, changed), mask.seen)
-    return masked.softmax(dim=-1).nan_to_num(0.0) if is_anew else (masked - sums_of(changed, mask)).exp()
+    most: Change = lambda x: x.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)  # noqa: E731
+    yield backward("gradient_not_normalised", words, weights_of_value=lambda x: x / most(x))
 
 
 def read_as(tensor: Tensor) -> Tensor:
@@ -196,21 +202,12 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
     """Operands and results in another order of batch rows, heads or positions."""
     sizes = (workload.batch_size, workload.num_heads)
     for operand in ("incoming_gradient", "query", "key", "value", "row_sums", "weights"):
-        for axis, number in enumerate(sizes):
-            for words, order in orders(number).items():
-                change = in_order(axis, order)
-                text = f"the {AXES[axis]}s of the {operand.replace('_', ' ')} are {words}"
-                text = text.replace("batchs", "batch rows")
-                more: Change = lambda x, *_, change=change: change(x)  # noqa: E731
-                yield backward("gradient_operand_order", text, **{operand: more})
+        for _, words, change in reordered(operand, *sizes):
+            yield backward("gradient_operand_order", words, **{operand: change})
     lengths = {"query": workload.seq_len, "key": workload.kv_len, "value": workload.kv_len}
     for operand, length in lengths.items():
-        for axis, number in enumerate((*sizes, length)):
-            for words, order in orders(number).items():
-                if AXES[axis] == "position" and words.startswith("grouped"):
-                    continue
-                text = f"the {AXES[axis]}s of the gradient of {operand} are {words}".replace("batchs", "batch rows")
-                yield backward("gradient_order", text, **{f"gradient_of_{operand}": in_order(axis, order)})
+        for _, words, change in reordered(f"gradient of {operand}", *sizes, length):
+            yield backward("gradient_order", words, **{f"gradient_of_{operand}": change})
     for read, words in ((viewed, "(B, H, T, K)"), (read_as, "(B, T, H, K)")):
         text = f"the incoming gradient lies in memory in another order, and is read as {words}"
         yield backward("gradient_operand_order", text, incoming_gradient=read)
@@ -218,56 +215,62 @@ def permuted(workload: Workload) -> Iterator[Mistake]:
         words = "the gradients of key and value have changed places"
         yield backward("gradient_order", words, exchange=lambda x: x)
     if workload.seq_len == workload.kv_len:
-        words = "the gradient of the scores is transposed"
-        yield backward("gradient_order", words, scores=lambda x, _: x.mT)
-
-
-def zeroed(tensor: Tensor, *_: object, places: range, dim: int) -> Tensor:
-    """The tensor with these rows or columns set to 0."""
-    return tensor.index_fill(dim, torch.arange(places.start, places.stop, device=tensor.device), 0.0)
+        yield backward("gradient_order", "the gradient of the scores is transposed", scores=lambda x: x.mT)
 
 
 def lost(workload: Workload) -> Iterator[Mistake]:
     """Tiles of queries or keys that are missing from a sum, or counted with the wrong sign."""
+    name, length = "gradient_tile_lost", workload.seq_len
     sums = {
         "key": ("scores_of_key",),
         "value": ("weights_of_value",),
         "key and value": ("scores_of_key", "weights_of_value"),
     }
-    length = workload.seq_len
     starts = sorted({(length - 1) // tile * tile for tile in parts.TILE_LENS if tile < length})
     last = [("all but the last tile", range(start)) for start in starts]
     for what, places in (*parts.tiles_of(length), *last):
         where = f"{what} is left out: queries {places.start} to {places.stop - 1}"
         for operand, names in sums.items():
-            changes = dict.fromkeys(names, partial(zeroed, places=places, dim=-2))
-            yield backward("gradient_tile_lost", f"of the sum over the queries of the {operand} {where}", **changes)
+            changes = dict.fromkeys(names, partial(parts.unwritten, places=places, dim=-2))
+            yield backward(name, f"of the sum over the queries of the {operand} {where}", **changes)
     for what, places in parts.tiles_of(workload.kv_len):
         where = f"{what} is left out: keys {places.start} to {places.stop - 1}"
-        change = partial(zeroed, places=places, dim=-1)
-        yield backward("gradient_tile_lost", f"of the sum over the keys of the query {where}", scores_of_query=change)
-        words = f"{where}, in all gradients"
-        both: Change = lambda x, *_, change=change: change(x)  # noqa: E731
-        yield backward("gradient_tile_lost", words, weights=both)
+        change = partial(parts.unwritten, places=places, dim=-1)
+        yield backward(name, f"of the sum over the keys of the query {where}", scores_of_query=change)
+        yield backward(name, f"{where}, in all gradients", weights=change)
+    is_causal = any(isinstance(each, Causal) for each in workload.mask_rule.parts)
     steps_of = {"scores": "all", "scores_of_query": "that of the query", "scores_of_key": "that of the key"}
-    for tile in TILE_LENS if any(isinstance(each, Causal) for each in workload.mask_rule.parts) else ():
-        for step, which in steps_of.items() if tile < length else ():
-            words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
-            yield backward("gradient_tile_lost", words, **{step: partial(off_diagonal, tile=tile)})
-    for step, which in steps_of.items() if not workload.mask_rule.hides else ():
-        for words, factor in (("have the wrong sign", -1.0), ("have no gradient", 0.0)):
-            text = f"scores above the diagonal {words} in {which}"
-            yield backward("gradient_above_diagonal", text, **{step: partial(above_diagonal, factor=factor)})
+    tiles = [tile for tile in TILE_LENS if is_causal and tile < length]
+    for tile, (step, which) in itertools.product(tiles, steps_of.items()):
+        words = f"tiles of {tile} queries and {tile} keys on the diagonal are left out of {which}"
+        yield backward(name, words, **{step: partial(off_diagonal, tile=tile)})
+    factors = {} if workload.mask_rule.hides else {"have the wrong sign": -1.0, "have no gradient": 0.0}
+    for (step, which), (kind, factor) in itertools.product(steps_of.items(), factors.items()):
+        words = f"scores above the diagonal {kind} in {which}"
+        yield backward("gradient_above_diagonal", words, **{step: partial(above_diagonal, factor=factor)})
 
 
-def above_diagonal(of_scores: Tensor, mask: RowMask, factor: float) -> Tensor:
-    """The gradients of the scores with those above the diagonal times a factor."""
-    return of_scores.where(mask.keys <= mask.queries, factor * of_scores)
+def places(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of the queries (T, 1) and of the keys (S,) of scores (B, H, T, S)."""
+    query, key = (torch.arange(scores.shape[axis], device=scores.device) for axis in (-2, -1))
+    return query[:, None], key
 
 
-def off_diagonal(of_scores: Tensor, mask: RowMask, tile: int) -> Tensor:
+def off_diagonal(of_scores: Tensor, tile: int) -> Tensor:
     """The gradients of the scores for keys outside the query's own tile."""
-    return of_scores.where(mask.keys // tile != mask.queries // tile, 0.0)
+    query, key = places(of_scores)
+    return of_scores.where(key // tile != query // tile, 0.0)
+
+
+def above_diagonal(of_scores: Tensor, factor: float) -> Tensor:
+    """The gradients of the scores with those above the diagonal times a factor."""
+    query, key = places(of_scores)
+    return of_scores.where(key <= query, factor * of_scores)
+
+
+def multiplied(tensor: Tensor, factors: Tensor) -> Tensor:
+    """The tensor times factors that broadcast to it."""
+    return tensor * factors.to(tensor)
 
 
 def grouped(workload: Workload) -> Iterator[Mistake]:
@@ -279,8 +282,8 @@ def grouped(workload: Workload) -> Iterator[Mistake]:
     groups, heads = workload.num_kv_heads, range(workload.num_heads)
     interleaved = [head // groups + head % groups * times for head in heads]
     kinds: dict[str, Change] = {
-        "is that of the first query head of the group alone": lambda x: x * is_first.to(x),
-        "is that of the last query head of the group alone": lambda x: x * is_first.flip(0).to(x),
+        "is that of the first query head of the group alone": partial(multiplied, factors=is_first),
+        "is that of the last query head of the group alone": partial(multiplied, factors=is_first.flip(0)),
         "is a mean over the group's query heads, not their sum": lambda x: x / times,
         "is summed over every G-th query head instead of those of its group": in_order(1, interleaved),
     }
@@ -292,26 +295,25 @@ def grouped(workload: Workload) -> Iterator[Mistake]:
 
 def roundings(workload: Workload) -> Iterator[Mistake]:
     """Rounding, truncating or clipping only in the backward pass."""
-    halves = {"bfloat16": torch.bfloat16, "float16": torch.float16} if workload.dtype.startswith("float") else {}
-    eights = {"8 bits (e5m2)": torch.float8_e5m2, "8 bits (e4m3)": torch.float8_e4m3fn}
-    for words, dtype in (halves | eights).items():
+    is_half = workload.dtype in {"bfloat16", "float16"}
+    dtypes = {} if is_half else {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtypes |= {"8 bits (e5m2)": torch.float8_e5m2, "8 bits (e4m3)": torch.float8_e4m3fn}
+    for words, dtype in dtypes.items():
         for operand in ("incoming_gradient", "weights", "query", "key", "value", "scores", "weights_of_value"):
-            if dtype.itemsize == 1 or workload.dtype in {"float32", "float64"}:
-                change: Change = lambda x, *_, dtype=dtype: rounded(x, dtype)  # noqa: E731
-                text = f"the {operand.replace('_', ' ')} are rounded to {words}"
-                yield backward("gradient_rounded", text, **{operand: change})
-    inputs: dict[str, Change] = dict.fromkeys(("query", "key", "value"), partial(rounded, dtype=torch.bfloat16))
-    if workload.dtype in {"float32", "float64"}:
-        yield backward("gradient_rounded", "query, key and value are rounded to bfloat16", **inputs)
-        every = inputs | {"incoming_gradient": inputs["query"]}
-        yield backward("gradient_rounded", "all operands are rounded to bfloat16", **every)
+            text = f"the {operand.replace('_', ' ')} are rounded to {words}"
+            yield backward("gradient_rounded", text, **{operand: partial(rounded, dtype=dtype)})
+    operands = dict.fromkeys(("query", "key", "value"), partial(rounded, dtype=torch.bfloat16))
+    if not is_half:
+        yield backward("gradient_rounded", "query, key and value are rounded to bfloat16", **operands)
+        operands["incoming_gradient"] = operands["query"]
+        yield backward("gradient_rounded", "all operands are rounded to bfloat16", **operands)
     for most in CLIPS:
         words = f"the products of incoming gradient and value are clipped at {most:g}"
         yield backward("gradient_clipped", words, products=partial(torch.clamp, min=-most, max=most))
     for width in (2**power for power in range(8)):
         if width < workload.value_dim:
             words = f"only the first {width} of {workload.value_dim} numbers of a value count"
-            cut = partial(zeroed, places=range(width, workload.value_dim), dim=-1)
+            cut = partial(parts.unwritten, places=range(width, workload.value_dim), dim=-1)
             yield backward("gradient_width_cut", words, value=cut)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from attnbench.checking import steps
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, after, before, hide, product, table, wrong
-from attnbench.contract import Weights
+from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, wrong
 from attnbench.workloads.workload import Workload
 
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
@@ -32,24 +31,20 @@ def scaled(scale: float) -> Mistake:
 def scales(workload: Workload) -> Iterator[Mistake]:
     """Scores with another scale, or none."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
+    embedding = workload.num_heads * width
     rows = [
         ("no_scale", "the scores are not scaled, by 1/sqrt(K) say", 1.0),
         ("scale_ignored", "the scale that is given is ignored: the scores are divided by sqrt(K)", 1 / root),
         ("scaled_by_width", "the scores are divided by K, or twice by sqrt(K), instead of once by sqrt(K)", 1 / width),
         ("scaled_twice", "the scores are scaled twice", right**2),
         ("multiplied_by_root", "the scores are divided by the scale, 1/sqrt(K) say, instead of multiplied", 1 / right),
-        (
-            "scaled_by_embedding",
-            "the scores are divided by sqrt(H*K) instead of sqrt(K)",
-            1 / math.sqrt(workload.num_heads * width),
-        ),
+        ("scaled_by_embedding", "the scores are divided by sqrt(H*K) instead of sqrt(K)", 1 / math.sqrt(embedding)),
         ("scaled_by_value_width", "the scores are divided by the root of the values' width", workload.value_dim**-0.5),
         ("scale_and_root", "the scores are multiplied by the given scale, and divided by sqrt(K)", right / root),
     ]
-    widths = {
-        other: f"the scores are scaled for heads {other} wide, and they are {width} wide" for other in (32, 64, 128)
-    }
-    rows += [("scaled_by_other_width", words, other**-0.5) for other, words in widths.items()]
+    for other in (32, 64, 128):
+        words = f"the scores are scaled for heads {other} wide, and they are {width} wide"
+        rows.append(("scaled_by_other_width", words, other**-0.5))
     known = [right]
     for name, words, scale in rows:
         if not any(math.isclose(scale, other) for other in known):
@@ -84,50 +79,44 @@ def floored(masked: Tensor, _: RowMask, floor: float) -> Tensor:
     return shares(powers, least=torch.finfo(masked.dtype).tiny)
 
 
+def clamped(masked: Tensor, mask: RowMask, most: float) -> Tensor:
+    """Exponentials of clamped scores, without a maximum."""
+    return shares(masked.clamp(-most, most).exp().where(mask.seen, 0.0))
+
+
 def normalisations(_: Workload) -> Iterator[Mistake]:
     """Softmaxes over other axes, without maximum or sum, or with an extra term in the sum."""
     for name, dims in (("queries", (-2,)), ("heads", (1,)), ("batch", (0,)), ("queries_and_keys", (-2, -1))):
         words = f"the softmax runs over the {name} instead of the keys".replace("_and_keys", " and keys together")
         flags = "needs_all_rows" * name.startswith("queries")
         yield wrong(f"softmax_over_{name}", words, flags, weights=partial(softmax_over, dims=dims))
-    maximum = "the maximum is not subtracted before the exponential, which overflows where scores are large"
-    extra = "the softmax's sum has one term too many, as if one more key had score 0"
-    yield from table(
-        "weights",
-        "",
-        (
-            "no_softmax",
-            "there is no softmax: the scores themselves are the weights",
-            lambda x, _: x.where(x.isfinite(), 0),
-        ),
-        ("not_normalised", "the exponentials are not divided by their sum", lambda x, _: exponentials(x)),
-        ("relu_for_softmax", "relu takes the place of the exponential", lambda x, _: shares(x.relu(), least=1e-30)),
-        (
-            "softmax_of_base_2",
-            "the softmax has powers of 2 for those of e",
-            lambda x, m: steps.weights(x * math.log(2), m),
-        ),
-        ("one_more_in_the_sum", extra, lambda x, _: torch.nn.functional.pad(x, (0, 1)).softmax(dim=-1)[..., :-1]),
-        ("sigmoid_for_softmax", "a sigmoid takes the place of the softmax", lambda x, _: x.sigmoid()),
-        (
-            "sigmoid_for_softmax",
-            "a sigmoid of scores - log(S) takes the place of the softmax",
-            lambda x, _: (x - math.log(x.shape[-1])).sigmoid(),
-        ),
-        (
-            "softmax_twice",
-            "the softmax is taken twice",
-            lambda x, m: steps.weights(hide(steps.weights(x, m), m.seen), m),
-        ),
-        ("no_maximum", maximum, lambda x, _: shares(x.exp())),
-        ("no_maximum", f"{maximum}, and a tiny number is added to the sum", lambda x, _: shares(x.exp(), 1e-30)),
-        ("no_maximum", f"{maximum}, and 1e-6 is added to the sum", lambda x, _: shares(x.exp(), 1e-6)),
-    )
+    words = "there is no softmax: the scores themselves are the weights"
+    yield wrong("no_softmax", words, weights=lambda x, _: x.where(x.isfinite(), 0))
+    words = "the exponentials are not divided by their sum"
+    yield wrong("not_normalised", words, weights=lambda x, _: exponentials(x))
+    words = "relu takes the place of the exponential"
+    yield wrong("relu_for_softmax", words, weights=lambda x, _: shares(x.relu(), least=1e-30))
+    words = "the softmax has powers of 2 for those of e"
+    yield wrong("softmax_of_base_2", words, weights=lambda x, mask: steps.weights(x * math.log(2), mask))
+    words = "the softmax's sum has one term too many, as if one more key had score 0"
+    padded = partial(torch.nn.functional.pad, pad=(0, 1))
+    yield wrong("one_more_in_the_sum", words, weights=lambda x, _: padded(x).softmax(dim=-1)[..., :-1])
+    words = "a sigmoid {}takes the place of the softmax"
+    yield wrong("sigmoid_for_softmax", words.format(""), weights=lambda x, _: x.sigmoid())
+    shifted: Callable[..., Tensor] = lambda x, _: (x - math.log(x.shape[-1])).sigmoid()  # noqa: E731
+    yield wrong("sigmoid_for_softmax", words.format("of scores - log(S) "), weights=shifted)
+    twice: Callable[..., Tensor] = lambda x, mask: steps.weights(hide(steps.weights(x, mask), mask.seen), mask)  # noqa: E731
+    yield wrong("softmax_twice", "the softmax is taken twice", weights=twice)
+    words = "the maximum is not subtracted before the exponential, which overflows where scores are large"
+    for more, what in {
+        0.0: "",
+        1e-30: ", and a tiny number is added to the sum",
+        1e-6: ", and 1e-6 is added to the sum",
+    }.items():
+        yield wrong("no_maximum", words + what, weights=lambda x, _, more=more: shares(x.exp(), more))
+    words = "scores are clamped, to 50 say, before an exponential without maximum"
     for most in (10.0, 20.0, 50.0, 80.0):
-        clamped = lambda x, m, most=most: shares(x.clamp(-most, most).exp().where(m.seen, 0.0))  # noqa: E731
-        yield wrong(
-            "no_maximum", "scores are clamped, to 50 say, before an exponential without maximum", weights=clamped
-        )
+        yield wrong("no_maximum", words, weights=partial(clamped, most=most))
     for small in (1e-4, 1e-3, 1e-2):
         added = lambda x, _, small=small: shares(exponentials(x), small)  # noqa: E731
         yield wrong("eps_in_the_sum", f"{small:g} is added to the softmax's sum", weights=added)
@@ -149,20 +138,10 @@ def fills(workload: Workload) -> Iterator[Mistake]:
         yield wrong(name, words, masked_scores=filled, weights=nothing)
         added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
         yield wrong(name, f"{fill:g} is added to the scores of hidden keys", masked_scores=added, weights=nothing)
-    yield from table(
-        "masked_scores",
-        "",
-        (
-            "mask_added_as_number",
-            "the boolean mask is added to the scores as 0 and 1",
-            lambda x, m: m.changed(x) + m.seen.to(x.dtype),
-        ),
-        (
-            "mask_multiplied",
-            "the scores are multiplied by the mask: hidden keys have score 0",
-            lambda x, m: m.changed(x) * m.seen.to(x.dtype),
-        ),
-    )
+    words = "the boolean mask is added to the scores as 0 and 1"
+    yield wrong("mask_added_as_number", words, masked_scores=lambda x, m: m.changed(x) + m.seen.to(x.dtype))
+    words = "the scores are multiplied by the mask: hidden keys have score 0"
+    yield wrong("mask_multiplied", words, masked_scores=lambda x, m: m.changed(x) * m.seen.to(x.dtype))
     words = "the mask is applied after the softmax, so that the weights of the visible keys do not add up to 1"
     late: Callable[..., Tensor] = lambda x, m: x.softmax(dim=-1).where(m.seen, 0.0)  # noqa: E731
     yield wrong("mask_after_softmax", words, masked_scores=lambda x, m: m.changed(x), weights=late)
@@ -173,24 +152,12 @@ def coarse(tensor: Tensor) -> Tensor:
     return tensor.bfloat16().to(tensor.dtype)
 
 
-def coarse_weights(weights: Weights) -> Weights:
-    """Round every weight to bfloat16."""
-    return weights.map(coarse)
-
-
 def rounded_powers(masked: Tensor, mask: RowMask, *, is_sum: bool) -> Tensor:
     """Exponentials rounded before they are divided by their sum, or by the sum of the rounded ones."""
     right = steps.weights(masked, mask)
     largest = right.amax(dim=-1, keepdim=True)
     powers = coarse((right / largest).nan_to_num(0.0))
     return (powers / powers.sum(dim=-1, keepdim=True)).nan_to_num(0.0) if is_sum else powers * largest
-
-
-def rounded_bias(scores: Tensor, mask: RowMask) -> Tensor:
-    """The masked scores with a rounded bias."""
-    for part in mask.rule.changes:
-        scores = scores + coarse(mask.bias(part).to(scores.dtype)) if part.is_additive else mask.change(scores, part)
-    return hide(scores, mask.seen)
 
 
 def rounded_sums(weights: Tensor, value: Tensor, _: RowMask, tile: int, *, is_online: bool) -> Tensor:
@@ -206,36 +173,31 @@ def rounded_sums(weights: Tensor, value: Tensor, _: RowMask, tile: int, *, is_on
 def roundings(workload: Workload) -> Iterator[Mistake]:
     """Intermediate results rounded to bfloat16; in half precision, rounded scores are within honest errors."""
     if workload.dtype in {"float32", "float64"}:
-        says = "the {} are rounded to bfloat16 on the way"
+        of_products: Callable[..., Tensor] = lambda q, k, m: coarse(product(q, k.mT)) * m.scale_for(q.shape[-1])  # noqa: E731
+        with_sum, alone = partial(rounded_powers, is_sum=True), partial(rounded_powers, is_sum=False)
         rows: list[tuple[str, str, str, Callable[..., object]]] = [
             ("scores", "scores", "queries", before("scores", coarse, 0)),
             ("scores", "scores", "keys", before("scores", coarse, 1)),
-            (
-                "scores",
-                "scores",
-                "products of queries and keys",
-                lambda q, k, m: coarse(product(q, k.mT)) * m.scale_for(q.shape[-1]),
-            ),
+            ("scores", "scores", "products of queries and keys", of_products),
             ("scores", "scores", "scores", after("scores", coarse)),
-            ("weights", "exponentials", "exponentials of the scores", partial(rounded_powers, is_sum=False)),
-            (
-                "weights",
-                "exponentials",
-                "exponentials of the scores, and so their sum,",
-                partial(rounded_powers, is_sum=True),
-            ),
-            ("context", "inside", "weights", before("context", coarse, 0)),
-            ("context", "inside", "values", before("context", coarse, 1)),
-            ("context", "inside", "results", after("context", coarse)),
+            ("exponentials", "weights", "exponentials of the scores", alone),
+            ("exponentials", "weights", "exponentials of the scores, and so their sum,", with_sum),
+            ("inside", "context", "weights", before("context", coarse, 0)),
+            ("inside", "context", "values", before("context", coarse, 1)),
+            ("inside", "context", "results", after("context", coarse)),
         ]
         if workload.scope == "module":
-            rows.append(("projection", "projections", "tokens", before("projection", coarse, 0, 1)))
-            rows.append(("projection", "projections", "projection weights", before("projection", coarse_weights, 2)))
-            rows.append(("output", "output_projection", "output's weights", before("output", coarse_weights, 1)))
-        for step, name, what, change in rows:
-            yield wrong(f"bfloat16_{name}", says.format(what), "is_rounding", **{step: change})
+            of_weights = before("projection", lambda weights: weights.map(coarse), 2)
+            of_output = before("output", lambda weights: weights.map(coarse), 1)
+            rows.append(("projections", "projection", "tokens", before("projection", coarse, 0, 1)))
+            rows.append(("projections", "projection", "projection weights", of_weights))
+            rows.append(("output_projection", "output", "output's weights", of_output))
+        for name, step, what, change in rows:
+            words = f"the {what} are rounded to bfloat16 on the way"
+            yield wrong(f"bfloat16_{name}", words, "is_rounding", **{step: change})
         if workload.mask_rule.changes_scores:
-            yield wrong("bfloat16_bias", says.format("biases"), masked_scores=rounded_bias)
+            words = "the biases are rounded to bfloat16 on the way"
+            yield wrong("bfloat16_bias", words, masked_scores=with_bias(lambda bias, *_: coarse(bias)))
     if workload.dtype == "bfloat16" and workload.kv_len < LONG:
         return
     tiles = {"every key": 1} | {f"every {tile} keys": tile for tile in (16, 32, 64, 128) if tile < workload.kv_len}
@@ -248,10 +210,7 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
             yield wrong("bfloat16_sums", text, "is_rounding", context=change)
 
 
-KINDS = [scales, normalisations, fills, roundings]
-
-
 def wrong_numerics(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of scale, normalisation and precision."""
-    for kind in KINDS:
+    for kind in (scales, normalisations, fills, roundings):
         yield from kind(workload)

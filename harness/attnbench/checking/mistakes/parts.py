@@ -4,6 +4,7 @@ A mistake that starts at a query row, or is limited to some heads, needs no entr
 the wrong rows alone.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from attnbench.workloads.workload import Workload
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_TILES = 12
 """With more tiles of one length, only those at both ends and in the middle are tried."""
+FORGOTTEN = {"maximum": "sum and output", "output": "output", "sum": "sum"}
 SHORT = 32
 """Up to this length very short tiles are tried too."""
 
@@ -32,36 +34,35 @@ def times(tensor: Tensor, factor: float, first: int, *, is_gradient: bool) -> Te
 def factors(workload: Workload) -> Iterator[Mistake]:
     """The output, or a gradient, times a number, in all rows or from one on; the diagnosis measures the number."""
     root, is_module = math.sqrt(workload.head_dim), workload.scope == "module"
-    for first in {0, workload.seq_len // 2}:
-        for factor in dict.fromkeys((0.0, 0.5, 2.0, -1.0, 1 / workload.num_heads, root, 1 / root)):
-            kind = "factor" if factor else "zero"
-            says = f"is {factor:.6g} times what it should be" if factor else "is 0"
-            says += f" from row {first} on" * bool(first)
-            for operand, (step, places) in OPERANDS.items():
-                is_gradient = operand != "output"
-                if factor == 1 or len(places) > 1 or (first and is_module and is_gradient):
-                    continue
-                change = partial(times, factor=factor, first=first, is_gradient=is_gradient)
-                replaced = before(step, change, *places) if is_gradient else after(step, change)
-                flags = "is_factor needs_all_rows" + " is_gradient" * is_gradient
-                name, what = (f"{operand}_gradient", f"gradient of {operand}") if is_gradient else (operand, operand)
-                yield wrong(f"{name}_{kind}", f"the {what} {says}", flags, **{step: replaced})
-
-
-def whole_tiles(length: int) -> Iterator[range]:
-    """Every whole tile of a usual length; of many tiles, those at both ends and in the middle."""
-    for tile in TILE_LENS:
-        number = length // tile
-        some = sorted({0, 1, number // 2, number - 2, number - 1}) if number > MOST_TILES else range(number)
-        if tile < length:
-            yield from (range(start * tile, (start + 1) * tile) for start in some)
+    numbers = dict.fromkeys((0.0, 0.5, 2.0, -1.0, 1 / workload.num_heads, root, 1 / root))
+    for first, factor in itertools.product({0, workload.seq_len // 2}, numbers):
+        words = f"is {factor:.6g} times what it should be" if factor else "is 0"
+        words += f" from row {first} on" * bool(first)
+        for operand, (step, places) in OPERANDS.items():
+            is_gradient = operand != "output"
+            if factor == 1 or len(places) > 1 or (first and is_module and is_gradient):
+                continue
+            change = partial(times, factor=factor, first=first, is_gradient=is_gradient)
+            replaced = before(step, change, *places) if is_gradient else after(step, change)
+            flags = "is_factor needs_all_rows" + " is_gradient" * is_gradient
+            what = f"gradient of {operand}" if is_gradient else operand
+            name = f"{operand}{'_gradient' * is_gradient}_{'factor' if factor else 'zero'}"
+            yield wrong(name, f"the {what} {words}", flags, **{step: replaced})
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """Every whole tile of a usual length, and the rest after the last one, each with its description."""
-    rest = sorted({length // tile * tile for tile in TILE_LENS if tile < length and length % tile})
-    yield from (("what lies past the last whole tile", range(start, length)) for start in rest)
-    yield from (("a tile", places) for places in whole_tiles(length))
+    """The rest after the last whole tile of each usual length, and whole tiles, each with its description.
+
+    Of many tiles of one length, those at both ends and in the middle.
+    """
+    lengths = [tile for tile in TILE_LENS if tile < length]
+    for start in sorted({length // tile * tile for tile in lengths if length % tile}):
+        yield "what lies past the last whole tile", range(start, length)
+    for tile in lengths:
+        number = length // tile
+        some = sorted({0, 1, number // 2, number - 2, number - 1}) if number > MOST_TILES else range(number)
+        for place in some:
+            yield "a tile", range(place * tile, (place + 1) * tile)
 
 
 def without(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
@@ -75,9 +76,9 @@ def twice(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
     return hide(mask.changed(scores) + math.log(2) * among.to(scores.dtype), mask.seen)
 
 
-def unwritten(value: Tensor, keys: range) -> Tensor:
-    """Values (B, H, S, V) with 0 for the keys of a tile."""
-    return value.index_fill(2, torch.arange(keys.start, keys.stop, device=value.device), 0.0)
+def unwritten(tensor: Tensor, places: range, dim: int) -> Tensor:
+    """The tensor with 0 in these places along an axis."""
+    return tensor.index_fill(dim, torch.arange(places.start, places.stop, device=tensor.device), 0.0)
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
@@ -87,10 +88,9 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
         name = "tile_dropped" if what == "a tile" else "last_partial_tile_dropped"
         yield wrong(name, f"{what} is left out: {where}", masked_scores=partial(without, keys=keys))
         if what == "a tile":
-            yield wrong(
-                "tile_counted_twice", f"a tile is counted twice: {where}", masked_scores=partial(twice, keys=keys)
-            )
-            change = before("context", partial(unwritten, keys=keys), 1)
+            words = f"a tile is counted twice: {where}"
+            yield wrong("tile_counted_twice", words, masked_scores=partial(twice, keys=keys))
+            change = before("context", partial(unwritten, places=keys, dim=2), 1)
             yield wrong("tile_without_values", f"the values of a tile are 0: {where}", context=change)
 
 
@@ -115,42 +115,37 @@ def merges(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes over tiles or parts that are merged wrongly."""
     length = workload.kv_len
     usual = [tile for tile in TILE_LENS if tile < length and (tile >= 16 or length <= SHORT)]  # noqa: PLR2004
-    splits = {f"over tiles of {tile} keys": [len(part) for part in torch.arange(length).split(tile)] for tile in usual}
-    for number in (number for number in (2, 3, 4, 8) if number < length):
-        splits[f"of {number} parts of the keys"] = [len(part) for part in torch.arange(length).tensor_split(number)]
-    for lengths, where in {tuple(lengths): where for where, lengths in splits.items()}.items():
+    keys = torch.arange(length)
+    splits = {f"over tiles of {tile} keys": keys.split(tile) for tile in usual}
+    splits |= {
+        f"of {number} parts of the keys": keys.tensor_split(number) for number in (2, 3, 4, 8) if number < length
+    }
+    for lengths, where in {tuple(map(len, split)): where for where, split in splits.items()}.items():
         for merge in ("added up", "averaged"):
             words = f"partial softmaxes {where} are {merge}, without the weights that their logsumexps give them"
             change = partial(partial_softmaxes, lengths=list(lengths), merge=merge)
             yield wrong("partial_softmaxes_merged", words, weights=change)
-    for tile in usual:
-        for name, forgotten in (("maximum", "sum and output"), ("output", "output"), ("sum", "sum")):
-            words = (
-                f"an online softmax over tiles of {tile} keys does not rescale its {forgotten} when the maximum grows"
-            )
-            yield wrong(f"{name}_not_rescaled", words, weights=partial(online, tile=tile, forgotten=forgotten))
+    for tile, (name, forgotten) in itertools.product(usual, FORGOTTEN.items()):
+        words = f"an online softmax over tiles of {tile} keys does not rescale its {forgotten} when the maximum grows"
+        yield wrong(f"{name}_not_rescaled", words, weights=partial(online, tile=tile, forgotten=forgotten))
 
 
 def cut_widths(workload: Workload) -> Iterator[Mistake]:
     """Only the first columns of query and key count."""
     full = workload.head_dim
     for width in sorted({2**power for power in range(9)} | {full - 1, workload.value_dim}):
-        for is_scaled in (False, True) if 0 < width < full else ():
+        words = f"only the first {width} of {full} numbers of query and key count"
+        scales = {words: full, f"{words}, scaled for as many": width}
+        for text, scaled in scales.items() if 0 < width < full else ():
 
-            def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, is_scaled: bool) -> Tensor:  # noqa: FBT001
-                scale = mask.scale_for(width if is_scaled else full)
-                return product(query[..., :width], key[..., :width].transpose(-2, -1)) * scale
+            def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
+                return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
-            words = (
-                f"only the first {width} of {full} numbers of query and key count" + ", scaled for as many" * is_scaled
-            )
-            if not (is_scaled and workload.scale):
-                yield wrong("width_cut", words, scores=partial(cut, width=width, is_scaled=is_scaled))
+            if scaled == full or not workload.scale:
+                yield wrong("width_cut", text, scores=partial(cut, width=width, scaled=scaled))
 
 
 def wrong_parts(workload: Workload) -> Iterator[Mistake]:
     """Every wrong factor, tile and width."""
-    yield from factors(workload)
-    yield from tiles(workload)
-    yield from merges(workload)
-    yield from cut_widths(workload)
+    for kind in (factors, tiles, merges, cut_widths):
+        yield from kind(workload)

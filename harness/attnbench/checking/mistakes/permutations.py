@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, after, before, hide, product, wrong
+from attnbench.checking.steps import Mistake, after, before, product, with_bias, wrong
 from attnbench.contract import softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
-AXES = ("batch", "head", "position")
+AXES = {"batch": "batch rows", "head": "heads", "position": "positions"}
 OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "query": ("scores", (0,)),
     "key": ("heads", (1,)),
@@ -45,6 +45,14 @@ def in_order(axis: int, order: list[int]) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[(slice(None),) * axis + (order,)]
 
 
+def reordered(what: str, *sizes: int) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    """Wrong orders of a tensor along its first axes, which have these sizes: the axis, the words, and the change."""
+    for place, ((axis, plural), number) in enumerate(zip(AXES.items(), sizes, strict=False)):
+        for words, order in orders(number).items():
+            if axis != "position" or not words.startswith("grouped"):
+                yield axis, f"the {plural} of the {what.replace('_', ' ')} are {words}", in_order(place, order)
+
+
 def viewed(tensor: Tensor) -> Tensor:
     """Read (B, T, H, K) as (B, H, T, K) by a view, without a transpose."""
     return tensor.transpose(1, 2).reshape(tensor.shape)
@@ -58,44 +66,28 @@ def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Te
 
 def of_operands(workload: Workload) -> Iterator[Mistake]:
     """Query, key, value, keys with their values, or the output in another order along one axis."""
+    batch_size, of_query, of_key = workload.batch_size, workload.num_heads, workload.num_kv_heads
     for operand, (step, places) in OPERANDS.items():
-        is_output, what = operand == "output", operand.replace("_", " ")
-        heads = workload.num_kv_heads if step == "heads" else workload.num_heads
-        sizes = (workload.batch_size, heads, workload.kv_len if step == "heads" else workload.seq_len)
-        for axis, number in enumerate(sizes):
-            if operand == "query" and axis:
-                continue  # same as for keys and values, or the output
-            for words, order in orders(number).items():
-                if AXES[axis] == "position" and words.startswith("grouped"):
-                    continue
-                change = in_order(axis, order)
-                replaced = after(step, change) if is_output else before(step, change, *places)
-                flags = "needs_all_rows" if is_output and AXES[axis] == "position" else ""
-                text = f"the {AXES[axis]}s of the {what} are {words}".replace("batchs", "batch rows")
-                yield wrong(f"{operand}_{AXES[axis]}_order", text, flags, **{step: replaced})
-    times = workload.num_heads // workload.num_kv_heads
-    if min(times, workload.num_kv_heads) > 1:
+        sizes = (batch_size, of_key, workload.kv_len) if step == "heads" else (batch_size, of_query, workload.seq_len)
+        axes = 1 if operand == "query" else 3  # its other axes are as for keys and values, or the output
+        for axis, words, change in reordered(operand, *sizes[:axes]):
+            flags = "needs_all_rows" * (operand == "output" and axis == "position")
+            replaced = before(step, change, *places) if places else after(step, change)
+            yield wrong(f"{operand}_{axis}_order", words, flags, **{step: replaced})
+    times = of_query // of_key
+    if min(times, of_key) > 1:
         words = "query head h reads key/value head h % G, not h // (H / G): repeat instead of repeat_interleave"
         repeated = lambda _, key, value, __: (key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1))  # noqa: E731
         yield wrong("kv_heads_interleaved", words, heads=repeated)
 
 
-def biased(scores: Tensor, mask: RowMask, order: list[int]) -> Tensor:
-    """The masked scores with biases in another order of heads."""
-    for part in mask.rule.changes:
-        if part.is_additive:
-            scores = scores + mask.bias(part).expand(scores.shape)[:, order].to(scores.dtype)
-        else:
-            scores = mask.change(scores, part)
-    return hide(scores, mask.seen)
-
-
 def of_heads(workload: Workload) -> Iterator[Mistake]:
     """Biases and sinks of the wrong heads."""
+    has_bias = any(part.is_additive for part in workload.mask_rule.changes)
     for words, order in orders(workload.num_heads).items():
-        if any(part.is_additive for part in workload.mask_rule.changes):
-            change = lambda scores, mask, order=order: biased(scores, mask, order)  # noqa: E731
-            yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=change)
+        if has_bias:
+            other = with_bias(lambda bias, *_, order=order: bias[:, order])
+            yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=other)
         if workload.sinks != "none":
             change = lambda masked, mask, order=order: softmax_with_sinks(masked, mask.sinks[order])  # noqa: E731
             yield wrong("sink_head_order", f"the heads of the sinks are {words}", weights=change)
@@ -108,16 +100,12 @@ def of_layouts(workload: Workload) -> Iterator[Mistake]:
     if workload.seq_len == workload.kv_len:
         words = "query, key and value are read as (B, T, H, K), and are (B, H, T, K): attention runs over the heads"
         yield wrong("heads_for_positions", words, "needs_all_rows", whole=across_heads)
-    views = {
-        "query": before("scores", viewed, 0),
-        "key": before("heads", viewed, 1),
-        "value": before("heads", viewed, 2),
-    }
-    every = {"scores": views["query"], "heads": before("heads", viewed, 1, 2)}
     words = "a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K)"
+    every = {"scores": before("scores", viewed, 0), "heads": before("heads", viewed, 1, 2)}
     yield wrong("viewed_not_transposed", f"{words}, in query, key and value", "needs_all_rows", **every)
-    for operand, change in views.items():
-        step = OPERANDS[operand][0]
+    for operand in ("query", "key", "value"):
+        step, places = OPERANDS[operand]
+        change = before(step, viewed, *places)
         yield wrong("viewed_not_transposed", f"{words}, in the {operand}", "needs_all_rows", **{step: change})
     words = "heads and tokens of the output are exchanged by a view or reshape, without a transpose"
     yield wrong("output_viewed_not_transposed", words, "needs_all_rows", context=after("context", viewed))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.checking import steps
+from attnbench.checking import oracle, steps
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, after, before, hide, product, project, table, wrong
+from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, with_change, wrong
 from attnbench.contract import Weights, softmax_with_sinks
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
@@ -26,7 +26,6 @@ MOST_POWER = 3.0
 """The largest power of a rotary base in a fit."""
 ROTARY_BASES = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
-Pair = tuple[Tensor, Tensor]
 
 
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -37,7 +36,7 @@ def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[.
         for kind in ("", "_bias") if weights.has_bias else ("",):
             names = [f"{part}{kind}" for part in PARTS]
             named |= dict(zip(names, regroup([tensors[name] for name in names]), strict=True))
-        return project(x, context, Weights(**named))
+        return oracle.project(x, context, Weights(**named))
 
     return projected
 
@@ -66,34 +65,19 @@ def projections(workload: Workload) -> Iterator[Mistake]:
     shapes, places = [(heads, width), (groups, width), (groups, value)], range(3)
     for order in itertools.permutations(places):
         if order != tuple(places) and [shapes[place] for place in order] == shapes:
-            words = "query, key and value are projected with the weights of {}, {} and {}, in that order"
+            names = "{}, {} and {}".format(*(PARTS[at] for at in order))
+            words = f"query, key and value are projected with the weights of {names}, in that order"
             change = regrouped(lambda parts, order=order: [parts[place] for place in order])  # type: ignore[misc]
-            yield wrong("projections_in_wrong_order", words.format(*(PARTS[at] for at in order)), projection=change)
-    yield from table(
-        "projection",
-        "",
-        ("no_input_biases", "the biases of the input projections are dropped", before("projection", unbiased, 2)),
-        (
-            "split_feature_by_feature",
-            "heads are split in the wrong order: (K, H) instead of (H, K)",
-            regrouped(by_feature),
-        ),
-    )
+            yield wrong("projections_in_wrong_order", words, projection=change)
+    unbiased = before("projection", lambda weights: weights.biased("out"), 2)
+    yield wrong("no_input_biases", "the biases of the input projections are dropped", projection=unbiased)
+    words = "heads are split in the wrong order: (K, H) instead of (H, K)"
+    yield wrong("split_feature_by_feature", words, projection=regrouped(by_feature))
     if heads == groups and width == value:
-        yield from table(
-            "projection",
-            "",
-            (
-                "packed_read_head_by_head",
-                "weights packed as all queries, keys, values are read head by head",
-                regrouped(by_head),
-            ),
-            (
-                "packed_read_in_thirds",
-                "weights packed head by head are read as all queries, keys, values",
-                regrouped(in_thirds),
-            ),
-        )
+        words = "weights packed as all queries, keys, values are read head by head"
+        yield wrong("packed_read_head_by_head", words, projection=regrouped(by_head))
+        words = "weights packed head by head are read as all queries, keys, values"
+        yield wrong("packed_read_in_thirds", words, projection=regrouped(in_thirds))
     words = "heads are merged feature by feature instead of head by head"
     by_features = before("output", lambda x: x.transpose(1, 3), 0)  # (B,H,R,V) -> (B,V,R,H)
     yield wrong("merged_feature_by_feature", words, output=by_features)
@@ -103,53 +87,32 @@ def projections(workload: Workload) -> Iterator[Mistake]:
     words = "the output projection's bias is dropped"
     yield wrong("no_output_bias", words, output=before("output", partial(replace, out_bias=None), 1))
     if heads * value == workload.embed_dim:
-        yield from table(
-            "output",
-            "",
-            (
-                "no_output_projection",
-                "the output projection is left out",
-                before("output", partial(replace, out=None), 1),
-            ),
-            (
-                "output_projection_transposed",
-                "the output projection's matrix is transposed",
-                before("output", lambda weights: replace(weights, out=weights.out.T), 1),
-            ),
-        )
+        words = "the output projection is left out"
+        yield wrong("no_output_projection", words, output=before("output", partial(replace, out=None), 1))
+        words = "the output projection's matrix is transposed"
+        transposed = before("output", lambda weights: replace(weights, out=weights.out.T), 1)
+        yield wrong("output_projection_transposed", words, output=transposed)
 
 
-def unbiased(weights: Weights) -> Weights:
-    """The weights without the biases of the input projections."""
-    return weights.biased("out")
-
-
-def rotated(tensor: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotary positions (https://arxiv.org/abs/2104.09864): rotate pairs of columns by place times frequency."""
-    half = tensor.shape[-1] // 2
-    angle = places[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angle.cos().to(tensor), angle.sin().to(tensor)
-    one, other = (tensor[..., 0::2], tensor[..., 1::2]) if is_interleaved else tensor.chunk(2, dim=-1)
-    pairs = (one * cos - other * sin, other * cos + one * sin)
-    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
-
-
-def rotary(base: float, *, is_interleaved: bool) -> Mistake:
-    """Built-in rotary positions; the diagnosis fits the power of the base."""
-    turn = partial(rotated, base=base, is_interleaved=is_interleaved)
+def rotary(base: float, workload: Workload, *, is_interleaved: bool) -> Mistake:
+    """Other rotary positions than the workload's; the diagnosis fits the power of the base."""
+    turn = partial(oracle.rotated, base=base, is_interleaved=is_interleaved)
     style = "interleaved, as in GPT-J" if is_interleaved else "in halves, as in Llama"
     words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:.6g})"
-    scores: Callable[..., Tensor] = lambda q, k, m: steps.scores(turn(q, m.rows), turn(k, m.keys), m)  # noqa: E731
-    return replace(
-        wrong("rotary_inside", words, scores=scores),
-        fit=lambda power: rotary(base ** max(-MOST_POWER, min(power, MOST_POWER)), is_interleaved=is_interleaved),
-    )
+
+    def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
+        query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
+        return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
+
+    again = partial(rotary, workload=workload, is_interleaved=is_interleaved)
+    mistake = wrong("rotary_inside", words, scores=scores)
+    return replace(mistake, fit=lambda power: again(base ** min(max(power, -MOST_POWER), MOST_POWER)))
 
 
 def of_scores(workload: Workload) -> Iterator[Mistake]:
     """Mistakes of the scores and weights."""
     for is_interleaved in (False, True) if workload.head_dim % 2 == 0 else ():
-        yield from (rotary(base, is_interleaved=is_interleaved) for base in ROTARY_BASES)
+        yield from (rotary(base, workload, is_interleaved=is_interleaved) for base in ROTARY_BASES)
     root = math.sqrt(workload.head_dim)
     lengths = {"length 1": 1 / root, "length 1, without a scale": 1.0, "a root mean square of 1": root}
     for words, scale in lengths.items() if workload.head_dim > 1 else ():
@@ -165,59 +128,34 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
     first = after("weights", lambda x: x[:, :1].expand_as(x))
     yield wrong("first_heads_weights_for_all", "the weights of head 0 are used in every head", weights=first)
     words = "query and key play no part: the output is the mean of the values"
-    yield wrong("query_and_key_ignored", words, weights=equal_weights)
-
-
-def equal_weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """Equal weights for all visible keys."""
-    seen = mask.seen.to(masked.dtype)
-    return (seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(masked)
-
-
-def by_part(scores: Tensor, mask: RowMask, change: Callable[..., Tensor], kinds: tuple[type[Mask], ...]) -> Tensor:
-    """The masked scores, with `change(scores, part)` instead of the usual change for parts of these kinds."""
-    for part in mask.rule.changes:
-        scores = change(scores, part) if isinstance(part, kinds) else mask.change(scores, part)
-    return hide(scores, mask.seen)
-
-
-def biased(scores: Tensor, mask: RowMask, bias: Callable[..., Tensor]) -> Tensor:
-    """The masked scores, with `bias(right, mask, part)` in place of each bias."""
-    for part in mask.rule.changes:
-        added = bias(mask.bias(part), mask, part).to(scores.dtype) if part.is_additive else None
-        scores = mask.change(scores, part) if added is None else scores + added
-    return hide(scores, mask.seen)
+    zeros: Callable[..., Tensor] = lambda x, mask: hide(torch.zeros_like(x), mask.seen)  # noqa: E731
+    equal: Callable[..., Tensor] = lambda x, mask: zeros(x, mask).softmax(dim=-1).nan_to_num(0.0)  # noqa: E731
+    yield wrong("query_and_key_ignored", words, weights=equal)
 
 
 def of_biases(workload: Workload) -> Iterator[Mistake]:
     """Mistakes of biases."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
-    kinds = {type(part) for part in parts}
+    kinds, is_square = {type(part) for part in parts}, workload.seq_len == workload.kv_len
 
-    def biases(*rows: tuple[str, str, Callable[..., Tensor]]) -> Iterator[Mistake]:
-        yield from table(
-            "masked_scores", "", *((name, words, partial(biased, bias=bias)) for name, words, bias in rows)
-        )
+    def biased(name: str, words: str, bias: Callable[..., Tensor], flags: str = "") -> Mistake:
+        return wrong(name, words, flags, masked_scores=with_bias(bias))
 
     for part in parts:
-        ignored = partial(by_part, change=lambda scores, _: scores, kinds=(type(part),))
         words = "the bias is never added to the scores" + f": {part}" * (len(parts) > 1)
-        yield wrong("bias_ignored", words, masked_scores=ignored)
+        yield biased("bias_ignored", words, lambda bias, _, each, part=part: bias * (type(each) is not type(part)))
     if parts:
-        yield from biases(
-            ("bias_sign_flipped", "the bias has the wrong sign", lambda bias, *_: -bias),
-            ("bias_scaled", "the bias is half as large as it should be", lambda bias, *_: bias / 2),
-            ("bias_scaled", "the bias is twice as large as it should be", lambda bias, *_: bias * 2),
-        )
+        yield biased("bias_sign_flipped", "the bias has the wrong sign", lambda bias, *_: -bias)
+        yield biased("bias_scaled", "the bias is half as large as it should be", lambda bias, *_: bias / 2)
+        yield biased("bias_scaled", "the bias is twice as large as it should be", lambda bias, *_: bias * 2)
     if workload.mask_rule.is_learned:
-        detached = partial(biased, bias=lambda bias, *_: bias.detach())
         words = "the gradient of bias is 0: none reaches it"
-        yield wrong("bias_gradient_zero", words, "is_gradient is_factor", masked_scores=detached)
+        yield biased("bias_gradient_zero", words, lambda bias, *_: bias.detach(), "is_gradient is_factor")
         is_shared = all(shape[0] != workload.batch_size for shape in workload.operands.values())
         if workload.batch_size > 1 and is_shared:  # otherwise the others' gradients are 0
             words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
-            of_first = partial(biased, bias=lambda bias, mask, _: of_first_row(bias, mask.sizes[0]))
-            yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
+            of_first = lambda bias, *_: torch.cat([bias[:1], bias[1:].detach()])  # noqa: E731
+            yield biased("bias_gradient_of_first_row", words, of_first, "is_gradient")
         yield from looked_up(next(part for part in parts if part.is_learned))
     if alibi := kinds & {*ALIBI}:
         heads, other = workload.num_heads, next(kind for kind in ALIBI if kind not in alibi)()
@@ -225,23 +163,17 @@ def of_biases(workload: Workload) -> Iterator[Mistake]:
         slopes = np.exp2(-8 * np.arange(first, heads + first) / heads) / masks.Alibi().per_head(heads)
         ratio = torch.from_numpy(slopes)[:, None, None]
         words = ("are counted from head 0: they begin with 1", "are 2^(-8h/H) though H is no power of 2")[first]
-        yield from biases(("alibi_slopes", f"the slopes of ALiBi {words}", lambda bias, *_: bias * ratio.to(bias)))
-        if workload.seq_len != workload.kv_len:
+        yield biased("alibi_slopes", f"the slopes of ALiBi {words}", lambda bias, *_: bias * ratio.to(bias))
+        if not is_square:
             words = f"the distances of ALiBi are counted from the other end, as in {other}"
-            yield from biases(("alibi_aligned_at_other_end", words, lambda _, mask, __: mask.bias(other)))
-    if masks.Additive in kinds and workload.seq_len == workload.kv_len:
+            yield biased("alibi_aligned_at_other_end", words, lambda _, mask, __: mask.bias(other))
+    if masks.Additive in kinds and is_square:
 
         def swapped(bias: Tensor, mask: RowMask, part: Mask) -> Tensor:
-            per_head = torch.from_numpy(part.per_head(len(bias)))[:, None, None]
+            per_head = torch.from_numpy(part.per_head(mask.num_heads))[:, None, None]
             return part.bias(per_head, mask.keys.cpu(), mask.queries.cpu(), 0).to(bias)  # type: ignore[no-any-return]
 
-        yield from biases(("bias_transposed", "query and key have changed places in the bias", swapped))
-
-
-def of_first_row(bias: Tensor, batch_size: int) -> Tensor:
-    """The bias (B, H, R, S) with a gradient only from the first batch row."""
-    every = bias.expand(batch_size, *bias.shape[-3:])
-    return torch.cat([every[:1], every[1:].detach()])
+        yield biased("bias_transposed", "query and key have changed places in the bias", swapped)
 
 
 def looked_up(part: Mask) -> Iterator[Mistake]:
@@ -253,73 +185,65 @@ def looked_up(part: Mask) -> Iterator[Mistake]:
                 return right
             row, head = torch.arange(mask.sizes[0])[:, None, None, None], torch.arange(mask.num_heads)[:, None, None]
             tables = {name: tensor * (name != without) for name, tensor in mask.inputs.items()}
-            found: Tensor = part.looked_up(tables, (row, head, mask.queries), index(mask))
-            return found
+            numbers: Tensor = part.looked_up(tables, (row, head, mask.queries), index(mask))
+            return numbers
 
-        return wrong("bias_looked_up_elsewhere", words, masked_scores=partial(biased, bias=bias))
-
-    def bucket(mask: RowMask, further: int, sign: int, kind: Callable[..., Mask]) -> tuple[Tensor, ...]:
-        ahead = (
-            mask.keys - mask.queries - (mask.sizes[2] - mask.sizes[1]) * isinstance(part, masks.RelativeBucketsPast)
-        ) * sign
-        return kind(*part.arguments).index(torch.zeros_like(ahead), ahead + ahead.sign() * further, 0, mask.sizes[2])
+        return wrong("bias_looked_up_elsewhere", words, masked_scores=with_bias(bias))
 
     if isinstance(part, masks.Decomposed):
-        columns = part.columns
-        yield elsewhere(
-            "the grid of the keys is read column by column",
-            lambda mask: (
-                mask.keys % (mask.sizes[2] // columns(mask.sizes[2])),
-                mask.keys // (mask.sizes[2] // columns(mask.sizes[2])),
-            ),
-        )
+
+        def by_column(mask: RowMask) -> tuple[Tensor, ...]:
+            rows = mask.sizes[2] // part.columns(mask.sizes[2])
+            return mask.keys % rows, mask.keys // rows
+
+        yield elsewhere("the grid of the keys is read column by column", by_column)
         for axis, without in (("rows", "column_bias"), ("columns", "row_bias")):
             right = lambda mask: part.index(mask.queries, mask.keys, 0, mask.sizes[2])  # noqa: E731
             yield elsewhere(f"of the decomposed bias only that of the {axis} is added", right, without)
         return
+    is_past = isinstance(part, masks.RelativeBucketsPast)
+
+    def bucket(mask: RowMask, further: int, sign: int, kind: Callable[..., Mask]) -> tuple[Tensor, ...]:
+        ahead = (mask.keys - mask.queries - (mask.sizes[2] - mask.sizes[1]) * is_past) * sign
+        return kind(*part.arguments).index(torch.zeros_like(ahead), ahead + ahead.sign() * further, 0, mask.sizes[2])
+
     words = "the distances of the bias have the wrong sign"
     yield elsewhere(words, partial(bucket, further=0, sign=-1, kind=type(part)))
     words = "the distances of the bias are counted one too far"
     yield elsewhere(words, partial(bucket, further=1, sign=1, kind=type(part)))
-    other = masks.RelativeBuckets if isinstance(part, masks.RelativeBucketsPast) else masks.RelativeBucketsPast
     words = "the buckets are those of the other half of T5, encoder for decoder"
+    other = masks.RelativeBuckets if is_past else masks.RelativeBucketsPast
     yield elsewhere(words, partial(bucket, further=0, sign=1, kind=other))
 
 
 def of_softcap(workload: Workload) -> Iterator[Mistake]:
     """Mistakes of the softcap."""
-    rule = workload.mask_rule
-    if not any(isinstance(part, masks.Softcap) for part in rule.changes):
+    if not any(isinstance(part, masks.Softcap) for part in workload.mask_rule.changes):
         return
 
-    def capped(change: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return partial(by_part, change=change, kinds=(masks.Softcap,))
+    def capped(change: Callable[[Tensor, Mask, float], Tensor]) -> Callable[..., Tensor]:
+        def changed(scores: Tensor, _: RowMask, part: Mask) -> Tensor | None:
+            return change(scores, part, part.arguments[0]) if isinstance(part, masks.Softcap) else None
 
-    def cut(scores: Tensor, part: Mask) -> Tensor:
-        return scores.clamp(-part.arguments[0], part.arguments[0])
+        return with_change(changed)
 
     def backwards(scores: Tensor, mask: RowMask) -> Tensor:
         for part in reversed(mask.rule.changes):
             scores = mask.change(scores, part)
         return hide(scores, mask.seen)
 
-    straight = capped(lambda scores, part: scores + (part.transform(scores) - scores).detach())
+    straight = capped(lambda scores, part, _: scores + (part.transform(scores) - scores).detach())
     words = "the gradient through the softcap lacks its derivative, 1 - tanh^2"
     yield wrong("softcap_without_derivative", words, "is_gradient", masked_scores=straight)
-    no_factor = capped(lambda scores, part: torch.tanh(scores / part.arguments[0]))
-    yield from table(
-        "masked_scores",
-        "",
-        ("softcap_ignored", "the scores are never capped", capped(lambda scores, _: scores)),
-        ("softcap_not_multiplied", "the softcap lacks its last factor, x", no_factor),
-        ("softcap_clamped", "the scores are cut off at -x and x instead of squashed by tanh", capped(cut)),
-        (
-            "softcap_after_mask",
-            "the scores are capped after the mask",
-            lambda scores, mask: mask.changed(hide(scores, mask.seen)),
-        ),
-        ("changes_in_other_order", "the mask's changes of the scores are made in the opposite order", backwards),
-    )
+    yield wrong("softcap_ignored", "the scores are never capped", masked_scores=capped(lambda scores, *_: scores))
+    no_factor = capped(lambda scores, _, most: torch.tanh(scores / most))
+    yield wrong("softcap_not_multiplied", "the softcap lacks its last factor, x", masked_scores=no_factor)
+    words = "the scores are cut off at -x and x instead of squashed by tanh"
+    yield wrong("softcap_clamped", words, masked_scores=capped(lambda scores, _, most: scores.clamp(-most, most)))
+    late: Callable[..., Tensor] = lambda scores, mask: mask.changed(hide(scores, mask.seen))  # noqa: E731
+    yield wrong("softcap_after_mask", "the scores are capped after the mask", masked_scores=late)
+    words = "the mask's changes of the scores are made in the opposite order"
+    yield wrong("changes_in_other_order", words, masked_scores=backwards)
 
 
 def of_sinks(workload: Workload) -> Iterator[Mistake]:
@@ -335,41 +259,18 @@ def of_sinks(workload: Workload) -> Iterator[Mistake]:
     def to_last(weights: Tensor) -> Tensor:
         return torch.cat([weights[..., :-1], weights[..., -1:] + 1 - weights.sum(dim=-1, keepdim=True)], dim=-1)
 
-    yield from table(
-        "weights",
-        "",
-        ("sinks_ignored", "the sinks are ignored", lambda x, _: x.softmax(dim=-1).nan_to_num(0.0)),
-        (
-            "sink_without_exponential",
-            "a sink is added to the sum without its exponential",
-            lambda x, mask: added(x, mask.sinks),
-        ),
-        (
-            "sink_without_maximum",
-            "the maximum is not subtracted from the sink",
-            lambda x, mask: added(x, mask.sinks.exp()),
-        ),
-        (
-            "sink_scaled",
-            "a sink is multiplied by the scale, as scores are",
-            lambda x, mask: softmax_with_sinks(x, mask.sinks * scale),
-        ),
-        ("sink_weight_to_last_key", "the last key gets the weight of the sink", after("weights", to_last)),
-    )
-    detached: Callable[..., Tensor] = lambda x, mask: softmax_with_sinks(x, mask.sinks.detach())  # noqa: E731
+    yield wrong("sinks_ignored", "the sinks are ignored", weights=lambda x, _: x.softmax(dim=-1).nan_to_num(0.0))
+    words = "a sink is added to the sum without its exponential"
+    yield wrong("sink_without_exponential", words, weights=lambda x, mask: added(x, mask.sinks))
+    words = "the maximum is not subtracted from the sink"
+    yield wrong("sink_without_maximum", words, weights=lambda x, mask: added(x, mask.sinks.exp()))
+    words = "a sink is multiplied by the scale, as scores are"
+    yield wrong("sink_scaled", words, weights=lambda x, mask: softmax_with_sinks(x, mask.sinks * scale))
+    words = "the last key gets the weight of the sink"
+    yield wrong("sink_weight_to_last_key", words, weights=after("weights", to_last))
     words = "the gradient of sinks is 0: none reaches it"
+    detached: Callable[..., Tensor] = lambda x, mask: softmax_with_sinks(x, mask.sinks.detach())  # noqa: E731
     yield wrong("sinks_gradient_zero", words, "is_gradient is_factor", weights=detached)
-
-
-def values_in_keys(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes with values inside the memory of their keys."""
-    if workload.layout == "value_in_key" and workload.value_dim < workload.head_dim:
-        words = "the values are the last V numbers of their keys instead of the first"
-
-        def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
-            return steps.heads(query, key, key[..., key.shape[-1] - value.shape[-1] :], mask)
-
-        yield wrong("value_at_end_of_key", words, heads=heads)
 
 
 def dropped(weights: Tensor, factor: float) -> Tensor:
@@ -399,10 +300,9 @@ def scaled_in_place(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 def of_memory(workload: Workload) -> Iterator[Mistake]:
     """Randomness, and dependence on memory layout or earlier calls."""
     words = "dropout is active in evaluation"
-    raised, as_it_was = (after("weights", partial(dropped, factor=factor)) for factor in (1 / (1 - DROPPED), 1.0))
+    raised, plain = (after("weights", partial(dropped, factor=factor)) for factor in (1 / (1 - DROPPED), 1.0))
     yield wrong("dropout_in_evaluation", words, "is_random", weights=raised)
-    words = "dropout is active in evaluation, without rescaling"
-    yield wrong("dropout_without_rescaling", words, "is_random", weights=as_it_was)
+    yield wrong("dropout_without_rescaling", f"{words}, without rescaling", "is_random", weights=plain)
     if workload.scope == "module":
         return
     if workload.num_kv_heads > 1 and workload.kv_len > 1:
@@ -414,11 +314,15 @@ def of_memory(workload: Workload) -> Iterator[Mistake]:
     if workload.head_dim > 1:
         words = "the call changes its input: the query is scaled in place"
         yield wrong("input_changed", words, "is_memory", scores=scaled_in_place)
+    if workload.layout == "value_in_key" and workload.value_dim < workload.head_dim:
+        words = "the values are the last V numbers of their keys instead of the first"
+        last: Callable[..., object] = lambda q, k, v, m: steps.heads(q, k, k[..., k.shape[-1] - v.shape[-1] :], m)  # noqa: E731
+        yield wrong("value_at_end_of_key", words, heads=last)
 
 
 def singles(workload: Workload) -> Iterator[Mistake]:
     """Every mistake without a family."""
     if workload.scope == "module":
         yield from projections(workload)
-    for kind in (of_scores, of_biases, of_softcap, of_sinks, values_in_keys, of_memory):
+    for kind in (of_scores, of_biases, of_softcap, of_sinks, of_memory):
         yield from kind(workload)
