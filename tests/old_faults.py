@@ -91,7 +91,7 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
         try:
             _ = ast.parse(text) if path.suffix == ".py" else tomllib.loads(text)
         except (SyntaxError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"{path.name} cannot be read with the fault of {fault.test}: {error}") from None
+            raise ValueError(f"{path.name} is no Python with the fault of {fault.test}: {error}") from None
     return texts
 
 
