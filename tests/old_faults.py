@@ -89,9 +89,9 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
         texts[path] = text.replace(now, was)
     for path, text in texts.items():
         try:
-            ast.parse(text)
-        except SyntaxError as error:
-            raise ValueError(f"{path.name} is no Python with the fault of {fault.test}: {error}") from None
+            _ = ast.parse(text) if path.suffix == ".py" else tomllib.loads(text)
+        except (SyntaxError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"{path.name} cannot be read with the fault of {fault.test}: {error}") from None
     return texts
 
 

@@ -57,12 +57,14 @@ _HEADLINE = re.compile(r"not used because:?$")
 
 
 def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
-    """Observe `case` in at most three calls; `on_step` is called before each.
+    """Observe `case` in at most four calls; `on_step` is called before each.
 
     For a backward case the backward call is profiled for its operators, and the forward call before it for its backend.
     """
     requested = implementation.backend
     with case.grad_mode():
+        on_step()
+        _ = case.first_s  # the first call may compile
         on_step()
         calls, kernels = operators_in(case.recording), case.recording.kernels()
         forward = calls

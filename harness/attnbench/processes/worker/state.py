@@ -113,11 +113,8 @@ def _settings() -> dict[str, Flag]:
         get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
         flags[f"the dtype of autocast on {name}"] = partial(get_dtype, name), partial(set_dtype, name)
     for place in (("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))):
-        get_precision, set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-        flags[f"the float32 precision of {' '.join(place)}"] = (
-            partial(get_precision, *place),
-            partial(set_precision, *place),
-        )
+        get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+        flags[f"the float32 precision of {' '.join(place)}"] = partial(get, *place), partial(put, *place)
     for name in WRAPPED_BY_LIBRARIES:
         flags[f"torch.{name}"] = partial(getattr, torch, name), partial(setattr, torch, name)
     return flags
