@@ -13,8 +13,7 @@ from attnbench.commands import running
 from attnbench.processes.messages import Failed
 from attnbench.reports import endings, pytest_benchmark
 from attnbench.reports.cells import arm
-from attnbench.reports.sides import document, headline
-from attnbench.reports.story import summary
+from attnbench.reports.story import summary, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
@@ -63,8 +62,9 @@ def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict,
     assert len(judgements(results)) == 2 + 1
     assert exit_code(results) == code
     words = "equal" if verdict == "equivalent" else verdict
-    assert words in headline(results)
-    assert headline(results).startswith("fail: " if code == 1 else "pass: ")
+    sentence = endings.of_sides(results).sentence
+    assert words in sentence
+    assert sentence.startswith("fail: " if code == 1 else "pass: ")
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -180,9 +180,8 @@ def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost)
     again = read(results.folder)
     assert bool(losses(again)) is lost
     assert exit_code(again) == (1 if lost else 3)
-    text = document(again)
-    assert "<script>" not in text
-    assert ("the reason is" in text.split("## attention")[0]) is lost
+    assert "<script>" not in summary(again)
+    assert ("the reason is" in "".join(losses(again))) is lost
 
 
 def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):
@@ -218,7 +217,8 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
     base, candidate = by_side(results)
     assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}] * 2 + [{}] * 2
-    assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
+    (line,) = unlike(results)
+    assert "Python 2 and 3; versions torch 1.0 and none" in line
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
     assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
