@@ -108,7 +108,7 @@ def test_a_layout_that_changes_nothing_is_the_usual_one():
 def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_processors(monkeypatch):
     monkeypatch.setattr(case, "PART", 1000)
     first = case.normal_values(case.generator(1), 3, 1100)
-    monkeypatch.setattr(case.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(case.containers, "processors", lambda: 1)
     assert torch.equal(first, case.normal_values(case.generator(1), 3, 1100))
     parts = first.flatten()[:3000].view(3, 1000)
     assert (torch.corrcoef(parts) - torch.eye(3)).abs().max() < 0.2  # six standard errors

@@ -81,6 +81,7 @@ def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr("attnbench.devices.cuda.find_spec", lambda name: None)
     assert "no-such-compiler is not found" in str(missing_compiler("cpu"))
     assert missing_compiler("cuda") == "triton is not installed"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     point = Workload(direction="inference", seq_len=8)
     assert "C++ compiler" in str(IMPLEMENTATIONS["flex"].unsupported(point))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
+from attnbench.devices import device
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.statistics.verdict import half_widths
 from attnbench.storage.memory_events import SHARE_OF_FREE
@@ -177,7 +178,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
             implementation=arm.implementation,
             points=points,
             fit=fit(points),
-            limit_bytes=limit_bytes or SHARE_OF_FREE * free_bytes * (line[0]["device"] == "cpu"),
+            limit_bytes=limit_bytes or SHARE_OF_FREE * free_bytes * device(line[0]["device"]).is_host,
         )
         for panel in panels(cells)
         for arm, line in panel.lines.items()

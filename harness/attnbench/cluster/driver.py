@@ -23,6 +23,7 @@ import msgspec
 from attnbench.cluster.host import NAME, Answer, examine, measure
 from attnbench.cluster.merge import finished, journal_path, kind_of, merge
 from attnbench.cluster.shares import Share, split
+from attnbench.devices import device
 from attnbench.processes.sides import current_commit
 from attnbench.processes.stages import now
 from attnbench.storage import events
@@ -160,11 +161,11 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
 
 def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[str], None]) -> dict[str, str]:  # noqa: ANN401 - as above
     """Measure the open shares of a run; return the reasons for those that no host could measure, by name."""
-    devices = {workload.device for share in shares for workload in share.plan.workloads}
+    names = {workload.device for share in shares for workload in share.plan.workloads}
     work = ray.remote(measure).options(
         resources={SLOT: 1},
         num_cpus=1,
-        num_gpus=int(devices != {"cpu"}),
+        num_gpus=int(any(not device(name).is_host for name in names)),
         max_retries=NUM_RETRIES,
         retry_exceptions=True,
     )
