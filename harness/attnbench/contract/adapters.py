@@ -539,6 +539,7 @@ class Made:
         self.make, self.layout, self.extra = make, layout, extra
         self.shapes = cache(self._shapes)
         self.biases_of = cache(self._biases_of)
+        self.reached = cache(self._reached)
 
     def module(self, sizes: Sizes) -> nn.Module:
         """Create a module; its random contents, such as a buffer, are the same each time.
@@ -566,16 +567,20 @@ class Made:
 
         None: the layout does not fit the module's parameters with any choice of biases.
         """
-        existing, blank = set(self.shapes(sizes)), _blank(sizes)
+        existing = set(self.shapes(sizes))
         choices = [combinations(BIAS_NAMES, number) for number in range(len(BIAS_NAMES), -1, -1)]
         for parts in (asked, *map(frozenset, chain(*choices))):
             try:
-                names, reached = _reached(self.layout, blank.biased(parts))
+                names, reached = self.reached(sizes, parts)
             except ValueError:  # a pack that needs some bias
                 continue
             if _without_extra(names, self.extra) == existing and all(BIAS_NAMES[part] in reached for part in parts):
                 return parts
         return None
+
+    def _reached(self, sizes: Sizes, parts: frozenset[str]) -> tuple[set[str], set[str]]:
+        """What the layout creates from weights of these sizes with those biases, and what it depends on."""
+        return _reached(self.layout, _blank(sizes).biased(parts))
 
     def built_in_bias(self, axes: Mapping[str, int | float | str]) -> str | None:
         """The value of the axis `bias` that all modules have; None if they follow the sizes, or do not fit."""
@@ -602,13 +607,12 @@ class Made:
             for axis, value in following(workload.axes()).items()
             if axis != "kv_len" and axis not in axes and getattr(workload, axis) != value
         ]
-        blank = _blank_at(workload)
-        sizes = sizes_of(blank)
+        sizes = sizes_of(_blank_at(workload))
         if differing and not self._fits(sizes, workload):
             named = ", ".join(f"{axis} = {FOLLOWS[axis]}" for axis in differing)
             return f"its parameters are made for {named} alone"
         asked, own = workload.biased, self.biases_of(sizes, workload.biased)
-        _, reached = _reached(self.layout, blank.biased(asked))
+        _, reached = self.reached(sizes, asked)
         if lost := [name for name in ("query", "key", "value") if name not in reached]:
             raise ValueError(
                 f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
