@@ -118,6 +118,13 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "did you mean fused?" in reasons["fusde"]
 
 
+def test_each_layout_of_the_inputs_is_judged(tmp_path: Path) -> None:
+    """Every cell with strides once ended with KeyError: 'query', since weights alone were laid out, too."""
+    layouts = "transposed,mixed,expanded,broadcast,value_in_key"
+    found = checked(tmp_path, "sdpa", "--set", f"layout={layouts}", "--set", "seq_len=16", "--json")
+    assert [cell["status"] for cell in json.loads(found.stdout)["cells"]] == ["ok"] * 5
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]
