@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from attnbench.devices import described, device
-from attnbench.devices.cuda import cache_bytes
 from studies.simulated.gpu import Call, Gpu
 
 DEVICE = "cuda"
@@ -45,7 +44,7 @@ class CudaGpu(Gpu):
 
     def copy(self) -> tuple[Call, int]:
         """Return a copy of a quarter of the cache; its target takes another quarter."""
-        source = torch.ones(cache_bytes(DEVICE) // 4, dtype=torch.uint8, device=DEVICE)
+        source = torch.ones(device(DEVICE).cache_bytes() // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 
     def flush(self) -> object:
@@ -70,6 +69,10 @@ class CudaGpu(Gpu):
                 call()
             torch.cuda.synchronize()
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
+
+    def num_kernels(self, call: Call) -> int:
+        """Count kernels with the device's recording of a call."""
+        return len(device(DEVICE).record(call).kernels())
 
     def captured(self, call: Call) -> Call:
         """Capture the call as the device does."""

@@ -182,6 +182,10 @@ def doctor(
         rows = [(host, each.name, each.value) for host, found in hosts.items() for each in found]
         columns: tuple[str, ...] = ("host", "what", "seen")
     else:
+        from attnbench.commands import running
+        from attnbench.devices import device, names
+
+        running.note_untried(name for name in names() if device(name).seems_present())
         found = examine()
         lines = [each.advice for each in found if each.advice]
         facts = [asdict(each) for each in found]

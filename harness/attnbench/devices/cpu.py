@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import mmap
 import os
 import re
 import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -23,7 +21,6 @@ import psutil
 from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
-from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Environment
 from attnbench.workloads.workload import Workload
 
@@ -156,25 +153,6 @@ class Cpu(Device):
     def is_crowded(self) -> bool:
         """Whether the process holds more than a quarter of the memory of the machine or its container."""
         return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.total_bytes())
-
-    @contextmanager
-    def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Limit the private memory of the process inside the context to `limit_bytes` more, plus `SLACK_BYTES`.
-
-        Source: setrlimit(2), RLIMIT_DATA.
-        """
-        gc.collect()
-        with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
-            ctypes.CDLL(None).malloc_trim(0)
-        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        memory = psutil.Process().memory_info()
-        limit = getattr(memory, "data", memory.rss) + limit_bytes + SLACK_BYTES  # only Linux has the former
-        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 DEVICE = Cpu

@@ -2,8 +2,6 @@
 
 import msgspec
 
-SLACK_BYTES = 2**23
-"""Memory of a call that is ignored: buffers inside libraries, and leftovers of the heap."""
 SHARE_OF_FREE = 0.75
 """Share of the free memory that a call may use without a limit."""
 
