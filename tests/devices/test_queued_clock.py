@@ -201,7 +201,7 @@ def test_without_a_spin_short_calls_are_as_long_as_their_launches_and_say_so(ker
     runtime = SimulatedRuntime(event_s=0.0)
     seen = EventClock(runtime).read(repeated(runtime, kernel_s), 20)
     assert seen.flags == flags
-    assert seen.elapsed_s == pytest.approx(20 * max(kernel_s, 5e-6), rel=0.05)
+    assert seen.elapsed_s == pytest.approx(20 * max(kernel_s, 5e-6), rel=0.1)
     assert seen.host_s == pytest.approx(20 * 5e-6)
 
 

@@ -86,6 +86,7 @@ platform.system = lambda: "Darwin"
 """A Mac, as far as Python code can see it once the compiled parts of other packages are imported."""
 WINDOWS = """
 import platform, sys
+import typer
 
 sys.platform = "win32"
 sys.modules["fcntl"] = sys.modules["resource"] = None

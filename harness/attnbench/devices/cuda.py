@@ -161,7 +161,7 @@ class Cuda(Accelerator):
         return torch.cuda.get_device_capability(self.name) if has_one else None
 
     @cached_property
-    def _pool(self) -> tuple[int, int]:
+    def _pool(self) -> Any:  # noqa: ANN401 - torch has a type for it
         """The memory of all graphs, which never run at the same time: each alone would keep its own scratch memory."""
         import torch
 

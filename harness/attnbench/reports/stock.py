@@ -1,10 +1,13 @@
 """The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as JSON or Markdown.
 
-It is small and self-contained, so that it can be attached to an issue.
+It is small and self-contained, so that it can be attached to an issue; several are set side by side.
 """
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
@@ -15,6 +18,7 @@ from attnbench.units import plain
 FACTS = ("processor", "accelerator", "system", "Python", "versions", "settings")
 SUFFIXES = (".json", ".md")
 ABSENT = "-"
+TITLE, FINDING = "# Stock attention on this machine", re.compile(r"- \*\*(.*?)\*\*, (\w+) on `(.*?)`: (.*)")
 
 
 def require_suffix(file: Path) -> None:
@@ -76,7 +80,7 @@ def _markdown(content: dict[str, object]) -> str:
     assert isinstance(verdicts, dict)
     assert isinstance(findings, list)
     places = list(dict.fromkeys(place for row in verdicts.values() for place in row))
-    lines = ["# Stock attention on this machine", ""]
+    lines = [TITLE, ""]
     lines += [f"- {name}: {text}" for name, text in facts.items()]
     lines += ["", f"| implementation | {' | '.join(places)} |", "| --- " * (len(places) + 1) + "|"]
     for name, row in verdicts.items():
@@ -85,3 +89,69 @@ def _markdown(content: dict[str, object]) -> str:
     for each in findings:
         lines.append(f"- **{each['implementation']}**, {each['status']} on `{each['workload']}`: {each['message']}")
     return "\n".join([*lines, "", f"The same inputs again: --seed {content['seed']}", ""])
+
+
+def load(file: Path) -> dict[str, Any]:
+    """The facts, verdicts and findings of a file that `write` made, in either form.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    text = file.read_text(encoding="utf-8")
+    try:
+        content = _parsed(text) if text.startswith(TITLE) else json.loads(text)
+        return {"facts": dict(content["facts"]), "verdicts": dict(content["verdicts"]), "findings": content["findings"]}
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise ValueError(f"{file} was not written by attnbench check --report") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Read the Markdown of `_markdown`."""
+    lines = text.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    findings = [FINDING.fullmatch(line) for line in lines]
+    names = ("implementation", "status", "workload", "message")
+    return {
+        "facts": dict(line.removeprefix("- ").split(": ", 1) for line in lines if re.match("- [^*]", line)),
+        "verdicts": {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]},
+        "findings": [dict(zip(names, found.groups(), strict=True)) for found in findings if found],
+    }
+
+
+def side_by_side(files: Sequence[Path]) -> str:
+    """What differs between reports, as Markdown: facts, verdicts and findings; and how many verdicts are the same.
+
+    Raises:
+        ValueError: a file is no report.
+    """
+    columns = {file.stem: load(file) for file in files}
+    facts = {name: [_shown(each["facts"], name) for each in columns.values()] for name in FACTS}
+    places = {
+        (name, place): None for each in columns.values() for name, row in each["verdicts"].items() for place in row
+    }
+    verdicts = {
+        f"{name}, {place}": [_shown(each["verdicts"].get(name, {}), place) for each in columns.values()]
+        for name, place in places
+    }
+    findings = {
+        f"{found['implementation']} on {found['workload']}": [
+            next((one["message"] for one in each["findings"] if _same(one, found)), "no finding")
+            for each in columns.values()
+        ]
+        for each in columns.values()
+        for found in each["findings"]
+    }
+    differing = {name: row for name, row in (facts | verdicts | findings).items() if len(set(row)) > 1}
+    num_same = sum(name not in differing for name in verdicts)
+    head = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    lines = [f"| {name} | {' | '.join(row)} |" for name, row in differing.items()]
+    same = f"{num_same} of {len(verdicts)} verdicts are the same in all {len(columns)}, errors included."
+    return "\n".join([*(head if lines else ()), *lines, "", same, ""]).lstrip()
+
+
+def _same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return all(one[name] == other[name] for name in ("implementation", "workload"))
+
+
+def _shown(texts: Mapping[str, str], name: str) -> str:
+    return texts.get(name, ABSENT)
