@@ -29,7 +29,7 @@ from attnbench.processes.messages import (
     Started,
     Work,
 )
-from attnbench.processes.runners import PairedClient
+from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import (
     CeilingsMeasured,
@@ -43,6 +43,8 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.fold import State
 from attnbench.storage.records import (
+    BASE,
+    CANDIDATE,
     COPY,
     KEPT,
     MATMUL,
@@ -233,7 +235,7 @@ class SimulatedClient(WorkerClient):
         gc.unfreeze()
 
 
-class SimulatedPair(PairedClient):
+class SimulatedPair(Runners):
     """Two simulated workers on one machine, as in a comparison whose sides have separate processes."""
 
     def __init__(
@@ -241,7 +243,7 @@ class SimulatedPair(PairedClient):
     ) -> None:
         """Start without processes; both workers share one clock."""
         base, candidate = (SimulatedClient(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
-        super().__init__(base, candidate, seed)
+        super().__init__({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side, seed=seed)
         self.clock = base.clock
         candidate.clock, candidate.machine = base.clock, base.machine
 

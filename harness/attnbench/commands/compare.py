@@ -84,7 +84,6 @@ def _compare(
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         is_apart = conditions_of(options.conditions).get("isolation") == "process"
         fields = options.fields(isolation="process" if is_apart else "shared")
-        sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
         planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
         if same:

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-from attnbench.invariance.records import Certificate
-from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed
 from attnbench.storage.events import (
     ArmSamples,
     CeilingsMeasured,
@@ -28,6 +26,8 @@ from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
+FOLDERS = "ATTNBENCH_FOLDERS"
+"""Environment variable of workers: folders that are searched for modules before the installed ones."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules, joined by commas, to import if possible."""
 FORK = 0
@@ -40,13 +40,20 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     layout: int = 0
 
 
-class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
-    """Load an implementation, and report its built-in axes."""
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
+    """Call a function of the harness, as in module:name, outside of a run (worker/asides.py)."""
 
-    spec: str
+    function: str
+    arguments: dict[str, msgspec.Raw]
 
 
-class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
+    """The result of a function."""
+
+    result: msgspec.Raw
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
     """Built-in axes of an implementation, and why it cannot be loaded, or ""."""
 
     built_in: dict[str, int | float | str] = {}
@@ -236,33 +243,6 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
     file: str
 
 
-class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
-    """Test every law of invariance, then time prefill and decoding."""
-
-    seed: int
-    baseline: str  # a spec
-    budget_s: float  # for timing; 0: no timing
-
-
-class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
-    """Build a model of the package transformers."""
-
-    spec: ModelSpec
-
-
-class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_attention"):
-    """Check one attention in the model that was built."""
-
-    attention: str
-
-
-class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
-    """Time a step of the model with each attention, in about `budget_s` seconds."""
-
-    attentions: tuple[str, ...]
-    budget_s: float
-
-
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
     """Measure the ceilings of this machine for the workload's device, dtype and threads, in about `limit_s` seconds."""
 
@@ -298,8 +278,6 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Call | Backward
 """Requests of the judge to a candidate's process."""
-Aside = Declare | BuildModel | JudgeAttention | TimeSteps
-"""Requests without a workload."""
 Work = (
     Prepare
     | Check
@@ -312,7 +290,6 @@ Work = (
     | HandIn
     | JudgeOutput
     | Trace
-    | Certify
     | Consulted
 )
 """Requests to a started worker."""
@@ -345,7 +322,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Answer = Tensors | Failed
 """Replies to the judge."""
-Request = Start | Work | Aside | Answer
+Request = Start | Evaluate | Work | Answer
 Reply = (
     Started
     | Prepared
@@ -356,11 +333,7 @@ Reply = (
     | VisitFinished
     | Done
     | HandedIn
-    | Certificate
-    | Declared
-    | ModelBuilt
-    | Judged
-    | StepsTimed
+    | Evaluated
     | Consulted
     | Answer
 )
@@ -380,11 +353,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     HandIn: (HandedIn,),
     JudgeOutput: (Done,),
     Trace: (Done,),
-    Certify: (Certificate,),
-    Declare: (Declared,),
-    BuildModel: (ModelBuilt,),
-    JudgeAttention: (Judged,),
-    TimeSteps: (StepsTimed,),
+    Evaluate: (Evaluated,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Tensors, Failed), (CellChecked, Call, Backward)),

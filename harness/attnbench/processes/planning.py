@@ -26,10 +26,6 @@ EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 MOST_TRIED = 6
 """Number of implementations to check and time in a search for the fastest: those with the lowest predictions."""
-MOST_LADDERS = 4
-"""With more workloads there is no time to search for crossovers."""
-REACH = 16
-"""Factor by which a search for a crossover extends in both directions."""
 LENGTH = "length"
 """The axis of a ladder that changes the lengths of query and key together."""
 SEARCH_RANGES = {
@@ -197,27 +193,11 @@ def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     return tuple(every.values()), {name: ids for name, ids in named.items() if ids}
 
 
-def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
-    """The plan of a run that finds the fastest implementation of each workload of a plan.
-
-    With `searches`, and if workloads are few, it also searches for crossovers in length.
-    """
-    requested = {each.id for each in planned.workloads}
-    ladders, workloads = [], dict[str, Workload]()
-    for base in planned.workloads if searches and len(requested) <= MOST_LADDERS else ():
-        length, (least, most) = base.longest, SEARCH_RANGES[LENGTH]
-        shorter, longer = max(least, length // REACH), max(length, min(most, length * REACH))
-        values = sorted({*_way(min(shorter, length), length), *_way(length, longer)})
-        steps = [base if value == length else base.at_length(value) for value in values]
-        workloads |= {each.id: each for each in steps}
-        ladders.append(Ladder(axis=LENGTH, values=tuple(values), workloads=_ids(steps), base=base.id))
-    unasked = {key: each for key, each in workloads.items() if key not in requested}
+def plan_to_choose(planned: Plan) -> Plan:
+    """The plan of a run that finds the fastest implementation of each workload of a plan."""
     return msgspec.structs.replace(
         planned,
-        workloads=(*planned.workloads, *unasked.values()),
-        unasked=tuple(unasked),
-        stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
-        ladders=tuple(ladders),
+        stages=("shortlist", "check", "metrics", "choose"),
         shortlist=MOST_TRIED,
         num_rounds=CHOOSING_PROCESSES,
     )
@@ -246,9 +226,8 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
     for base in planned.workloads:
         steps = [base.at_length(value) if axis == LENGTH else _with(base, axis, value) for value in values]
         workloads |= {each.id: each for each in steps}
-        ladders.append(
-            Ladder(axis=axis, values=tuple(values), workloads=_ids(steps), pairs=tuple(combinations(names, 2)))
-        )
+        ids = tuple(each.id for each in steps)
+        ladders.append(Ladder(axis=axis, values=tuple(values), workloads=ids, pairs=tuple(combinations(names, 2))))
     return msgspec.structs.replace(
         planned,
         workloads=tuple(workloads.values()),
@@ -256,14 +235,6 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
         stages=("search",),
         ladders=tuple(dict.fromkeys(ladders)),
     )
-
-
-def _way(low: int, high: int) -> list[int]:
-    return ladder(low, high) if low < high else [low]
-
-
-def _ids(workloads: Iterable[Workload]) -> tuple[str, ...]:
-    return tuple(each.id for each in workloads)
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:

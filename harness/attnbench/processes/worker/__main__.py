@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 from contextlib import suppress
@@ -25,7 +26,17 @@ import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradie
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Consulted, Envelope, Heartbeat, Reply, Request
+from attnbench.processes.messages import (
+    FOLDERS,
+    FORK,
+    NUMBER,
+    PRELOADED,
+    Consulted,
+    Envelope,
+    Heartbeat,
+    Reply,
+    Request,
+)
 from attnbench.processes.worker.answers import Worker
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -141,7 +152,15 @@ def answer(line: int, heartbeat: int) -> None:
         raise
 
 
+def search_folders() -> None:
+    """Search the folders of FOLDERS after Python's own modules, which they cannot hide, and before installed ones."""
+    own = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), f"{sysconfig.get_path('platstdlib')}/lib-dynload"}
+    after = 1 + max((place for place, folder in enumerate(sys.path) if folder in own), default=-1)
+    sys.path[after:after] = filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))
+
+
 if __name__ == "__main__":
+    search_folders()
     if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
         answer(*map(int, sys.argv[1:]))
     main()

@@ -32,7 +32,7 @@ from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
 from attnbench.processes.worker import attempts, operators, state
-from attnbench.processes.worker.asides import Asides, certificate
+from attnbench.processes.worker.asides import evaluate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
@@ -162,7 +162,7 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Start empty. `consult` sends requests to the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
+        self.candidates = Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
@@ -194,8 +194,8 @@ class Worker:
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
             return messages.Started(environment=environment.collect())
-        if isinstance(request, messages.Aside):
-            return self.asides.answer(request)
+        if isinstance(request, messages.Evaluate):
+            return evaluate(request, self.heartbeat.beat)
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
@@ -337,9 +337,6 @@ class Worker:
             case messages.Trace():
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
                 return messages.Done()
-            case messages.Certify():
-                candidate, baseline = self.implementation(request.spec), self.implementation(request.baseline)
-                return certificate(request, candidate, baseline, self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
