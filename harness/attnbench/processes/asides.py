@@ -69,7 +69,7 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 
 def certify(plan: Plan, spec: str, shape: Workload, baseline: str, budget_s: float) -> Certificate:
     """Test every law of invariance, then spend `budget_s` on the price in time."""
-    subject = {"workload": shape, "seed": plan.seed}
+    subject: dict[str, Any] = {"workload": shape, "seed": plan.seed}
     more = {"spec": spec, "baseline": baseline, "budget_s": budget_s}
     with worker(plan.timeout_s + budget_s) as process:
         reply = evaluate(process, "certified", Certificate, **subject, **more)

@@ -56,8 +56,14 @@ class ShortlistStage(Stage):
                     message = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
                     out[arm] = Status.timeout, message, True
             for arm, (status, message, is_outpaced) in out.items():
-                conclusion = {"status": status, "message": message, "is_outpaced": is_outpaced, "is_predicted": True}
-                session.record(CellChecked(**named(workload, arm), **conclusion))
+                checked = CellChecked(
+                    **named(workload, arm),
+                    status=status,
+                    message=message,
+                    is_predicted=True,
+                    is_outpaced=is_outpaced,
+                )
+                session.record(checked)
         return ""
 
 

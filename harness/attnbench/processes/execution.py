@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
@@ -44,7 +44,6 @@ from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Arm, Counters
 from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
@@ -173,7 +172,7 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
         log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")
         home = harness_folder(folder / SIDES_FOLDER / "modules")
-        where = {"python": side.python, "home": home, "folders": side_folders(side)}
+        where: dict[str, Any] = {"python": side.python, "home": home, "folders": side_folders(side)}
         clients[name] = ProcessClient(log, plan.timeout_s, settings, **where)
     return Runners(clients, plan.runner, seed=plan.seed)
 

@@ -316,7 +316,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     said: str = ""
     is_lost: bool = False  # the process ended, which foreign code may have caused
     is_predicted: bool = False  # a prediction; nothing was tried
-    is_close: bool = False  # a prediction close to the limit, which may change
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 
@@ -402,7 +402,8 @@ class Runners(WorkerClient):
             _FailedError: a call fails, or an answer is wrong.
         """
         arm, spec = measured
-        cell, runner, is_foreign = {"workload": workload, "arm": arm, "spec": spec}, part.client, part.owner is not None
+        cell: dict[str, Any] = {"workload": workload, "arm": arm, "spec": spec}
+        runner, is_foreign = part.client, part.owner is not None
         claimed_s, call_bytes = _claimed_s(visit, arm), compulsory_bytes(workload)
         least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // call_bytes))
         number, seed = DRAWS.randint(least, 2 * least), DRAWS.getrandbits(53)

@@ -233,7 +233,6 @@ class Worker:
                 raised=type(error).__name__,
                 said=(str(error).splitlines() or [""])[0],
                 is_predicted=is_predicted,
-                is_close=isinstance(error, attempts.OutOfReachError) and error.is_close,
                 is_unloadable=error is self.load_error,
             )
         except CandidateLostError as lost:
