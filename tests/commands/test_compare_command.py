@@ -112,7 +112,7 @@ def prepared(repo, monkeypatch, base, candidate, *implementations):
     monkeypatch.chdir(repo)
     fields = {"sweep": "tiny.toml", "implementations": implementations}
     folder = execution.new_folder(Path("results"), "compare")
-    planned, _ = sides.plan(base, candidate, fields, folder)
+    planned = sides.plan(base, candidate, fields, folder)
     return folder, planned
 
 

@@ -9,7 +9,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -215,25 +215,24 @@ class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send the result of the call with this number; forget all after the last one."""
+    """Send the results of the calls with these numbers, and forget all."""
 
-    number: int
-    is_last: bool
+    numbers: tuple[int, ...]
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
-    """The places of output and gradients by name; empty if dropout makes them random."""
+    """The places of outputs and gradients by number and name; empty if dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
 
 
 class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
-    """Judge an output that was handed in; `row_seed` draws the rows."""
+    """Judge the outputs that were handed in; `row_seed` draws the rows."""
 
     handed: HandedIn
     seed: int
-    number: int
+    numbers: tuple[int, ...]
     row_seed: int
 
 
@@ -278,21 +277,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Call | Backward
 """Requests of the judge to a candidate's process."""
-Work = (
-    Prepare
-    | Check
-    | Profile
-    | Observe
-    | MeasureCeilings
-    | SampleBlocks
-    | PrepareWitness
-    | Witness
-    | HandIn
-    | JudgeOutput
-    | Trace
-    | Consulted
-)
-"""Requests to a started worker."""
+Work = CellRequest | MeasureCeilings | SampleBlocks
+"""Requests about a workload to a started worker."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -322,21 +308,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Answer = Tensors | Failed
 """Replies to the judge."""
 Request = Start | Evaluate | Work | Answer
-Reply = (
-    Started
-    | Prepared
-    | CellChecked
-    | CellProfiled
-    | CellMeasured
-    | CeilingsMeasured
-    | VisitFinished
-    | Done
-    | HandedIn
-    | Evaluated
-    | Consulted
-    | Answer
-)
-"""Replies; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
+Reply = msgspec.Struct
+"""A reply; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
 
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
@@ -360,11 +333,30 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 """Replies to each request besides Failed; any other reply counts as a crash."""
 
 
+REQUESTS: Any = Union[tuple(ANSWERS)]  # noqa: UP007 - of a tuple
+
+
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
 
-    reply: Reply
+    reply: msgspec.Raw
     ends: bool = False
+
+
+def enveloped(reply: Reply, *, ends: bool = False) -> bytes:
+    """The line that a worker sends."""
+    return msgspec.json.encode(Envelope(reply=msgspec.Raw(msgspec.json.encode(reply)), ends=ends)) + b"\n"
+
+
+def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
+    """The reply to a request, and whether the worker is unusable.
+
+    Raises:
+        msgspec.DecodeError: the line is no answer to this request.
+    """
+    envelope = msgspec.json.decode(line, type=Envelope)
+    allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
+    return msgspec.json.decode(envelope.reply, type=allowed), envelope.ends
 
 
 FILES = "ATTNBENCH_FILES"

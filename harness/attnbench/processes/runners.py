@@ -418,14 +418,13 @@ class Runners(WorkerClient):
             reply, reading = self._read(part, messages.Witness(**cell, first=first, last=last), load)
             _require(reply)
             brackets.append((*reading, last - first))
-        chosen = DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1)
-        for num_later, call in reversed(list(enumerate(chosen))):
-            handed = _require(runner.ask(messages.HandIn(**cell, number=call, is_last=not num_later)))
-            assert isinstance(handed, messages.HandedIn)
-            if is_foreign:
-                row_seed, shared = DRAWS.getrandbits(53), cast("ProcessClient", self.clients[SHARED])
-                to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, number=call, row_seed=row_seed)
-                _require(shared.judged(to_judge))
+        chosen = tuple(DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1))
+        handed = _require(runner.ask(messages.HandIn(**cell, numbers=chosen)))
+        assert isinstance(handed, messages.HandedIn)
+        if is_foreign:
+            judge, row_seed = cast("ProcessClient", self.clients[SHARED]), DRAWS.getrandbits(53)
+            to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, numbers=chosen, row_seed=row_seed)
+            _require(judge.judged(to_judge))
         paging_s = call_bytes * PAGING_S_PER_BYTE
         as_read = statistics.median((spent_s - WAKING_S) / calls for spent_s, _, calls in brackets)
         unexplained = statistics.median(

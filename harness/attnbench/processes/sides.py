@@ -54,48 +54,38 @@ Pair = tuple[SideSpec, SideSpec]
 
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
-) -> tuple[Plan | None, list[str]]:
-    """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
-
-    `fields` are parameters of build_plan. If every implementation is the same on both sides, there is no plan, and
-    nothing below the folder.
+) -> Plan:
+    """The plan of a run in `folder`, with the sides checked out below it; `fields` are parameters of build_plan.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
-    planned = None
     try:
-        planned, same = _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
-        return planned, same
-    finally:
-        if planned is None:
-            remove_checkouts(folder)
+        return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
+    except BaseException:
+        remove_checkouts(folder)
+        raise
 
 
-def _plan(
-    texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is_apart: bool
-) -> tuple[Plan | None, list[str]]:
+def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is_apart: bool) -> Plan:
     named = fields.get("implementations", ())
     if any(plugins.split(text)[0] is not None for text in texts):
         if named:
             raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
         base, candidate, pairs = _two_files(*texts)
+    elif not named:
+        raise ValueError("say what is compared with --implementation FILE.py:NAME")
     else:
         base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
         check_out(Sides(base=base, candidate=candidate))
         pairs = _pairs(named, base, candidate)
-    roots = [Path(side.root) for side in (base, candidate) if side.root]
-    same = [] if named else [name for name, pair in pairs.items() if roots and _are_same(pair, roots)]
-    pairs = {name: pair for name, pair in pairs.items() if name not in same}
-    kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
-    if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
+    if gone := [pair[1].missing for pair in pairs.values() if all(each.missing for each in pair)]:
         raise ValueError(f"on neither side: {gone[0]}")
-    if not kept:
-        return None, same
-    old = {name: pair[0].spec for name, pair in kept.items() if not pair[0].missing}
-    new = {name: pair[1].spec for name, pair in kept.items() if not pair[1].missing}
+    old = {name: pair[0].spec for name, pair in pairs.items() if not pair[0].missing}
+    new = {name: pair[1].spec for name, pair in pairs.items() if not pair[1].missing}
     specs = [*old.values(), *new.values()]
     files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
+    roots = [Path(side.root) for side in (base, candidate) if side.root]
     compared = Sides(
         base=msgspec.structs.replace(base, implementations=old),
         candidate=msgspec.structs.replace(candidate, implementations=new),
@@ -103,20 +93,14 @@ def _plan(
         is_apart=is_apart
         or base.python != candidate.python
         or not all(is_self_contained(file, roots) for file in files),
-        lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
-        new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
+        lost={name: pair[1].missing for name, pair in pairs.items() if pair[1].missing},
+        new={name: pair[0].missing for name, pair in pairs.items() if pair[0].missing},
     )
     usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
     shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
-    planned = msgspec.structs.replace(
-        shared,
-        implementations=(),
-        baseline="",
-        alone=(),
-        digests={spec: policy.digest(spec) for spec in specs},
-        sides=compared,
-    )
-    return planned, same
+    digests = {spec: policy.digest(spec) for spec in specs}
+    more: dict[str, Any] = {"implementations": (), "baseline": "", "alone": ()}
+    return msgspec.structs.replace(shared, **more, digests=digests, sides=compared)
 
 
 def _checkout(folder: Path, place: int) -> Path:
@@ -165,20 +149,9 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
-    """Each implementation on both sides, by name: those in `named`, or all files of implementations/ on either."""
-    roots = [Path(side.root) for side in sides if side.root]
-    specs = list(dict.fromkeys(named))
-    if not specs and not roots:  # two environments: compare the installed ones
-        specs = plugins.implementation_names()
-    elif not specs:
-        files = [file for root in roots for file in sorted((root / plugins.IMPLEMENTATIONS).glob("[a-z]*.py"))]
-        specs = list(dict.fromkeys(file.stem for file in files))
-        if not specs:
-            raise ValueError(
-                "neither side has implementations/*.py: say what is compared with --implementation FILE.py:NAME"
-            )
+    """Each named implementation on both sides, by name."""
     pairs: dict[str, Pair] = {}
-    for spec in specs:
+    for spec in dict.fromkeys(named):
         name = plugins.name_of(spec)
         if name in pairs:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
@@ -211,13 +184,6 @@ def _on_side(spec: str, side: Side) -> SideSpec:
     except ValueError as error:
         return SideSpec(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
     return SideSpec(here, "")
-
-
-def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
-    """Whether both sides run identical code: the same bytes, without imports of the side's own files."""
-    files = [plugins.split(each.spec)[0] for each in pair if not each.missing]
-    contents = [file.read_bytes() for file in files if file is not None and is_self_contained(file, roots)]
-    return len(contents) == len(pair) and len(set(contents)) == 1
 
 
 def check_out(sides: Sides) -> None:

@@ -333,17 +333,15 @@ class WorkerProcess:
         try:
             self._line.settimeout(timeout_s)
             self._line.sendall(msgspec.json.encode(request) + b"\n")
-            answer = msgspec.json.decode(self._read_line(timeout_s), type=messages.Envelope)
+            reply, is_spent = messages.opened(self._read_line(timeout_s), request)
         except TimeoutError:
             return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
             return self._lost(request, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(request, Status.crashed, "")
-        if not isinstance(answer.reply, (*messages.ANSWERS[type(request)], messages.Failed)):
-            return self._lost(request, Status.crashed, "the process answered something that was not asked")
-        self.is_spent |= answer.ends
-        return answer.reply
+        self.is_spent |= is_spent
+        return reply
 
     def _read_line(self, timeout_s: float) -> bytes:
         """Read one line, which is a complete reply: the worker handles one request at a time.
