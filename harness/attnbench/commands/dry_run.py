@@ -17,7 +17,6 @@ from attnbench.devices import described, device
 from attnbench.devices.described import DataSheet
 from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
-from attnbench.processes.stages import check_limit_s
 from attnbench.reports import grouped
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
@@ -41,10 +40,8 @@ def predicted(plan: Plan, seen: Sequence[Predicted]) -> dict[str, Any]:
     share = asked / len(seen) if seen else 0.0
     rows: list[dict[str, Any]] = [_row(each) | _cost(each, reply) for each, reply in tried]
     check_s = share * sum(CHECK_S + CHECK_CALLS * (row["call_s"] or 0.0) for row in rows)
-    limit_s = check_limit_s(plan)
     return {
         "cells": asked,
-        "checked": asked if check_s <= limit_s else int(asked * limit_s / check_s),
         "looked_at": len(seen),
         "tried": len(tried),
         "checks_s": check_s,
@@ -225,6 +222,4 @@ def sentence(found: dict[str, Any]) -> str:
     part = "" if found["looked_at"] == found["cells"] else f" of {found['looked_at']:,} looked at"
     text = f"{found['cells']:,} cells, of which {found['tried']:,}{part} would be tried."
     text += f" Checks take about {duration(found['checks_s'])} of the budget of {duration(found['budget_s'])}."
-    if found["checked"] < found["cells"]:
-        text += f" About {found['checked']:,} cells would be checked, spread evenly; give --budget more for others."
     return text

@@ -9,11 +9,11 @@ import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
@@ -32,7 +32,6 @@ from attnbench.processes.stages import (
     TraceStage,
     Watch,
     now,
-    spread,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience, worker_template
 from attnbench.storage import events
@@ -44,6 +43,7 @@ from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Arm, Counters
 from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
 
+T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
@@ -183,6 +183,15 @@ def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
 
 
+def spread(items: Sequence[T]) -> list[T]:
+    """Van der Corput order: any prefix is evenly spread over all.
+
+    Source: J. G. van der Corput, 1935.
+    """
+    bits = max(1, (len(items) - 1).bit_length())
+    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
+
+
 def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
     """Predict time and memory of each cell from calls at shorter lengths, workload by workload; stores nothing.
 
@@ -192,31 +201,17 @@ def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator
         ValueError: no worker can start.
     """
     start_s, counts = time.monotonic(), Counter[str]()
+    limits: dict[str, Any] = {"call_limit_s": plan.call_limit_s, "memory_limit_bytes": plan.memory_limit_bytes}
     with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
-        client.start()
         for number, workload in enumerate(spread(plan.workloads)):
             if time.monotonic() - start_s > limit_s:
                 return
             for arm, spec in plan.cells(workload).items():
-                progress = Progress(
-                    stage="predict",
-                    cell=f"{arm} on {workload.id}",
-                    done=number,
-                    total=len(plan.workloads),
-                    counts=counts,
-                    left_s=None,
-                )
-                watch(progress)
+                cell, total = f"{arm} on {workload.id}", len(plan.workloads)
+                watch(Progress(stage="predict", cell=cell, done=number, total=total, counts=counts, left_s=None))
                 if not client.is_running:
                     client.start()
-                request = messages.Prepare(
-                    workload=workload,
-                    arm=arm,
-                    spec=spec,
-                    call_limit_s=plan.call_limit_s,
-                    memory_limit_bytes=plan.memory_limit_bytes,
-                )
-                reply = client.ask(request)
+                reply = client.ask(messages.Prepare(workload=workload, arm=arm, spec=spec, **limits))
                 assert isinstance(reply, messages.Prepared | messages.Failed)
                 counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
                 yield Predicted(workload=workload, arm=arm, reply=reply)

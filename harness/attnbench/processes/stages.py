@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -30,7 +30,6 @@ from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
 """Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
@@ -40,8 +39,6 @@ VERIFY_EVERY = 4
 as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
-MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
-"""With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
@@ -215,23 +212,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def spread(items: Sequence[T]) -> list[T]:
-    """Van der Corput order: any prefix is evenly spread over all.
-
-    Source: J. G. van der Corput, 1935.
-    """
-    bits = max(1, (len(items) - 1).bit_length())
-    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
-
-
-def check_limit_s(plan: Plan) -> float:
-    """Seconds for checks before the rest is left out; infinite for few workloads."""
-    return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.asked) > MANY else math.inf
-
-
 @dataclass(frozen=True)
 class CheckStage(Stage):
-    """Check every cell, or as many as time permits, evenly spread; report the number of omitted cells.
+    """Check every cell.
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size.
@@ -242,26 +225,16 @@ class CheckStage(Stage):
     def run(self, session: Session) -> str:
         """See Stage."""
         plan, status = session.plan, session.state.status
-        requested = plan.asked
-        workloads = spread(requested) if len(requested) > MANY else requested
-        if self.stops_when_wrong:
-            workloads = _most_informative_first(workloads)
+        workloads = _most_informative_first(plan.asked) if self.stops_when_wrong else plan.asked
         is_brief_allowed = LATENCY in plan.metrics and not self.stops_when_wrong
-        spared = _spared_probes(requested) if LATENCY not in plan.metrics else {}
+        spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
         wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
         passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-        limit_s = check_limit_s(plan)
         cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-        reason = ""
         for number, (workload, arm) in enumerate(cells):
             is_dropped = self.stops_when_wrong and arm in wrong
             if (workload.id, arm) not in status and not is_dropped:
-                if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                    num_omitted = sum((each.id, other) not in status for each, other in cells[number:])
-                    reason = f"{num_omitted:,} of {len(cells):,} cells were left out: no more fit into the budget"
-                    break
-                done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
-                session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
+                session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
                 is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
                 reply = check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
                 record_check(session, workload, arm, reply)
@@ -270,7 +243,7 @@ class CheckStage(Stage):
             elif status.get((workload.id, arm)) is Status.ok:
                 passed.add((arm, _kind(workload)))
         session.show_progress("check", "", len(cells), len(cells))
-        return reason
+        return ""
 
 
 def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
