@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from attnbench.processes.messages import Declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
-from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
 from attnbench.workloads import flashinfer_trace, huggingface, models, policy
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.models import Mix
@@ -24,6 +25,7 @@ LIMITS = "quick"
 """The sweep with the limits for workloads from a file."""
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
+TIMEOUT_S = 60.0
 MOST_TRIED = 6
 """Number of implementations to check and time in a search for the fastest: those with the lowest predictions."""
 LENGTH = "length"
@@ -52,7 +54,7 @@ def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
-def build_plan(  # noqa: PLR0913 - a parameter for each option
+def build_plan(  # noqa: PLR0913 - a parameter for each choice
     sweep: str,
     *,
     settings: Sequence[str] = (),
@@ -62,24 +64,12 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     implementations: Sequence[str] = (),
     baseline: str = "sdpa",
     with_baseline: bool = True,
-    budget_s: float | None = None,
-    call_limit_s: float | None = None,
-    timeout_s: float = 60.0,
-    memory_limit_bytes: int = 0,
-    num_rounds: int | None = None,
-    smallest_effect: float | None = None,
-    false_share: float = FALSE_SHARE,
-    seed: int = 0,
-    cache: str = "warm",
-    launch: str = "eager",
-    pace: str = "burst",
-    allocator: str | None = None,
     metrics: Sequence[str] | None = None,
     isolation: str = "process",
-    rejects: Sequence[str] = (),
     declarations: Mapping[str, Declared] | None = None,
+    **fields: Any,  # noqa: ANN401 - of Plan
 ) -> Plan:
-    """Build the plan of a run; values that are None come from the sweep.
+    """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
     With `is_exact` only the settings define the workloads, and the sweep only the limits; the same holds for a `model`,
     a preset or a config.json. `declarations`, by spec, are read from the files unless they are passed. The baseline
@@ -105,7 +95,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         target = device(named)  # raises if there is no such device
-        if launch == "graph" and not target.has_graphs:
+        if fields.get("launch") == "graph" and not target.has_graphs:
             raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
@@ -129,34 +119,29 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    usual_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s
-    usual_effect = SMALLEST_EFFECT if stands_alone else chosen.smallest_effect
+    usual: dict[str, Any] = {
+        "budget_s": chosen.budget_s,
+        "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
+        "timeout_s": TIMEOUT_S,
+        "memory_limit_bytes": 0,
+        "num_rounds": chosen.num_rounds,
+        "smallest_effect": SMALLEST_EFFECT if stands_alone else chosen.smallest_effect,
+        "allocator": "retain" if alone else chosen.allocator,  # heaps differ, and so may times
+    }
     return Plan(
         sweep=f"{source.name}-{phase}" if source else "set" if stands_alone and not is_traced else file.stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(baseline_spec),
         metrics=metrics,
-        budget_s=chosen.budget_s if budget_s is None else budget_s,
-        call_limit_s=usual_limit_s if call_limit_s is None else call_limit_s,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        num_rounds=chosen.num_rounds if num_rounds is None else num_rounds,
-        smallest_effect=usual_effect if smallest_effect is None else smallest_effect,
-        false_share=false_share,
-        seed=seed,
-        cache=cache,
-        launch=launch,
-        pace=pace,
-        allocator=allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: policy.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,
         mixes=mixes,
         left_out=left_out,
-        rejects=tuple(rejects),
+        **(usual | {name: value for name, value in fields.items() if value is not None}),
     )
 
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -414,25 +414,6 @@ class WorkerProcess:
         self._heartbeat.close()
 
 
-def check(
-    request: messages.Check,
-    runner: Callable[[messages.Work], messages.Reply],
-    judge: Callable[[messages.Work | messages.Answer], messages.Reply],
-) -> messages.Reply:
-    """The judge's reply about a cell; the runner makes each call of the implementation that it requests."""
-    if request.prepared is None:
-        prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
-        if not isinstance(prepared, messages.Prepared):
-            return prepared
-        request = msgspec.structs.replace(request, prepared=prepared)
-    reply = judge(request)
-    while isinstance(reply, messages.Consulted):
-        answer = runner(reply)
-        assert isinstance(answer, messages.Answer)
-        reply = judge(answer)
-    return reply
-
-
 def patience(timeout_s: float) -> dict[str, str]:
     """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
     return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
@@ -468,28 +449,33 @@ class ProcessClient(WorkerClient):
         return self.runner.is_running
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start a fresh runner, and return its environment.
-
-        Raises:
-            ValueError: it cannot start.
-        """
+        """See WorkerClient."""
         return self.runner.start(layout)
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """Send a request; return the reply, Failed if there is none."""
+        """See WorkerClient."""
         reply = self.judged(request) if isinstance(request, messages.Check) else self.runner.ask(request)
         if self.runner.is_spent:
             self.runner.stop()
         return reply
 
     def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
-        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none."""
+        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
+
+        The runner first prepares the cell of a check, and makes each call of the implementation that the judge needs.
+        """
+        if isinstance(request, messages.Check) and request.prepared is None:
+            prepared = self.runner.ask(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
+            if not isinstance(prepared, messages.Prepared):
+                return prepared
+            request = msgspec.structs.replace(request, prepared=prepared)
         if not self.judge.is_running:
             self.judge.start()
-        if isinstance(request, messages.Check):
-            reply = check(request, self.runner.ask, self.judge.ask)
-        else:
-            reply = self.judge.ask(request)
+        reply = self.judge.ask(request)
+        while isinstance(reply, messages.Consulted):
+            answer = self.runner.ask(reply)
+            assert isinstance(answer, messages.Answer)
+            reply = self.judge.ask(answer)
         if self.judge.is_spent:  # its own device fails, regardless of the judged implementation
             self.judge.stop()
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
