@@ -42,7 +42,7 @@ class ShortlistStage(Stage):
             out: dict[Arm, tuple[Status, str, bool]] = {}
             seconds: dict[Arm, float] = {}
             for arm in cells:
-                reply = session.prepare(workload, arm)
+                reply = session.prepare(workload, arm, is_rough=False)
                 if isinstance(reply, messages.Failed):
                     out[arm] = reply.status, reply.message, False
                 else:
