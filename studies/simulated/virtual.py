@@ -180,8 +180,7 @@ class SimulatedClient(WorkerClient):
 
     def _sample_blocks(self, request: SampleBlocks) -> VisitFinished:
         start_s = self.clock.now()
-        place = request.workload.id
-        calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
+        calls = [self._timed((request.workload.id, arm), request.workload, spec) for arm, spec in request.arms]
         taken = blocks.visit(calls, self.clock, request, self._conditions(len(calls), is_cold=request.cache == "cold"))
         return request.finished(taken, self.clock.now() - start_s)
 
@@ -283,10 +282,9 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
 def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
     """Plan the same workloads with two sides of each implementation instead of a baseline."""
     base = {name: f"{name} (base)" for name in given.implementations}
-    candidate = {name: name for name in given.implementations}
     sides = Sides(
         base=Side(given="rev:old", implementations=base),
-        candidate=Side(given="rev:new", implementations=candidate),
+        candidate=Side(given="rev:new", implementations={name: name for name in base}),
         is_apart=is_apart,
     )
     return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)

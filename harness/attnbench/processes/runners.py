@@ -199,7 +199,7 @@ class Evidence:
 
     @property
     def doubtful(self) -> float | None:
-        """The factor by which samples may misrepresent the time of a call; None without a doubt."""
+        """The factor by which samples may misrepresent the time of a call; None if they may be right."""
         return self._beyond([as_read for as_read, _ in self.factors], HIDDEN)
 
     @property
