@@ -32,7 +32,7 @@ BACK = {  # these can be undone
     "torch.set_float32_matmul_precision('medium')": "float32 matmul precision from highest to medium",
     "torch.set_default_dtype(torch.float64)": "default dtype from torch.float32 to torch.float64",
     "torch.set_default_device('meta')": "default device",
-    "torch.set_num_threads(torch.get_num_threads() + 1)": "num threads",
+    "torch.set_num_threads(torch.get_num_threads() + 1)": "number of threads",
     "torch.use_deterministic_algorithms(True)": "deterministic",
     "torch.autograd.set_detect_anomaly(True)": "anomaly",
     "torch.set_flush_denormal(True)": "denormals",

@@ -31,8 +31,6 @@ BUSY_SHARE = 0.5
 DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
 """Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
-BY_GET_AND_SET = ("num_threads", "default_dtype", "float32_matmul_precision")
-"""Settings with an accessor of this name in torch, as `get_` and `set_`."""
 OF_TORCH = (
     *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
     *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cpu_allow_fp16_reduced_precision_reduction"),
@@ -69,6 +67,9 @@ def _default_device() -> object:
 def _settings() -> dict[str, Flag]:
     """Every setting, by name; nearly all are read at every turn of a visit, in some tens of microseconds."""
     flags: dict[str, Flag] = {
+        "number_of_threads": (torch.get_num_threads, torch.set_num_threads),
+        "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         "default_device": (_default_device, torch.set_default_device),
         "anomaly_detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         "flushing_of_denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
@@ -83,8 +84,6 @@ def _settings() -> dict[str, Flag]:
     }
     if hasattr(os, "sched_getaffinity"):  # only on Linux
         flags["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
-    for name in BY_GET_AND_SET:
-        flags[name] = getattr(torch, f"get_{name}"), getattr(torch, f"set_{name}")
     for name in OF_TORCH:
         flags[name] = getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")
     for name in SDPA:
