@@ -1,10 +1,9 @@
 """The steps, their order and time limits; and the small steps of a rehearsal on the CPU."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.gpu.ledger import ROOT, Step
+from studies.gpu.steps import ROOT, Groups, Step
 
 CHECKS = {
     "check": (),
@@ -78,8 +77,8 @@ def rehearsal() -> Size:
     )
 
 
-def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
-    """Group the steps, with the number that run at once; timed steps have the machine to themselves."""
+def groups(size: Size) -> Groups:
+    """Group the steps; timed steps have the machine to themselves."""
     where, heads = size.device, size.heads
     lengths, backends = ",".join(map(str, size.lengths)), ",".join(size.backends)
 

@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]:
-    """Try every surrounding; `whole` is the folder of a finished run."""
+    """Run every trial of this module; `whole` is the folder of a finished run, whose reports are written."""
     yield from disks(folder, whole)
     yield from together(folder, 1 if short else 10)
     for name, trial in (SURROUNDINGS | ({} if short else SLOW)).items():

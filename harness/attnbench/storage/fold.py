@@ -60,9 +60,7 @@ class State:
     measured: defaultdict[Key, dict[str, Measurement]] = field(default_factory=lambda: defaultdict(dict))
     epoch: int = 0
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
-    samples: dict[str, dict[Arm, Samples]] = field(
-        default_factory=dict
-    )  # by workload and arm, with controls and probe
+    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
     probes: list[ProbeVisit] = field(default_factory=list)
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
     doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
