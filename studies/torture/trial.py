@@ -1,6 +1,7 @@
 """One trial, and runs of the command line for it."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,17 +45,23 @@ class Place:
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir(parents=True)
 
-    def start(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
-        """Start attnbench in its own session; `more` sets environment variables, "" removes one."""
+    def start(self, *arguments: str, limit: str = "", user: int | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """Start attnbench in its own session, under a limit of the shell or as another user.
+
+        `more` sets environment variables, "" removes one.
+        """
+        command = [*ATTNBENCH, *arguments]
         given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | more
         environment = {name: value for name, value in (os.environ | given).items() if value or name not in given}
         return subprocess.Popen(  # noqa: S603 - our own command
-            [*ATTNBENCH, *arguments],
+            ["bash", "-c", f"{limit}; exec {shlex.join(command)}"] if limit else command,
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            user=user,
+            group=user,
             start_new_session=True,
         )
 
