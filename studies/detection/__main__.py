@@ -12,6 +12,7 @@ import pandas as pd
 import psutil
 import typer
 
+from attnbench.units import meant
 from attnbench.workloads.workload import DTYPES
 from studies import frame
 from studies.detection import honest, power, table
@@ -34,7 +35,8 @@ def detect(
         raise typer.BadParameter(f"{lengths}: give whole numbers with commas between them") from error
     names = tuple(filter(None, only.split(",")))
     if unknown := set(names) - set(power.kinds()):
-        raise typer.BadParameter(f"--only {min(unknown)}: choose among {', '.join(power.kinds())}")
+        wrong = min(unknown)
+        raise typer.BadParameter(f"--only {wrong}: there is no such mistake{meant(wrong, power.kinds())}")
     planted = [
         Piece(name=f"mistakes {length} {dtype}", make=partial(mistakes, length, dtype, names))
         for length in sorted(chosen, reverse=True)  # the longest take longest

@@ -35,8 +35,8 @@ def test_each_mistake_of_ranks_is_planted_and_caught(mistake):
 
 
 def test_a_mistake_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(typer.BadParameter, match="choose among projections"):
-        detection.detect(to=tmp_path, seeds=1, lengths="17", only="rank")
+    with pytest.raises(typer.BadParameter, match="there is no such mistake .did you mean no_scale"):
+        detection.detect(to=tmp_path, seeds=1, lengths="17", only="no_scal")
 
 
 def test_a_missed_mistake_and_a_rejected_honest_result_are_counted_and_named(planted, tmp_path):
