@@ -136,14 +136,14 @@ def check(*options: str) -> tuple[str, list[Row]]:
     return answer, said["cells"]
 
 
-def run(*options: str) -> tuple[str, list[Row]]:
-    """Run `attnbench run`, and keep its folder with the journal."""
-    done = _python("-m", "attnbench", "run", *options, "--results", "results", "--quiet")
-    runs = sorted(Path("results").glob("runs/*"))
-    rows: list[Row] = [{"run": run.name, "files": len(list(run.iterdir()))} for run in runs]
-    if done.returncode not in {0, 3} or not runs:
+def run(command: str, *options: str) -> tuple[str, list[Row]]:
+    """Run an attnbench command that keeps its results, and keep their folder with journal or traces."""
+    done = _python("-m", "attnbench", command, *options, "--results", "results", "--quiet")
+    kept = sorted(Path("results").glob("*/*"))
+    rows: list[Row] = [{"folder": str(folder), "files": len(list(folder.rglob("*")))} for folder in kept]
+    if done.returncode not in {0, 3} or not kept:
         raise Wrong(f"exit code {done.returncode}", rows)
-    return f"{runs[-1].name}, exit code {done.returncode}", rows
+    return f"{command}, exit code {done.returncode}", rows
 
 
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
@@ -185,36 +185,6 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     last = max(row["seq_len"] for row in timed)
     shown = [f"{row['implementation']} {_rate(row)}{_beside(row)}" for row in timed if row["seq_len"] == last]
     return f"at {last}: {', '.join(shown)}", rows
-
-
-def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[Row]]:
-    """Measure the memory of a call against its length, as the device counts it."""
-    rows: list[Row] = []
-    for name in names.split(","):
-        for length in map(int, lengths.split(",")):
-            try:
-                found = _case(where, name, "forward_backward", "causal", 64, length, heads).footprint
-            except Left as left:
-                rows.append({"implementation": name, "seq_len": length, "reason": str(left)})
-                continue
-            sizes = {
-                "peak_bytes": found.peak_bytes,
-                "kept_bytes": found.kept_bytes,
-                "reserved_bytes": found.reserved_bytes,
-            }
-            rows.append({"implementation": name, "seq_len": length, **sizes})
-    last = [row for row in rows if "peak_bytes" in row][-1:]
-    return f"{last[0]['implementation']}: {last[0]['peak_bytes'] / 2**20:.1f} MiB" if last else "nothing counted", rows
-
-
-def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """Record a trace of a step."""
-    from attnbench.tracing.capture import trace as write
-
-    case = _case(where, name, "forward_backward", "causal", 64, 256, heads)
-    folder = Path("traces")
-    size = write(case, folder / f"{name}.pt.trace.json.gz", lambda: None)
-    return f"{size / 2**20:.1f} MiB", [{"implementation": name, "bytes": size}]
 
 
 def hang() -> tuple[str, list[Row]]:
@@ -339,11 +309,11 @@ def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[
     return watched
 
 
-ON_DEVICE = (kernels, gauge, times, growth, trace)
+ON_DEVICE = (kernels, gauge, times)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
     each.__name__: _watched(each) if each in ON_DEVICE else each
     for each in (
-        *(versions, kernels, tests, gauge, check, run, times, growth, trace),
+        *(versions, kernels, tests, gauge, check, run, times),
         *(hang, die, poison),
     )
 }

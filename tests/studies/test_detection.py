@@ -35,7 +35,7 @@ def test_each_mistake_of_ranks_is_planted_and_caught(mistake):
 
 
 def test_a_mistake_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(typer.BadParameter, match="there is no such mistake .did you mean no_scale"):
+    with pytest.raises(typer.BadParameter, match="there is no such mistake"):
         detection.detect(to=tmp_path, seeds=1, lengths="17", only="no_scal")
 
 

@@ -98,14 +98,14 @@ def test_a_context_that_is_lost_is_named_and_costs_one_step(tmp_path, monkeypatc
 def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_path, monkeypatch):
     """Queued work may fail after the step has its answer."""
 
-    def growth(where):
+    def kernels(where):
         monkeypatch.setattr("attnbench.devices.cpu.Cpu.is_broken", lambda _: True)
         if fails:
             raise work.Wrong("it is off", [{"kept": 1}])
         return "all is well", []
 
-    monkeypatch.setitem(work.WORK, "growth", work._watched(growth))
-    work.main("growth", tmp_path / "found.json", "cpu")
+    monkeypatch.setitem(work.WORK, "kernels", work._watched(kernels))
+    work.main("kernels", tmp_path / "found.json", "cpu")
     found = json.loads((tmp_path / "found.json").read_bytes())
     assert found["outcome"] == POISONED
     assert found["rows"] == ([{"kept": 1}] if fails else [])
