@@ -73,7 +73,7 @@ def value_table(
 ) -> Table:
     """Values (T or S, S or a width) of an array with those letters; words label the rows, and columns that are keys.
 
-    What is between 0 and 1 for each pair of words, as weights are, is shaded.
+    Values from 0 to 1 for each pair of words, such as weights, are shaded.
     """
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
