@@ -1,6 +1,6 @@
 """The frame of a study: named pieces, made one repetition at a time and stored at once.
 
-An interrupted study goes on where it stopped; one whose parts are deleted begins anew. Each piece has a file below
+An interrupted study goes on where it stopped; one whose parts are deleted begins again. Each piece has a file below
 DIR/parts, and each line of it the rows of one repetition.
 """
 
