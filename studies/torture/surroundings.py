@@ -131,7 +131,7 @@ def _ordinary_user(name: str, place: Place) -> Trial:
     for folder in (place.folder, place.temporary):
         os.chown(folder, NOBODY, NOBODY)
     with contextlib.suppress(PermissionError):
-        process = place.start("run", *TINY, user=NOBODY, HOME=str(place.folder))
+        process = place.start("run", *TINY, user=NOBODY, variables={"HOME": str(place.folder)})
         return _ended(name, place, *ended(process))
     return Trial(subject="surroundings", what=name, skipped="it may not read this installation")
 
