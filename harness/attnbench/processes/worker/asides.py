@@ -13,7 +13,6 @@ from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import loading
 from attnbench.devices import device, environment
 from attnbench.invariance.laws import Subject, tried
-from attnbench.invariance.prices import prices
 from attnbench.invariance.records import Certificate
 from attnbench.models import in_model, steps
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
@@ -48,19 +47,16 @@ def declared(on_step: OnStep, spec: str) -> Declared:  # noqa: ARG001 - the sign
         return Declared(problem=str(attempts.load_error(spec, error)))
 
 
-def certified(  # noqa: PLR0913, PLR0917 - as sent
-    on_step: OnStep, workload: Workload, spec: str, baseline: str, seed: int, budget_s: float
-) -> Certificate:
-    """Test every law of invariance, then the price in time if there is a budget."""
+def certified(on_step: OnStep, workload: Workload, spec: str, seed: int) -> Certificate:
+    """Test every law of invariance."""
     torch.set_num_threads(workload.num_threads or environment.usable_cores())
     torch.set_float32_matmul_precision(workload.float32_matmul_precision)
     device(workload.device).select()
-    subject, laws = Subject(loading.implementation(spec), workload, seed), []
-    for law in tried(subject):
+    laws = []
+    for law in tried(Subject(loading.implementation(spec), workload, seed)):
         laws.append(law)
         on_step()
-    paid = tuple(prices(subject, loading.implementation(baseline), budget_s)) if budget_s else ()
-    return Certificate(implementation=name_of(spec), workload=workload, seed=seed, laws=tuple(laws), prices=paid)
+    return Certificate(implementation=name_of(spec), workload=workload, seed=seed, laws=tuple(laws))
 
 
 @cache
