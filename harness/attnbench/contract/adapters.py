@@ -10,8 +10,8 @@ the contract.
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Any
@@ -19,22 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import (
-    BIAS_NAMES,
-    Axes,
-    BoundMask,
-    Implementation,
-    Weights,
-    out_layer,
-    out_state,
-    supports_everything,
-)
-from attnbench.contract.functions import END, TENSOR_LAYOUTS, Declared, from_function, takes_heads, words
+from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, out_layer, out_state
+from attnbench.contract.declared import END, Declared, check_callable, kind
+from attnbench.contract.functions import TENSOR_LAYOUTS, from_function, takes_heads, words
 from attnbench.contract.layouts import (
     Layout,
     check_layout,
     head_list,
-    kind,
     packed,
     per_head,
     split,
@@ -42,8 +33,7 @@ from attnbench.contract.layouts import (
     transposed,
 )
 from attnbench.plugins import unknown
-from attnbench.workloads.masks import BETWEEN, Prefix
-from attnbench.workloads.masks import masks as mask_names
+from attnbench.workloads.masks import Prefix
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
@@ -62,129 +52,60 @@ class Sizes:
     out_bias: bool
 
 
-Call = Callable[[Any, Tensor, Tensor, BoundMask], Any]
-"""f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D). Self-attention has x for context."""
-SetDropout = Callable[[Any, float], object]
-"""f(module, share): drop that share of the attention weights in every later call, in any mode of the module."""
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
 NARROW = ("bfloat16", "float16")
+FOR_MODULES = ("extra", "residual", "has_cache", "axes", "dropout")
+"""Arguments of `adapt` that mean nothing for a function."""
 
 
-def adapt(  # noqa: PLR0913 - each says one thing that functions or modules differ in
-    what: Callable[..., Any],
-    layout: Layout | str = TENSOR_LAYOUTS[0],
-    *,
-    call: Callable[..., Any] | None = None,
-    masks: Collection[str] | None = None,
-    scale: float = 0.0,
-    rotary: str = "none",
-    sizes: Mapping[str, int] | None = None,
-    extra: Mapping[str, float] | None = None,
-    residual: bool = False,
-    has_cache: bool = False,
-    approximate: bool = False,
-    changes_scores: bool = False,
-    axes: Collection[str] = (),
-    unsupported: Callable[[Workload], str | None] = supports_everything,
-    dropout: SetDropout | None = None,
-    source: str = "",
-) -> Implementation:
+def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **facts: Any) -> Implementation:  # noqa: ANN401 - see Declared
     """Create the Implementation of a function of query, key and value, or of the module that `what(sizes)` returns.
 
     Args:
         what: the function; or for a module, f(sizes) -> module.
         layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
             packed, per_head, stacked, head_list, transposed or Layout(pack=...).
-        call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it a
-            module is called with x (B, T, D) alone. If a module returns a tuple, the first entry is the output.
-        masks: the masks that it takes or has built in, by name or with numbers, as in "sliding_window(9)".
-        scale: the built-in factor of query times key, if it is not 1 / sqrt(K).
-        rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
-        sizes: built-in values of axes, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
-        extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
-        residual: the module returns its input plus attention.
-        has_cache: the module keeps its own cache, which is emptied before each call; inference only.
-        approximate: it is meant to be close, not equal: its error is shown without a judgement.
-        changes_scores: `call` also passes on masks that change scores, if no masks are listed.
-        axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
-        unsupported: f(workload) -> the reason why it cannot run, or None.
-        dropout: f(module, share) makes a module drop that share of its weights.
-        source: the origin of the code, for reports.
+        facts: any of these:
+            call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it
+                a module is called with x (B, T, D) alone. If a module returns a tuple, the first entry is the output.
+            masks: the masks that it takes or has built in, by name or with numbers, as in "sliding_window(9)".
+            scale: the built-in factor of query times key, if it is not 1 / sqrt(K).
+            rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
+            sizes: built-in values of axes, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
+            extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
+            residual: the module returns its input plus attention.
+            has_cache: the module keeps its own cache, which is emptied before each call; inference only.
+            approximate: it is meant to be close, not equal: its error is shown without a judgement.
+            changes_scores: `call` also passes on masks that change scores, if no masks are listed.
+            axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
+            unsupported: f(workload) -> the reason why it cannot run, or None.
+            dropout: f(module, share) makes a module drop that share of its weights.
+            source: the origin of the code, for reports.
 
     Raises:
-        ValueError: an argument has the wrong type, an axis or mask is unknown, or several masks have no `call`.
+        ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, or several masks have no
+            `call`.
     """
-    is_module = isinstance(layout, Layout)
-    if not is_module and layout not in TENSOR_LAYOUTS:
-        check_layout("adapt", layout)
-    _check_callable("unsupported", unsupported, 'lambda workload: "a reason" if ... else None')
-    _check_names("masks", masks, "causal")
-    _check_names("axes", axes, "kv_len")
-    for mask in masks or ():
-        _check_mask(mask)
-    for axis in axes:
-        if axis not in FOLLOWS:
-            raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
-    built_in: dict[str, int | float | str] = dict(sizes or {})
-    built_in |= {"scale": scale} if scale else {}
-    built_in |= {"rotary": Workload(rotary=rotary).rotary} if rotary != "none" else {}
-    built_in |= {"direction": "inference"} if has_cache else {}
-    for axis in built_in:
-        if axis not in Workload.__struct_fields__:
-            raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
-    declared = Declared(masks=None if masks is None else tuple(masks), built_in=built_in, unsupported=unsupported)
+    for fact in facts:
+        if fact not in Declared.__dataclass_fields__:
+            raise ValueError(unknown("argument of adapt", fact, Declared.__dataclass_fields__))
     if not isinstance(layout, Layout):
-        for_modules = {"extra": extra, "residual": residual, "has_cache": has_cache, "axes": axes, "dropout": dropout}
-        _check_is_function(what, [name for name, value in for_modules.items() if value])
-        _check_callable("call", call, "lambda function, query, key, value, mask: function(query, key, value)")
-        name = getattr(what, "__name__", "adapt(...)")
-        return from_function(
-            what, name, source=source, layout=layout, declared=declared, call=call, is_approximate=approximate
-        )
-    _check_callable("make", what, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
-    _check_callable("call", call, "lambda module, x, context, mask: module(x, mask=mask.visible)")
-    _check_callable("dropout", dropout, "lambda module, share: setattr(module, 'dropout', share)")
-    if call is None and len({name.replace(END, "") for name in masks or ()}) > 1:
-        raise ValueError(
-            f"adapt is given masks={tuple(masks or ())!r} and no call, so that the module never gets a mask: add "
-            "call=lambda module, x, context, mask: module(x, mask.visible), or name the one mask that it has built in"
-        )
-    module = ModuleAdapter(
-        make=what,
-        layout=layout,
-        call=call,
-        masks=("none",) if masks is None and call is None else declared.masks,
-        built_in={**({} if masks is None else declared.axes), **built_in, "scope": "module"},
-        extra=extra or {},
-        has_residual=residual,
-        has_cache=has_cache,
-        changes_scores=changes_scores,
-        axes=axes,
-        declared_reason=unsupported,
-        set_dropout=dropout,
-    )
+        if layout not in TENSOR_LAYOUTS:
+            check_layout("adapt", layout)
+        _check_is_function(what, [fact for fact in FOR_MODULES if facts.get(fact)])
+        declared = Declared(**facts)
+        check_callable("call", declared.call, "lambda function, query, key, value, mask: function(query, key, value)")
+        return from_function(what, getattr(what, "__name__", "adapt(...)"), layout=layout, declared=declared)
+    module = ModuleAdapter(make=what, layout=layout, declared=Declared(**facts))
     return Implementation(
         build=module.build,
-        source=source,
+        source=module.declared.source,
         unsupported=module.unsupported,
-        has_dropout=dropout is not None,
-        built_in=module.built_in_axes,
-        is_approximate=approximate,
+        has_dropout=module.declared.dropout is not None,
+        built_in=module.built_in,
+        is_approximate=module.declared.approximate,
     )
-
-
-def _check_mask(mask: str) -> None:
-    """Check that a mask is a known name, or has the form of a workload's mask.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    for part in mask.split(BETWEEN):
-        if part.partition("(")[0] not in mask_names():
-            raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
-    if "(" in mask:
-        Workload(mask=mask)
 
 
 def _check_is_function(what: object, for_modules: Collection[str]) -> None:
@@ -208,51 +129,28 @@ def _check_is_function(what: object, for_modules: Collection[str]) -> None:
         raise ValueError(f"{', '.join(for_modules)} is about modules: leave it out, or give the layout of its weights")
 
 
-def _check_callable(what: str, function: object, example: str) -> None:
-    """Check that it is None or a function with as many arguments as the example.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if function is None:
-        return
-    if isinstance(function, nn.Module) or not callable(function):
-        name = "a module that is made already" if isinstance(function, nn.Module) else kind(function)
-        raise ValueError(f"adapt is given {name} for {what}: give a function, as in {what}={example}")
-    num_arguments = example.partition(":")[0].count(",") + 1
-    try:
-        signature = inspect.signature(function)
-        signature.bind(*range(num_arguments))
-    except TypeError:
-        raise ValueError(
-            f"adapt is given a function {signature} for {what}: it must take {num_arguments} by position, as in "
-            f"{what}={example}"
-        ) from None
-    except ValueError:  # builtin functions have no signature
-        return
-
-
-def _check_names(what: str, names: object, example: str) -> None:
-    if isinstance(names, str) or not (names is None or isinstance(names, Collection)):
-        raise ValueError(f"adapt is given {what}={names!r}: give a list of names, as in {what}=[{example!r}]")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModuleAdapter:
-    """The arguments of `adapt` for a module, and the facts in the parameters of the modules that `make` creates."""
+    """A way to make modules, what is declared about them, and the facts in their parameters.
+
+    `call` of the declared facts is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D);
+    self-attention has x for context. `takes` are axes that `call` passes on.
+    """
 
     make: Callable[[Sizes], nn.Module]
     layout: Layout
-    call: Call | None = None
-    masks: tuple[str, ...] | None = None
-    built_in: Axes = field(default_factory=dict)
-    extra: Mapping[str, float] = field(default_factory=dict)
-    has_residual: bool = False
-    has_cache: bool = False
-    changes_scores: bool = False
-    axes: Collection[str] = ()
-    declared_reason: Callable[[Workload], str | None] = supports_everything
-    set_dropout: SetDropout | None = None
+    declared: Declared
+    takes: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        call, masks = self.declared.call, self.declared.masks or ()
+        check_callable("make", self.make, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
+        check_callable("call", call, "lambda module, x, context, mask: module(x, mask=mask.visible)")
+        if call is None and len({name.replace(END, "") for name in masks}) > 1:
+            raise ValueError(
+                f"adapt is given masks={tuple(masks)!r} and no call, so that the module never gets a mask: add "
+                "call=lambda module, x, context, mask: module(x, mask.visible), or name the one mask that is built in"
+            )
 
     def module(self, sizes: Sizes) -> nn.Module:
         """Create a module; its random contents, such as a buffer, are the same each time.
@@ -274,17 +172,16 @@ class ModuleAdapter:
         """Create the module with these weights."""
         return (of or Adapted)(self, self.module(sizes_of(weights)), weights)
 
-    def built_in_axes(self) -> dict[str, int | float | str]:
+    def built_in(self) -> dict[str, int | float | str]:
         """Built-in values of axes, with the biases that the parameters show if all modules have the same."""
+        fixed = {**self.declared.built_in, "scope": "module"}
+        small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
-            every, none = (
-                self.traits(Workload(**SMALL, bias=bias).with_axes(self.built_in))  # type: ignore[arg-type]
-                for bias in ("all", "none")
-            )
+            every, none = map(self.traits, small)
         except ValueError:  # checks and builds give the reason
-            return dict(self.built_in)
+            return fixed
         is_constant = every.fits and none.fits and every.biases & set("qkv") == none.biases & set("qkv")
-        return {**self.built_in, **({"bias": _bias(every.biases)} if is_constant else {})}
+        return {**fixed, "bias": _bias(every.biases)} if is_constant else fixed
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why the module cannot run the workload, or None; `build` raises if a layout never fits.
@@ -294,28 +191,25 @@ class ModuleAdapter:
         """
         if workload.scope == "attention":
             return "an adapted module has no attend, which is attention without the projections: choose scope=module"
-        if workload.kv_len != workload.seq_len and "kv_len" not in self.axes:
+        declared, rule = self.declared, workload.mask_rule
+        if workload.kv_len != workload.seq_len and "kv_len" not in declared.axes:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
-        if self.has_residual and workload.dtype in NARROW:
+        if declared.residual and workload.dtype in NARROW:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
-        for axis, usual in (("scale", 0.0), ("rotary", "none"), ("sinks", "none")):
-            if getattr(workload, axis) != usual and axis not in self.built_in:
-                return f"its module takes no {axis} of the workload"
-        rule = workload.mask_rule
-        if not Declared(masks=self.masks).takes_mask(workload):
-            return f"the adapter passes on no mask {rule.name}, but {', '.join(self.masks or ())}"
-        if self.masks is None and rule.changes_scores and not self.changes_scores:
+        if declared.masks is None and declared.call is None and workload.mask != "none":
+            return f"it takes no mask {rule.name}: add call=lambda module, x, context, mask: module(x, mask.visible)"
+        if declared.masks is None and rule.changes_scores and not declared.changes_scores:
             return (
                 "the adapter does not say that it passes on what changes scores: "
                 f"list {rule.name} among its masks, or give changes_scores=True"
             )
-        return self.declared_reason(workload) or self._misfit(workload)
+        return declared.reason_against(workload, self.takes) or self._misfit(workload)
 
     def _misfit(self, workload: Workload) -> str | None:
         """Return why the module's parameters do not fit the workload, or None."""
         followed = following(workload.axes())
         differing = [axis for axis, value in followed.items() if getattr(workload, axis) != value]
-        differing = [axis for axis in differing if axis != "kv_len" and axis not in self.axes]
+        differing = [axis for axis in differing if axis != "kv_len" and axis not in self.declared.axes]
         reason = f"its parameters are made for {', '.join(f'{axis} = {FOLLOWS[axis]}' for axis in differing)} alone"
         try:
             traits = self.traits(workload)
@@ -348,10 +242,10 @@ class ModuleAdapter:
     def _read(self, sizes: Sizes, wanted: frozenset[str]) -> "Traits":
         """Follow each weight and bias into the state dict, and compare that with the module's parameters."""
         named = {name: tuple(each.shape) for name, each in self.module(sizes).named_parameters()}
-        shapes = {name: shape for name, shape in named.items() if not _is_extra(name, self.extra)}
+        shapes = {name: shape for name, shape in named.items() if not _is_extra(name, self.declared.extra)}
         watched = _blank(sizes).map(lambda tensor: tensor.requires_grad_()).tensors()
         packed_all = self.layout.state(Weights(**watched))
-        state = {name: tensor for name, tensor in packed_all.items() if not _is_extra(name, self.extra)}
+        state = {name: tensor for name, tensor in packed_all.items() if not _is_extra(name, self.declared.extra)}
         reached: dict[str, set[str]] = {name: set() for name in watched}
         for entry, tensor in state.items():
             tensors = list(watched.values()) if tensor.requires_grad else []
@@ -450,7 +344,7 @@ class Adapted(nn.Module):
         self.constants = {
             f"module.{path}": torch.full_like(parameter, value, requires_grad=False)
             for path, parameter in module.named_parameters()
-            for name, value in adapter.extra.items()
+            for name, value in adapter.declared.extra.items()
             if fnmatchcase(path, name)
         }
         self._check(weights)
@@ -482,8 +376,8 @@ class Adapted(nn.Module):
 
     @dropout.setter
     def dropout(self, share: float) -> None:
-        assert self.adapter.set_dropout is not None
-        self.adapter.set_dropout(self.module, share)
+        assert self.adapter.declared.dropout is not None
+        self.adapter.declared.dropout(self.module, share)
         self.share_dropped = share
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
@@ -502,12 +396,12 @@ class Adapted(nn.Module):
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
         """The module's output of x (B, T, D) and context (B, S, D): of its own cache, or without its input, if said."""
-        adapter, module = self.adapter, self.module
-        if adapter.has_cache:
+        declared, module = self.adapter.declared, self.module
+        if declared.has_cache:
             module = copy.deepcopy(self.pristine, {id(each): each for each in self.module.parameters()})
-        result = module(x) if adapter.call is None else adapter.call(module, x, context, mask)
+        result = module(x) if declared.call is None else declared.call(module, x, context, mask)
         output = result[0] if isinstance(result, tuple) else result
-        if adapter.has_residual and isinstance(output, Tensor) and output.shape == x.shape:
+        if declared.residual and isinstance(output, Tensor) and output.shape == x.shape:
             return output - x
         return output
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from attnbench import plugins
 from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
 from attnbench.contract.adapters import Adapted, ModuleAdapter
-from attnbench.contract.functions import ByFunction, Declared, FunctionAttention, from_function
+from attnbench.contract.declared import Declared
+from attnbench.contract.functions import ByFunction, FunctionAttention, from_function
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
@@ -84,10 +85,10 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
     whole = ModuleAdapter(
         make=module.MODULE,
         layout=module.LAYOUT,
-        call=call,
-        built_in={"scale": 0.0},  # it takes any
-        changes_scores=True,
-        set_dropout=lambda module, share: setattr(module, "dropout", share),
+        declared=Declared(
+            call=call, changes_scores=True, dropout=lambda module, share: setattr(module, "dropout", share)
+        ),
+        takes=("scale",),
     )
     kind = type("BothScopes", (BothScopes,), {"signature": core.signature})
 

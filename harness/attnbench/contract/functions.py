@@ -20,29 +20,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
-from attnbench.contract import Attention, Axes, BoundMask, Implementation, supports_everything
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract.declared import END, Declared
 from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, as_numbers, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
-from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, attention_window, not_a_window
+from attnbench.workloads.masks import (
+    UNLIMITED,
+    Causal,
+    CausalBottomRight,
+    Mask,
+    Padding,
+    attention_window,
+    not_a_window,
+)
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
+NO_WINDOW = (UNLIMITED, UNLIMITED)
 HAS_PROJECTIONS = (
     "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
     "(docs/adapters.md)"
 )
-END = "_bottom_right"
 CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
 """Keywords that stand for a causal mask, by its alignment."""
-WITHOUT = {
-    "scale": "the function has no parameter scale, and the workload has a scale of the scores",
-    "sinks": "the function has no parameter sinks, and the workload has sinks",
-    "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
-}
-
-Call = Callable[..., Tensor]
-"""f(function, query, key, value, mask) -> (B, H, T, V), with mask a BoundMask."""
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
@@ -51,46 +52,11 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """Facts about a function or a module beyond its signature.
-
-    `masks` are the masks that it takes, by name or in the form of a workload; None: those that its signature can be
-    passed. `built_in` are fixed values of axes. `has_sdpa_mask` says that its mask may be numbers to add, as in
-    scaled_dot_product_attention. `has_no_empty_rows` says that its output for a query without visible keys is
-    undefined.
-    """
-
-    masks: tuple[str, ...] | None = None
-    built_in: Axes | None = None
-    unsupported: Callable[[Workload], str | None] = supports_everything
-    has_sdpa_mask: bool = False
-    has_no_empty_rows: bool = False
-
-    @property
-    def axes(self) -> dict[str, int | float | str]:
-        """The fixed values of axes; a single mask is one."""
-        only = self.masks[0] if self.masks is not None and len(self.masks) == 1 else ""
-        try:
-            named = {"mask": Workload(mask=only).mask} if only else {}
-        except ValueError:  # the mask needs numbers and so stands for several
-            named = {}
-        return {**named, **(self.built_in or {})}
-
-    def takes_mask(self, workload: Workload) -> bool:
-        """Whether the workload's mask is one of `masks`; if T = S, both alignments of a mask are the same."""
-        rule, names = workload.mask_rule, {workload.mask, workload.mask_rule.name}
-        if workload.seq_len == workload.kv_len and len(rule.parts) == 1:
-            other = rule.name.removesuffix(END) if rule.name.endswith(END) else f"{rule.name}{END}"
-            names |= {workload.mask.replace(rule.name, other), other}
-        return self.masks is None or not names.isdisjoint(self.masks)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Signature:
     """A function of query, key and value, and its names for some of KEYWORDS.
 
-    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, as callers do.
-    A function whose default does not work is passed the number.
+    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, or if there is
+    no window, as callers do. A function whose default does not work is passed the numbers.
     """
 
     function: Callable[..., Tensor]
@@ -98,7 +64,6 @@ class Signature:
     names: dict[str, str]
     declared: Declared
     layout: str = TENSOR_LAYOUTS[0]
-    call: Call | None = None
     omitted: set[str] = field(default_factory=set)
 
     @property
@@ -111,16 +76,9 @@ class Signature:
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the share of the weights to drop"
-        known = {*names, *declared.axes, *(["sinks"] if self.has_sdpa_mask else [])}
-        needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
-        for keyword, is_needed in needs.items():
-            if is_needed and keyword not in known:
-                return WITHOUT[keyword]
-        if not declared.takes_mask(workload):
-            return f"it takes the masks {', '.join(declared.masks or ())}"
         is_open = declared.masks is not None or "bound_mask" in names
         reason = None if is_open else _reason_in_mask(self, workload)
-        return reason or declared.unsupported(workload)
+        return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
 
 
 def arguments(
@@ -173,8 +131,9 @@ class ByFunction:
         if mask.sinks is not None and signature.has_sdpa_mask and "sinks" not in names:
             passed[names["mask"]] = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2]), mask.sinks)
             key, value = add_key(key), add_key(value)
-        if mask.scale is None:
-            passed = {name: value for name, value in passed.items() if name not in signature.omitted}
+        for name in signature.omitted:
+            if passed[name] == NO_WINDOW or (name == names.get("scale") and mask.scale is None):
+                del passed[name]
         tensors: tuple[Tensor, ...] = (query, key, value)
         if signature.layout == "bthk":
             tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
@@ -182,7 +141,7 @@ class ByFunction:
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
         """The function, to be called with prepared arguments; by the adapter's `call` if it has one."""
-        function, call = self.signature.function, self.signature.call
+        function, call = self.signature.function, self.signature.declared.call
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
@@ -200,8 +159,8 @@ class ByFunction:
         try:
             output: object = self.caller(mask)(*prepared.tensors, **prepared.passed)
         except (AttributeError, TypeError) as error:
-            if mask.scale is None and signature.omitted and "NoneType" in str(error):
-                signature.omitted.clear()  # pass the number from now on
+            if signature.omitted and "NoneType" in str(error):
+                signature.omitted.clear()  # pass numbers from now on
                 return self.attend(query, key, value, mask)
             absent = [name for name, tensor in prepared.passed.items() if tensor is None]
             if not absent or "NoneType" not in str(error):
@@ -232,49 +191,44 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
         )
     instance: Any = kind()
     function = instance if method == "forward" else getattr(instance, method)
-    return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
+    return from_function(function, f"{spec}.{method}" if spec else method, declared=Declared(source=spec))
 
 
-def from_function(  # noqa: PLR0913 - each says one thing that functions differ in
-    function: Callable[..., Tensor],
-    spec: str,
-    *,
-    source: str = "",
-    layout: str = TENSOR_LAYOUTS[0],
-    declared: Declared = Declared(),
-    call: Call | None = None,
-    is_approximate: bool = False,
+def from_function(
+    function: Callable[..., Tensor], spec: str, *, layout: str = TENSOR_LAYOUTS[0], declared: Declared | None = None
 ) -> Implementation:
     """The implementation from a function of query, key, value and some of KEYWORDS; `spec` is its name.
 
-    With `call` it is called only through that, and its signature is not read.
+    If a `call` is declared, the function is called only through that, and its signature is not read.
 
     Raises:
         ValueError: it cannot be called like that.
     """
-    names = {} if call else keywords(function, spec)
+    declared = declared or Declared()
+    names = {} if declared.call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
-    scale = names.get("scale", "")
-    is_omissible = scale and _signature(function, spec).parameters[scale].default is None  # it means 1 / sqrt(K)
+    parameters = _signature(function, spec).parameters if {"scale", "window_size"} & set(names) else {}
+    scale, window = names.get("scale"), names.get("window_size")
+    omitted = {scale} if scale and parameters[scale].default is None else set()
+    omitted |= {window} if window and parameters[window].default is not inspect.Parameter.empty else set()
     taken = Signature(
         function=function,
         spec=spec,
         names=names,
         declared=declared,
         layout=layout,
-        call=call,
-        omitted={scale} if is_omissible else set(),
+        omitted=omitted,
     )
-    built_in = declared.axes
+    built_in = declared.built_in
     return Implementation(
         build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
-        source=f"{source or spec}, given {passed_words(names.values())}",
+        source=f"{declared.source or spec}, given {passed_words(names.values())}",
         unsupported=taken.reason_against,
         has_dropout="dropout" in names,
         distributes="world_size" in names,
         built_in=lambda: built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
-        is_approximate=is_approximate,
+        is_approximate=declared.approximate,
     )
 
 
@@ -358,7 +312,7 @@ def _with_bound(function: object, names: dict[str, str], declared: Declared) -> 
         declared = replace(declared, masks=("causal",))
         names = {keyword: name for keyword, name in names.items() if keyword not in {"mask", "bias"}}
     if isinstance(scale := bound.get("scale"), float):
-        declared = replace(declared, built_in={"scale": scale, **(declared.built_in or {})})
+        declared = replace(declared, scale=declared.scale or scale)
     is_at_end = declared.masks is not None and f"causal{END}" in declared.masks and "causal" not in declared.masks
     if is_at_end and "is_causal" in names:
         names[f"is_causal{END}"] = names.pop("is_causal")
@@ -388,14 +342,14 @@ def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
 def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     """Return why a function with this signature cannot be passed the mask, or None."""
     rule, names, only = workload.mask_rule, signature.names, ""
-    takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
+    takes_numbers = "bias" in names or signature.has_sdpa_mask
     if not rule.is_additive and "softcap" not in names:
         return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
     if any(not part.is_additive for part in rule.changes[1:]):
         return f"mask {rule} adds to scores before its softcap, and the function after it"
     if any(part.is_additive for part in rule.changes) and not takes_numbers:
         return f"the function has no parameter bias, and mask {rule} changes scores"
-    if not rule.hides or signature.call is not None or {"mask", "bias"} & set(names):
+    if not rule.hides or signature.declared.call is not None or {"mask", "bias"} & set(names):
         return None
     if "window_size" in names:
         return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)

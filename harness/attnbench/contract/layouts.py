@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnbench.contract import Weights, linear, out_state
+from attnbench.contract.declared import kind
 from attnbench.contract.functions import words
 
 LETTERS = "qkv"
@@ -184,12 +185,6 @@ def _layer(weights: Weights, order: str) -> tuple[list[Tensor], list[Tensor]]:
 def _text(maker: str, *by_position: object, **by_name: object) -> str:
     """A call as it appears in a user's file, for messages."""
     return f"{maker}({', '.join([*map(repr, by_position), *(f'{name}={value!r}' for name, value in by_name.items())])})"
-
-
-def kind(value: object) -> str:
-    """A value's type, for messages."""
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _check(text: str, out: object, order: object = LETTERS, **names: object) -> None:
