@@ -19,7 +19,6 @@ from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.outside import repeat_heads
 from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
-from attnbench.workloads.counts import dense_flops, product_flops
 from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
 
@@ -32,14 +31,11 @@ __all__ = [
     "attention_window",
     "compile_whole",
     "compute_capability",
-    "dense_flops",
     "is_on",
     "missing_compiler",
     "missing_package",
-    "nn",
     "not_a_window",
     "only_on",
-    "product_flops",
     "repeat_heads",
     "softmax_with_sinks",
 ]

@@ -139,7 +139,7 @@ class ModuleAdapter:
 
     make: Callable[[Sizes], nn.Module]
     layout: Layout
-    declared: Declared
+    declared: Declared = Declared()
     takes: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ class ModuleAdapter:
             raise
         if differing and not (traits.fits and traits.has_shapes):
             return reason
-        self.layout.state(blank(workload))  # raises if it needs a bias that the workload excludes
+        self.layout.state(_blank(workload, workload.biased))  # raises if it needs a bias that the workload excludes
         if traits.untraced:
             raise ValueError(
                 f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
@@ -232,7 +232,7 @@ class ModuleAdapter:
 
     def traits(self, workload: Workload) -> "Traits":
         """The facts in the parameters of the module for a workload's sizes and biases."""
-        return self._traits(sizes_of(blank(workload)), workload.biased)
+        return self._traits(sizes_of(_blank(workload, workload.biased)), workload.biased)
 
     @cached_property
     def _traits(self) -> Callable[[Sizes, frozenset[str]], "Traits"]:
@@ -241,19 +241,19 @@ class ModuleAdapter:
     @torch.enable_grad()
     def _read(self, sizes: Sizes, wanted: frozenset[str]) -> "Traits":
         """Follow each weight and bias into the state dict, and compare that with the module's parameters."""
-        named = {name: tuple(each.shape) for name, each in self.module(sizes).named_parameters()}
-        shapes = {name: shape for name, shape in named.items() if not _is_extra(name, self.declared.extra)}
-        watched = _blank(sizes).map(lambda tensor: tensor.requires_grad_()).tensors()
-        packed_all = self.layout.state(Weights(**watched))
-        state = {name: tensor for name, tensor in packed_all.items() if not _is_extra(name, self.declared.extra)}
+        watched = _blank(sizes, BIAS_NAMES).map(lambda tensor: tensor.requires_grad_()).tensors()
+        parameters, state = dict(self.module(sizes).named_parameters()), self.layout.state(Weights(**watched))
+        for name in [name for name in {**parameters, **state} if _is_extra(name, self.declared.extra)]:
+            parameters.pop(name, None)
+            state.pop(name, None)
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         reached: dict[str, set[str]] = {name: set() for name in watched}
         for entry, tensor in state.items():
-            tensors = list(watched.values()) if tensor.requires_grad else []
-            gradients = (
-                torch.autograd.grad(tensor.sum(), tensors, allow_unused=True, retain_graph=True) if tensors else ()
-            )
-            for name, gradient in zip(watched, gradients, strict=False):
-                reached[name] |= set() if gradient is None else {entry}
+            if tensor.requires_grad:
+                tensors = list(watched.values())
+                gradients = torch.autograd.grad(tensor.sum(), tensors, allow_unused=True, retain_graph=True)
+                for name, gradient in zip(watched, gradients, strict=True):
+                    reached[name] |= set() if gradient is None else {entry}
 
         def entries(parts: Collection[str]) -> set[str]:
             return {entry for part in parts for entry in reached[BIAS_NAMES[part]]}
@@ -297,17 +297,10 @@ def _is_extra(name: str, extra: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in extra)
 
 
-def blank(workload: Workload) -> Weights:
-    """Weights of a workload on the meta device, with its biases."""
-    shapes = Weights.shapes(workload, workload.embed_dim)
-    tensors = {name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}
-    return Weights(**tensors).biased(workload.biased)
-
-
-def _blank(sizes: Sizes) -> Weights:
-    """Weights of these sizes on the meta device, with every bias."""
-    names = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "value_dim")
-    return blank(Workload(scope="module", **{name: getattr(sizes, name) for name in names}))
+def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
+    """Weights of these sizes on the meta device, with the biases of these projections."""
+    shapes = Weights.shapes(like, like.embed_dim)
+    return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}).biased(biased)
 
 
 def sizes_of(weights: Weights) -> Sizes:

@@ -10,7 +10,7 @@ Shapes as in the contract.
 
 import warnings
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +129,13 @@ def reason_against(workload: Workload) -> str | None:  # noqa: ARG001 - the sign
     if path is None:
         return f"there is no policy: learn one with {LEARN}, and name it in {VARIABLE} or put it at {USUAL_PATH}"
     try:
-        policy = read(path)
+        return elsewhere(read(path))
     except ValueError as error:
         return str(error)
-    return None if policy.machine == _machine() else f"the policy {path} is {_elsewhere(policy)}"
 
 
-@lru_cache(maxsize=8)
-def read(path: str | Path) -> Policy:
-    """Read the policy in a file, once.
-
-    Raises:
-        ValueError: there is none, or it is damaged.
-    """
-    return Policy.load(path)
+read = lru_cache(maxsize=8)(Policy.load)
+"""Read the policy in a file, once. Raises ValueError: there is none, or it is damaged."""
 
 
 def usable(policy: PolicyOrFile | None) -> Policy | None:
@@ -152,31 +145,28 @@ def usable(policy: PolicyOrFile | None) -> Policy | None:
         ValueError: it cannot be read.
     """
     named = default_path() if policy is None else policy
-    if named is None:
-        return None
-    read_policy = named if isinstance(named, Policy) else read(named)
-    if read_policy.machine != _machine():
-        _warn_once(read_policy)
-        return None
-    return read_policy
+    found = named if named is None or isinstance(named, Policy) else read(named)
+    if found is None or elsewhere(found) is None:
+        return found
+    _warn_once(found)
+    return None
 
 
 @lru_cache(maxsize=8)
 def _warn_once(policy: Policy) -> None:
-    message = f"the policy is {_elsewhere(policy)}; until then, attention is PyTorch's own"
+    message = f"{elsewhere(policy)}; until then, attention is PyTorch's own"
     warnings.warn(message, stacklevel=5)  # this, usable, chosen, attention, and its caller
 
 
-def _elsewhere(policy: Policy) -> str:
-    return (
-        f"of another machine or other versions (fingerprint {policy.machine}, and here it is {_machine()}): learn one "
-        f"here with {LEARN}"
-    )
+def elsewhere(policy: Policy) -> str | None:
+    """Return why a policy is not for this machine, or None."""
+    if policy.machine == (here := _machine()):
+        return None
+    there = f"of another machine or other versions (fingerprint {policy.machine}, and here it is {here})"
+    return f"the policy is {there}: learn one here with {LEARN}"
 
 
-@lru_cache(maxsize=1)
-def _machine() -> str:
-    return environment.collect().machine_fingerprint
+_machine = cache(lambda: environment.collect().machine_fingerprint)
 
 
 def register_attention(name: str = "attnbench") -> None:
@@ -193,32 +183,24 @@ def register_attention(name: str = "attnbench") -> None:
 
     package_sdpa: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-    def attend(  # noqa: PLR0913, PLR0917 - the package's own signature
+    def attend(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,  # noqa: FBT001
-        **more: Any,  # noqa: ANN401
+        **more: Any,  # noqa: ANN401 - the package's own names
     ) -> tuple[Tensor, None]:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V)."""
-        for argument in ("softcap", "s_aux"):
-            if more.get(argument) is not None:
-                raise ValueError(
-                    f"{name} does not take {argument}, which the model asks for: choose another, such as eager"
-                )
-        has_more = any(more.get(argument) is not None for argument in ("position_bias", "cache"))
-        if attention_mask is not None or dropout or has_more:
-            more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        passed = {argument for argument, value in more.items() if value is not None}
+        for argument in passed & {"softcap", "s_aux"}:
+            raise ValueError(f"{name} does not take {argument}, which the model asks for: choose another, as eager")
+        if attention_mask is not None or more.get("dropout") or passed & {"position_bias", "cache"}:
             result: tuple[Tensor, None] = package_sdpa(module, query, key, value, attention_mask, **more)
             return result
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
+        is_causal = more["is_causal"] if "is_causal" in passed else getattr(module, "is_causal", True)
         is_causal = bool(is_causal) and query.shape[2] > 1  # a single query sees every key
-        output = attention(query, key, value, is_causal=is_causal, scale=scaling)
+        output = attention(query, key, value, is_causal=is_causal, scale=more.get("scaling"))
         return output.transpose(1, 2).contiguous(), None  # (B,H,T,V) -> (B,T,H,V)
 
     AttentionInterface.register(name, attend)
