@@ -11,7 +11,7 @@ the contract.
 import copy
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Any
@@ -139,7 +139,7 @@ class ModuleAdapter:
 
     make: Callable[[Sizes], nn.Module]
     layout: Layout
-    declared: Declared = Declared()
+    declared: Declared = field(default_factory=Declared)
     takes: Collection[str] = ()
 
     def __post_init__(self) -> None:
