@@ -131,7 +131,7 @@ def _check_is_function(what: object, for_modules: Collection[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAdapter:
-    """A way to make modules, what is declared about them, and the facts in their parameters.
+    """A way to make modules, declared facts about them, and the facts in their parameters.
 
     `call` of the declared facts is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D);
     self-attention has x for context. `takes` are axes that `call` passes on.

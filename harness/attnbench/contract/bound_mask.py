@@ -18,7 +18,7 @@ HALVES = (torch.bfloat16, torch.float16)
 class BoundMask:
     """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    Tensors are created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs`
+    Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
     `form` is one of MASK_FORMS, in which functions get the mask; `is_inference` says that an isolated process calls in
     torch.inference_mode.

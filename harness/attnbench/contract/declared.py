@@ -85,7 +85,7 @@ class Declared:
         return fixed | ({"direction": "inference"} if self.has_cache else {})
 
     def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
-        """Return why the workload needs what is neither declared nor among the axes that it `takes`, or None.
+        """Return the first need of the workload that is neither declared nor among the axes that it `takes`, or None.
 
         If T = S, both alignments of a mask are the same.
         """

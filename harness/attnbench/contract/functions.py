@@ -233,7 +233,7 @@ def from_function(
 
 
 def _unfit(output: object, expected: tuple[int, ...], is_tokens_first: bool) -> str:  # noqa: FBT001 - a private helper
-    """What a function returned in place of a tensor of the expected shape, what it must return, and how."""
+    """A message about an output that is no tensor of the expected shape."""
     wanted = f"it must return one tensor ({'B, T, H, V' if is_tokens_first else 'B, H, T, V'}), here {expected}"
     if not isinstance(output, Tensor):
         several = "; of several, return the output alone" if isinstance(output, tuple | list) else ""

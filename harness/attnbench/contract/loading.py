@@ -26,7 +26,7 @@ from attnbench.contract import (
     compile_whole,
     missing_compiler,
 )
-from attnbench.contract.functions import from_class, from_function, takes_heads, words
+from attnbench.contract.functions import from_class, from_function, takes_heads
 from attnbench.workloads.workload import Workload
 
 ADAPTED = (
@@ -127,7 +127,8 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         try:
             output: Tensor = run(*by_position, **by_name)
         except torch._dynamo.exc.Unsupported as error:  # noqa: SLF001 - it has no public name
-            raise NotOneGraphError(f"torch.compile cannot take it as one graph: {words(error)}") from error
+            first = (str(error).strip().splitlines() or ["no reason given"])[0]
+            raise NotOneGraphError(f"torch.compile cannot take it as one graph: {first}") from error
         return output
 
     return call
