@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from itertools import compress
 from typing import Any
 
 import torch
@@ -252,8 +253,9 @@ class ModuleAdapter:
             if tensor.requires_grad:
                 tensors = list(watched.values())
                 gradients = torch.autograd.grad(tensor.sum(), tensors, allow_unused=True, retain_graph=True)
-                for name, gradient in zip(watched, gradients, strict=True):
-                    reached[name] |= set() if gradient is None else {entry}
+                is_reached = [isinstance(gradient, Tensor) for gradient in gradients]
+                for name in compress(watched, is_reached):
+                    reached[name].add(entry)
 
         def entries(parts: Collection[str]) -> set[str]:
             return {entry for part in parts for entry in reached[BIAS_NAMES[part]]}
@@ -299,7 +301,7 @@ def _is_extra(name: str, extra: Collection[str]) -> bool:
 
 def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
     """Weights of these sizes on the meta device, with the biases of these projections."""
-    shapes = Weights.shapes(like, like.embed_dim)
+    shapes = Weights.shapes(like, like.embed_dim)  # type: ignore[arg-type] # both have the names of sizes
     return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}).biased(biased)
 
 

@@ -353,7 +353,8 @@ def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
         return None
     if "window_size" in names:
         return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)
-    for keyword, kind in {**CAUSAL, "key_padding_mask": Padding}.items():
+    kinds: dict[str, type[Mask]] = {**CAUSAL, "key_padding_mask": Padding}
+    for keyword, kind in kinds.items():
         if keyword in names:
             if _hides_as(rule, kind, workload.seq_len == workload.kv_len):
                 return None
