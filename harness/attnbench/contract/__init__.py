@@ -294,10 +294,8 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         return None
     package, *rest = module.split(".")
     found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
-    for part in rest:
-        if found is None:
-            break
-        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    while found is not None and rest:
+        found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
     if is_missing and (there := described.assumed()) is not None:
         there.packages.append(distribution or package)

@@ -9,10 +9,10 @@ the contract.
 """
 
 import copy
+import fnmatch
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import compress
 from typing import Any
@@ -244,17 +244,16 @@ class ModuleAdapter:
         """Follow each weight and bias into the state dict, and compare that with the module's parameters."""
         watched = _blank(sizes, BIAS_NAMES).map(lambda tensor: tensor.requires_grad_()).tensors()
         parameters, state = dict(self.module(sizes).named_parameters()), self.layout.state(Weights(**watched))
-        for name in [name for name in {**parameters, **state} if _is_extra(name, self.declared.extra)]:
-            parameters.pop(name, None)
-            state.pop(name, None)
+        for pattern in self.declared.extra:
+            for name in fnmatch.filter([*parameters, *state], pattern):
+                parameters.pop(name, None)
+                state.pop(name, None)
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         reached: dict[str, set[str]] = {name: set() for name in watched}
         for entry, tensor in state.items():
             if tensor.requires_grad:
-                tensors = list(watched.values())
-                gradients = torch.autograd.grad(tensor.sum(), tensors, allow_unused=True, retain_graph=True)
-                is_reached = [isinstance(gradient, Tensor) for gradient in gradients]
-                for name in compress(watched, is_reached):
+                gradients = torch.autograd.grad(tensor.sum(), [*watched.values()], allow_unused=True, retain_graph=True)
+                for name in compress(watched, (isinstance(gradient, Tensor) for gradient in gradients)):
                     reached[name].add(entry)
 
         def entries(parts: Collection[str]) -> set[str]:
@@ -293,10 +292,6 @@ def _bias(parts: Collection[str]) -> str:
     letters = "".join(part for part in "qkv" if part in parts)
     text = "+".join(filter(None, [letters, "out" if "out" in parts else ""])) or "none"
     return Workload(scope="module", bias=text).bias
-
-
-def _is_extra(name: str, extra: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in extra)
 
 
 def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
@@ -340,7 +335,7 @@ class Adapted(nn.Module):
             f"module.{path}": torch.full_like(parameter, value, requires_grad=False)
             for path, parameter in module.named_parameters()
             for name, value in adapter.declared.extra.items()
-            if fnmatchcase(path, name)
+            if fnmatch.fnmatchcase(path, name)
         }
         self._check(weights)
         self.load_state_dict(self.pack(weights) | self.pack_out(weights), strict=False)  # buffers keep their values
