@@ -67,7 +67,7 @@ def checked(files: Sequence[Path]) -> dict[str, str]:
         text=True,
         check=False,
     )
-    judged: dict[str, Any] = json.loads(done.stdout)["judgements"]
+    judged: dict[str, Any] = json.loads(done.stdout)["implementations"]
     return {
         name: f"{each['verdict']}, except: {each['conventions'][0]}" if each["conventions"] else each["verdict"]
         for name, each in judged.items()
