@@ -5,7 +5,6 @@ from attnbench.analysis.results import Results
 from attnbench.storage.records import Record
 from attnbench.units import plain, show, significant
 
-
 MOST_PARTS = 5
 """Most differences that a line names: those of the answer come first, then those of operators."""
 
