@@ -1,4 +1,4 @@
-"""What each name on a screen or in JSON means: read from the explained.toml next to the code that has the names.
+"""The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that has the names.
 
 A file holds groups by kind. A group has names with their meanings, and shares why it matters, an example, and what to
 do. `also` has other spellings of a name; a `*` stands for an operand.

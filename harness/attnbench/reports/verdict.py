@@ -141,7 +141,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where two implementations change places along an axis."""
+    """The sizes at which two implementations change places along an axis."""
 
     axis: str
     workload: str
@@ -169,7 +169,7 @@ class Next(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command found: right, covered, fastest, decided, memory, doubts, and what to run next."""
+    """The findings of a command: right, covered, fastest, decided, memory, warnings, and what to run next."""
 
     schema: int = SCHEMA
     command: str
