@@ -113,7 +113,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    usual: dict[str, Any] = {
+    of_sweep: dict[str, Any] = {
         "budget_s": chosen.budget_s,
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
         "timeout_s": TIMEOUT_S,
@@ -135,7 +135,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         model="" if source is None else source.name,
         mixes=mixes,
         left_out=left_out,
-        **(usual | {name: value for name, value in fields.items() if value is not None}),
+        **(of_sweep | {name: value for name, value in fields.items() if value is not None}),
     )
 
 
