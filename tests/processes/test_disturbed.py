@@ -127,13 +127,12 @@ def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     assert found.is_clear is (share == FEW)
     assert exit_code(endings.of_choice(results, [found])) == 3 - 3 * found.is_clear
     if share == MOST:
-        assert not recommended.of_changes(found)
         assert recommended.answer(found).startswith("Not clear: ")
 
 
 @pytest.mark.parametrize(("share", "winner"), [(FEW, "fused"), (MOST, "sdpa")])
 def test_a_policy_learns_nothing_from_a_disturbed_run(tmp_path, share, winner):
-    assert {row.winner for row in learn([sweep(tmp_path, share)]).rows} == {winner}
+    assert {row.winner for row in learn(sweep(tmp_path, share)).rows} == {winner}
 
 
 @pytest.mark.parametrize("share", [FEW, MOST])

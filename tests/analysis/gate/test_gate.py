@@ -180,8 +180,7 @@ def test_on_another_machine_only_ratios_are_compared(base: Results, tmp_path: Pa
     assert judge(base, a_little).outcome is Outcome.passed
     much = run(tmp_path / "much", scripts.elsewhere, scales("fused", 1.6))
     (one, *_) = [ruling for ruling in judge(base, much).rulings if ruling.kind is Kind.slower]
-    assert one.unit == "x"
-    assert one.candidate == pytest.approx(1.6 * one.base, rel=1e-6)
+    assert one.effect == pytest.approx(1.6, rel=1e-6)
     assert attnbench(monkeypatch, "gate", base.folder, much.folder) == 1
 
 
@@ -271,8 +270,8 @@ def test_runs_under_other_conditions_are_not_compared_in_time(name, usual, other
 
     decision = judge(base, run(tmp_path / "run", changed))
     assert decision.outcome is Outcome.inconclusive
-    words = f"the runs differ in {name} ({usual} and {other})"
-    assert all(words in each.words for each in decision.rulings if each.metric == "latency")
+    assert f"the runs differ in {name} ({usual} and {other})" in decision.words
+    assert {one.kind for one in decision.rulings if one.metric == "latency"} == {Kind.undecided}
 
 
 def with_plan(event, **changes):
@@ -336,12 +335,10 @@ def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, cap
     assert {ruling["kind"] for ruling in reported["rulings"]} == {"same", "slower"}
 
 
-def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path: Path) -> None:
+def test_the_reference_itself_is_not_judged(base: Results, tmp_path: Path) -> None:
     slow = run(tmp_path / "run", *(scales("sdpa", 1.3, role=role) for role in (Role.measured, Role.control)))
-    own = [r for r in judge(base, slow).rulings if r.implementation == "sdpa" and r.metric == "latency"]
-    assert {(ruling.kind, ruling.effect) for ruling in own} == {(Kind.same, None)}
-    assert all(ruling.words.startswith("the reference: ") for ruling in own)
-    assert all(r.candidate == pytest.approx(1.3 * r.base) for r in own)
+    rulings = judge(base, slow).rulings
+    assert not [one for one in rulings if one.implementation == "sdpa" and one.metric == "latency"]
 
 
 def test_another_source_of_the_reference_is_reported(base: Results, tmp_path: Path) -> None:

@@ -95,12 +95,10 @@ def _status(base: Record | None, candidate: Record) -> Ruling:
         kind, outcome, words = Kind.changed, Outcome.improved, f"was {before}, is ok"
     elif after is Status.ok:
         kind, words = Kind.new, f"was {before}, is ok"
-    elif before is Status.ok and after is Status.unsupported:
-        kind, words = Kind.lost, f"was ok; {now}"
     elif candidate.is_predicted:  # a prediction is no evidence
         kind, words = Kind.undecided, f"was {before}, and was not tried; {now}"
-    elif before is Status.ok or base.is_finding:  # known as out of reach, or refused
-        kind, words = Kind.lost, f"was {before} and is no longer tried; {now}"
+    elif before is Status.ok or base.is_finding:
+        kind, words = Kind.lost, f"was {before}; {now}"
     else:
         kind, words = Kind.same, f"was {before}, not tried either; {now}"
     statuses = {"base": None if before is None else str(before), "candidate": str(after)}
