@@ -75,12 +75,17 @@ def standing(
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
-    """Mean log ratio of the choosing processes; of all processes while there are too few for two halves."""
+    """The mean log ratio of the even processes, which choose. All choose while there are fewer than eight."""
     chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
     return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """Log ratios of the judging processes; while these are too few for two halves, too few values for a verdict."""
-    judging = [log for epoch, log in numbers.items() if epoch % 2]
-    return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]
+    """The log ratios of the odd processes, which judge.
+
+    With fewer than eight processes, the choice and the verdict would share them. Then only three numbers are returned:
+    enough for an estimate, too few for a verdict.
+    """
+    if len(numbers) < CHOOSING_PROCESSES:
+        return [*numbers.values()][: FEWEST_PROCESSES - 1]
+    return [log for epoch, log in numbers.items() if epoch % 2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbench.analysis.comparisons import broken, by_side, doubts, num_processes, session_effects
 from attnbench.analysis.gate import certain
-from attnbench.analysis.gate.certain import Match, key_of
+from attnbench.analysis.gate.certain import Match
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
     EVERY,
@@ -327,6 +327,6 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
 
 def _is_elsewhere(base: Results, candidate: Results) -> bool:
     """Whether the runs, or a cell of both, were measured on different machines."""
-    hosts = {key_of(record): record.host for record in base.records}
-    moved = any(hosts.get(key_of(record), record.host) != record.host for record in candidate.records)
+    hosts = {record.key: record.host for record in base.records}
+    moved = any(hosts.get(record.key, record.host) != record.host for record in candidate.records)
     return moved or list(base.environments) != list(candidate.environments)
