@@ -138,9 +138,9 @@ def judged(
             alike[_family(record)][record.workload] = median(Samples.of(samples).value)
     kept, warnings = [], Warnings()
     for record in records:
-        doubts = []
+        doubts: list[tuple[Warned, bool]] = []
         if _share(record, Flag.other_stream) > MOST:
-            doubts = [(ELSEWHERE, True)]
+            doubts = [(Warn.other_stream.says(ELSEWHERE), True)]
         elif record.workload in (times := alike[_family(record)]):
             here = ceilings.get((record.host, record.workload.place))
             doubts = list(_doubts(record.workload, times, here, is_cold=is_cold))

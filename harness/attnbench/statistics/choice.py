@@ -35,11 +35,6 @@ class Standing:
         """Arms that more processes may decide."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
-    @property
-    def equals(self) -> list[str]:
-        """Arms that are not shown to be slower."""
-        return [name for name in self.others if self.verdict(name) is not Verdict.slower]
-
 
 def standing(
     plan: Plan,
