@@ -286,8 +286,7 @@ class Fastest:
     @property
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
-        said = [[recommended.answer(each), recommended.of_changes(each)] for each in self.recommendations]
-        return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
+        return [*story.troubles(self.results), *map(recommended.answer, self.recommendations)]
 
     def facts(self) -> dict[str, Any]:
         """The recommendations, as `attnbench fastest --json` prints them."""

@@ -55,8 +55,6 @@ def print_recommendations(
         if len(found) > 1:
             say(names[each.workload.id], "bold")
         say(f"{head}{recommended.answer(each)}", "bold")
-        if text := recommended.of_changes(each):
-            say(f"{head}{text}")
         if VERBOSITY.is_quiet:
             continue
         if each.seconds:

@@ -25,7 +25,7 @@ def lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
     if any(ladder.pairs for ladder in results.plan.ladders):
         return [of_crossing(results, ladder, both, changes) for ladder, both, changes in crossings(results)]
-    return [text for each in recommend(results) for text in (answer(each), of_changes(each)) if text]
+    return [answer(each) for each in recommend(results)]
 
 
 def answer(found: Recommendation) -> str:
@@ -86,18 +86,6 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
-def of_changes(found: Recommendation) -> str:
-    """The length at which the answer changes, in a sentence; "" if there was no search."""
-    if found.changes:
-        return " ".join(changed(each) for each in found.changes)
-    if found.looked is None or not found.choice:
-        return ""
-    low, high = found.looked
-    if low == high:
-        return "Whether the answer changes with the length is not known: there was no time to look."
-    return f"Nobody else that was looked at is faster from length {low} to {high}."
-
-
 def changed(change: Change) -> str:
     """One crossover in a sentence."""
     place = change.place
@@ -149,9 +137,7 @@ def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
     """All recommendations of a run, for JSON."""
     return {
         **measured(results),
-        "recommendations": [
-            each.facts() | {"answer": answer(each), "changes_in_words": of_changes(each)} for each in found
-        ],
+        "recommendations": [each.facts() | {"answer": answer(each)} for each in found],
     }
 
 

@@ -377,10 +377,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 
 def _choice(found: Recommendation) -> Choice:
-    facts = found.facts() | {
-        "answer": " ".join(filter(None, (recommended.answer(found), recommended.of_changes(found))))
-    }
-    return msgspec.convert(facts, Choice)
+    return msgspec.convert(found.facts() | {"answer": recommended.answer(found)}, Choice)
 
 
 def _crossings(results: Results) -> tuple[Crossing, ...]:
