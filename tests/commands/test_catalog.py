@@ -6,7 +6,8 @@ import pytest
 
 from attnbench import plugins
 from attnbench.checking.case import reason_against
-from attnbench.commands import catalog, terminal
+from attnbench.commands import VERBOSITY, catalog
+from attnbench.commands import list as listing
 from attnbench.contract import Implementation
 
 NAMES = plugins.implementation_names()
@@ -28,20 +29,14 @@ def test_every_no_has_its_reason_and_every_yes_has_none(entries):
 
 def test_each_implementation_is_printed_with_what_it_lacks_or_why_it_is_not_here(entries, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
+    listing.print_support(entries)
     table, _, absent = capsys.readouterr().out.partition("Not here:")
     assert re.search("^sdpa +cap$", table, re.MULTILINE)
     assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
-    terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
-    printed = capsys.readouterr().out
-    assert all(" ".join(line.split()) in " ".join(printed.split()) for line in catalog.why_not(entries))
-
-
-def test_reasons_that_are_shared_are_reported_once():
-    entries = [{"implementation": name, "why": "cuda: none here\ndrop: no"} for name in ("a", "b")]
-    entries.append({"implementation": "c", "why": "cuda: none here"})
-    assert catalog.why_not(entries) == ["all: no cuda: none here", "a, b: no drop: no"]
+    monkeypatch.setattr(VERBOSITY, "is_verbose", True)
+    listing.print_support(entries)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(line.split()) in printed for entry in entries for line in entry["why"].splitlines())
 
 
 def test_an_adapted_module_takes_part_under_dropout_where_it_is_reported_how():

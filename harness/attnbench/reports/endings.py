@@ -118,7 +118,7 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
 
 def of_search(results: Results) -> Conclusion:
     """Conclude a search for the sizes at which two implementations change places."""
-    by_name = {name: kind for name, kind in marks(results).items() if kind is Mark.wrong}
+    by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
     for ladder, pair, _ in recommended.crossings(results):
         by_name[" and ".join(pair)] = Mark.decided if points(results, ladder, *pair) else Mark.not_judged
     return conclude(by_name, Question.measurement)

@@ -76,7 +76,7 @@ def _panel(title: str, members: Sequence[Series]) -> Panel:
         ]
         lines.append(Line(arm=arm_of(series.cell), points=drawn))
     ticks = {round(step * (len(runs) - 1) / (MOST_TICKS - 1)) for step in range(MOST_TICKS)}
-    texts = {tick: _label(runs[tick][1]) for tick in sorted(ticks)}
+    texts = {float(tick): _label(runs[tick][1]) for tick in sorted(ticks)}
     return Panel(title=title, lines=lines, x_label="commit and day of the run", ticks=texts, is_log=False)
 
 

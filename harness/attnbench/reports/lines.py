@@ -57,7 +57,7 @@ def draw(results: Results, what: Quantity, fewest_lengths: int = 1) -> Picture |
             ]
             lines += [plot.Line(arm=arm, points=points)] if points else []
         if lines:
-            ticks = {length: str(length) for length in panel.lengths}
+            ticks = {float(length): str(length) for length in panel.lengths}
             drawn.append(plot.Panel(title=name, lines=lines, x_label=X_LABELS[panel.axis], ticks=ticks))
             drawn_rows += rows(panel.cells)
     if not drawn:

@@ -17,7 +17,7 @@ def lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
     if any(ladder.pairs for ladder in results.plan.ladders):
         return [of_crossing(results, *crossing) for crossing in crossings(results)]
-    return [text for choice in recommend(results) for text in (answer(choice), of_changes(choice)) if text]
+    return [answer(choice) for choice in recommend(results)]
 
 
 def answer(choice: Recommendation) -> str:
@@ -71,18 +71,6 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"
 
 
-def of_changes(choice: Recommendation) -> str:
-    """The length at which the answer changes, in a sentence; "" if there was no search."""
-    if choice.changes:
-        return " ".join(map(changed, choice.changes))
-    if choice.looked is None or not choice.choice:
-        return ""
-    low, high = choice.looked
-    if low == high:
-        return "Whether the answer changes with the length is not known: there was no time to look."
-    return f"No other implementation that was tried is faster from length {low} to {high}."
-
-
 def changed(change: Change) -> str:
     """One crossover in a sentence."""
     place = change.place
@@ -132,8 +120,7 @@ def measured(results: Results) -> dict[str, Any]:
 
 def facts(results: Results, choices: Iterable[Recommendation]) -> dict[str, Any]:
     """All recommendations of a run, for JSON."""
-    entries = [each.facts() | {"answer": answer(each), "changes_in_words": of_changes(each)} for each in choices]
-    return {**measured(results), "recommendations": entries}
+    return {**measured(results), "recommendations": [each.facts() | {"answer": answer(each)} for each in choices]}
 
 
 def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Change, ...]]]:
