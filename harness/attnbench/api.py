@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,9 +63,11 @@ WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slo
 class Outcome:
     """One run: its verdicts, its answer, and every measurement."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
-        """Wrap a run with the verdict on each implementation by name."""
-        self.results, self.verdicts = results, dict(verdicts)
+    def __init__(
+        self, results: Results, verdicts: Mapping[str, str], recommendations: Sequence[Recommendation] = ()
+    ) -> None:
+        """Wrap a run with the verdict on each implementation by name; after `fastest` with recommendations instead."""
+        self.results, self.verdicts, self.recommendations = results, dict(verdicts), list(recommendations)
 
     @property
     def folder(self) -> Path:
@@ -89,6 +90,17 @@ class Outcome:
         return next(iter(self.verdicts.values()))
 
     @property
+    def choice(self) -> str:
+        """The implementation that `fastest` recommends for a single shape; "" if none qualifies.
+
+        Raises:
+            ValueError: there is not exactly one shape; use `recommendations`.
+        """
+        if len(self.recommendations) != 1:
+            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
+        return self.recommendations[0].choice
+
+    @property
     def comparison(self) -> Comparison:
         """The only comparison, with its ratio, interval and verdict.
 
@@ -108,8 +120,8 @@ class Outcome:
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
         wrong = {record.implementation: record.message for record in reversed(self.results.records) if record.is_wrong}
-        lines = [f"{name}: {why}" for name, why in wrong.items()]
-        return [*story.troubles(self.results), *lines, *story.answer(self.results)]
+        answer = list(map(recommended.answer, self.recommendations)) or story.answer(self.results)
+        return [*story.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -138,7 +150,7 @@ class Outcome:
     def __repr__(self) -> str:
         """Verdicts, answer, and the times as a table."""
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._table()])
+        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *self._table()])
 
     def _repr_html_(self) -> str:
         """Verdicts, answer and times for a notebook."""
@@ -230,33 +242,6 @@ def run(
     return outcome(found)
 
 
-@dataclass(frozen=True, repr=False)
-class Fastest:
-    """A recommendation for each shape: `choice`, `answer`, and the details in `recommendations`."""
-
-    results: Results
-    recommendations: Sequence[Recommendation]
-
-    @property
-    def choice(self) -> str:
-        """The recommended implementation for a single shape; "" if none qualifies.
-
-        Raises:
-            ValueError: there are several shapes; use `recommendations`.
-        """
-        if len(self.recommendations) != 1:
-            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
-        return self.recommendations[0].choice
-
-    @property
-    def answer(self) -> list[str]:
-        """The answer in sentences, after any warnings."""
-        return [*story.troubles(self.results), *map(recommended.answer, self.recommendations)]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.answer)
-
-
 def fastest(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     budget: float | None = None,
@@ -268,7 +253,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     seed: int | None = None,
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
-) -> Fastest:
+) -> Outcome:
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
     By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
@@ -284,7 +269,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     planned = _plan("fastest", specs, seed, axes, **more)
     measured = _executed(plan_to_choose(planned, searches=changes), specs, folder)
-    return Fastest(measured, recommend(measured, limits))
+    return Outcome(measured, {}, recommend(measured, limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:

@@ -6,7 +6,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -176,18 +175,6 @@ def test_a_title_fits_a_picture_of_few_panels(tmp_path: Path, figures: list[Figu
             texts = seen_texts(figure)
             assert overlaps(texts) == [], name
             assert [text for text, box in texts if box.x1 > figure.bbox.x1 or box.x0 < 0] == [], name
-
-
-def test_texts_in_the_colour_of_an_implementation_can_be_read(tmp_path: Path, figures: list[Figure]) -> None:
-    names = ("sdpa", "chunked", "bmm", "fused", "einsum")
-    found = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), names, num_epochs=1)
-    for name in ("latency_plot", "ratio_plot"):
-        drawn(name, found)
-    assert len(figures) == 2
-    for figure in figures:
-        for text in figure.findobj(Text):
-            ink = to_hex(text.get_color())
-            assert style.contrast(ink, style.LIGHT) >= style.TEXT_CONTRAST, text
 
 
 @pytest.mark.parametrize(("ground", "least"), [(style.LIGHT, 4.5), (style.DARK, 3.0)])

@@ -114,8 +114,7 @@ def require_learnable(plan: Plan, path: Path) -> None:
 
 def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
     """The policy for JSON; the regret is None if only one workload was measured."""
-    regret = policy.regret
-    costs = {name: getattr(regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
+    costs = {name: getattr(policy.regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
         "chosen": dict(Counter(row.winner for row in policy.rows)),
@@ -127,12 +126,10 @@ def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
 
 def _policy_sentence(path: Path, policy: "Policy") -> str:
     """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
-    counts = Counter(row.winner for row in policy.rows).most_common()
-    chosen, number = ", ".join(f"{name} at {count}" for name, count in counts), len(policy.rows)
-    regret = policy.regret
-    cost = (
-        f"; chosen by the nearest other shape, calls are {percent(regret.mean)} slower than the best in the mean "
-        f"(sdpa alone: {percent(regret.sdpa_mean)})"
-    )
-    shapes = f"{number} shape{'s' * (number > 1)}"
-    return f"Policy: {chosen} of {shapes}{cost * (number > 1)}. attnbench.attention follows ATTNBENCH_POLICY={path}."
+    counts, number = Counter(row.winner for row in policy.rows).most_common(), len(policy.rows)
+    text = f"Policy: {', '.join(f'{name} at {count}' for name, count in counts)} of {number} shape{'s' * (number > 1)}"
+    if number > 1:
+        mean, alone = percent(policy.regret.mean), percent(policy.regret.sdpa_mean)
+        text += "; chosen by the nearest other shape, calls are "
+        text += f"{mean} slower than the best in the mean (sdpa alone: {alone})"
+    return f"{text}. attnbench.attention follows ATTNBENCH_POLICY={path}."
