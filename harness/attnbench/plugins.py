@@ -203,13 +203,20 @@ def held(path: Path) -> list[str]:
     """
     body = _parsed(path).body
     attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
-    found = [name for node in body for name in _names_of(node, attending) if not name.startswith("_")]
-    if not found:
+    found: list[str] = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in attending:
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and any(_makes(each, attending) for each in ast.walk(node)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    names = list(dict.fromkeys(name for name in found if not name.startswith("_")))
+    if not names:
         raise ValueError(
             f"{path} holds nothing that looks like an implementation: a function of query, key and value, a class with "
             f"attend, or a value that adapt made (docs/adapters.md); name it, as in {path}:NAME"
         )
-    return list(dict.fromkeys(found))
+    return names
 
 
 def plug_in(path: Path) -> str:
@@ -251,33 +258,19 @@ def _heads(arguments: ast.arguments) -> list[str]:
     return [each.arg.lower() for each in (*arguments.posonlyargs, *arguments.args)[:4]]
 
 
-def _names_of(node: ast.stmt, attending: Collection[str]) -> list[str]:
-    """Names that a statement binds to implementations."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name] if name in attending else []
-        case ast.Assign(targets=targets, value=value):
-            pass
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            targets = [target]
-        case _:
-            return []
-    is_made = any(_makes(each, attending) for each in ast.walk(value))
-    names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
-    return names if is_made else []
-
-
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
     """Whether an expression calls `adapt` or `Implementation`, makes one of the file's modules, or binds a function."""
-    match node:
-        case ast.Call(func=ast.Name(id="adapt" | "Implementation") | ast.Attribute(attr="adapt" | "Implementation")):
-            return True
-        case ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[bound, *_]):
-            name = bound.id if isinstance(bound, ast.Name) else bound.attr if isinstance(bound, ast.Attribute) else ""
-            return name == SDPA or name in attending
-        case ast.Call(func=ast.Name(id=name)):
-            return name in attending and name[:1].isupper()
-    return False
+    if not isinstance(node, ast.Call):
+        return False
+    name = _last_name(node.func)
+    if name == "partial" and node.args:
+        return _last_name(node.args[0]) in {SDPA, *attending}
+    return name in {"adapt", "Implementation"} or (name in attending and name[:1].isupper())
+
+
+def _last_name(node: ast.expr) -> str:
+    """The name of a variable, or the last part of a dotted one."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def passed_words(keywords: Iterable[str]) -> str:

@@ -183,14 +183,6 @@ def test_profile_writes_a_trace_of_its_operators(second):
     assert list(second.folder.glob("results/traces/*/**/*.json*"))
 
 
-def test_the_price_of_invariance_is_the_devices_time(second):
-    """It was once read from the processor's clock, on which a launch takes microseconds."""
-    names = ("check", "mine.py:slow", "--invariance", *SHAPE, "--json")
-    (found,) = json.loads(second.attnbench(*names, codes=(0, 1)))
-    assert [price["phase"] for price in found["prices"]] == ["prefill", "decode"]
-    assert all(price["seconds"] > 0.004 for price in found["prices"])
-
-
 FIXTURE = """
 from mine import slow
 
