@@ -123,6 +123,7 @@ def table(members: Sequence[Shape], base: str, width: int, height: int) -> list[
 LEVELS: tuple[Callable[[Shape], object], ...] = (
     lambda shape: shape.workload.id,
     lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
+    lambda shape: (shape.best.name if shape.best else "", shape.is_open),
     lambda _: 0,
 )
 """Criteria for folding neighbouring lengths of a label into one row; the first that fits is used."""
@@ -147,10 +148,12 @@ def folded(members: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], 
 
 
 COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful)
-COUNTED = {Mark.equal, Mark.undecided, Mark.doubtful}
-"""Columns whose names are the first to be counted instead, if the table is too wide."""
-MOST_NAMES = ((3, 3), (3, 2), (3, 1), (3, 0), (2, 0), (1, 0), (0, 0))
-"""Names in a cell of the table, and in a cell of a counted column, from the widest table to the narrowest."""
+MOST_NAMES = {
+    **dict.fromkeys((Mark.wrong, Mark.failed), (3, 3, 3, 3, 3, 3, 0)),
+    **dict.fromkeys((Mark.faster, Mark.slower, Mark.right), (3, 3, 2, 1, 1, 0, 0)),
+    **dict.fromkeys((Mark.equal, Mark.undecided, Mark.doubtful), (3, 1, 1, 1, 0, 0, 0)),
+}
+"""Names in a cell of each column, from the widest table to the narrowest."""
 
 
 def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
@@ -162,24 +165,25 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
             return lines
     present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
     columns = COLUMNS if present & {Mark.faster, Mark.equal, Mark.doubtful} else (*COLUMNS, Mark.slower, Mark.right)
-    for most, most_counted in MOST_NAMES:
-        texts = {
-            str(mark): [_named(fold, mark, most_counted if mark in COUNTED else most) for fold in folds]
-            for mark in columns
-            if mark in present
-        }
-        lines = _lines(folds, base, texts)
+    columns = tuple(mark for mark in columns if mark in present)
+    lines = list[str]()
+    for step in range(len(MOST_NAMES[Mark.equal])):
+        texts = {mark: [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}
+        lines = _lines(folds, base, {str(mark): column for mark, column in texts.items()})
         if max(map(len, lines)) <= width:
-            return lines
-    return _lines(folds, base, texts, width)
+            break
+    while max(map(len, lines)) > width and len(texts) > 1:
+        texts.popitem()
+        lines = _lines(folds, base, {str(mark): column for mark, column in texts.items()})
+    return lines
 
 
-def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]], width: int = 0) -> list[str]:
+def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]]) -> list[str]:
     labels = ["" if place and folds[place - 1].label == fold.label else fold.label for place, fold in enumerate(folds)]
     lengths = [fold.length for fold in folds]
     first = {"Time of a call": labels, "": lengths} if any(labels) else {"Time of a call": lengths}
     texts = {**first, base: [fold.seconds for fold in folds], **columns}
-    return text_lines(list(texts), list(zip(*texts.values(), strict=True)), width=width, right={len(first)})
+    return text_lines(list(texts), list(zip(*texts.values(), strict=True)), right={len(first)})
 
 
 def _words(fold: Fold, name: str) -> str:
