@@ -33,7 +33,7 @@ class SelectionOptions:
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help="A sweep by name (attnbench list sweeps), a TOML file, or a flashinfer-trace file, .jsonl.",
+            help="A sweep by name (attnbench list sweeps), or a TOML file.",
         ),
     ]
     names: Annotated[

@@ -75,7 +75,7 @@ def run(
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
-            typer.echo(json.dumps(terminal.summary(measured), indent=2))
+            running.print_report(measured, endings.of_run(measured), has_failed=failed)
         else:
             terminal.print_results(measured)
     running.finish(endings.of_run(measured), has_failed=failed, is_silent=True)

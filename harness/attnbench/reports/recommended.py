@@ -1,9 +1,8 @@
 """The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
 from attnbench.analysis.results import Results
@@ -106,23 +105,6 @@ def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str
     return texts
 
 
-def measured(results: Results) -> dict[str, Any]:
-    """Folder and method of a run, for JSON."""
-    return {
-        "run": results.run,
-        "folder": str(results.folder),
-        "warnings": doubts(results),
-        "margin": results.plan.smallest_effect,
-        "num_processes": num_processes(results),
-        "allocator": results.plan.allocator,
-    }
-
-
-def facts(results: Results, choices: Iterable[Recommendation]) -> dict[str, Any]:
-    """All recommendations of a run, for JSON."""
-    return {**measured(results), "recommendations": [each.facts() | {"answer": answer(each)} for each in choices]}
-
-
 def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Change, ...]]]:
     """Every searched pair along each ladder, with its crossovers."""
     return [
@@ -147,9 +129,9 @@ def of_crossing(results: Results, ladder: Ladder, pair: tuple[str, str], changes
     return f"{text} Not decided: {ladder.axis} {', '.join(map(str, beyond))}." if beyond else text
 
 
-def crossing_facts(results: Results) -> dict[str, Any]:
+def crossing_facts(results: Results) -> list[dict[str, Any]]:
     """All crossings of a run, for JSON."""
-    entries = [
+    return [
         {
             "axis": ladder.axis,
             "workload": ladder.workloads[0],
@@ -163,4 +145,3 @@ def crossing_facts(results: Results) -> dict[str, Any]:
         }
         for ladder, pair, changes in crossings(results)
     ]
-    return {**measured(results), "crossings": entries}
