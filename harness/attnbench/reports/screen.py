@@ -164,8 +164,8 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
         if max(map(len, lines)) <= width:
             return lines
     present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
-    columns = COLUMNS if present & {Mark.faster, Mark.equal, Mark.doubtful} else (*COLUMNS, Mark.slower, Mark.right)
-    columns = tuple(mark for mark in columns if mark in present)
+    more = () if present & {Mark.faster, Mark.equal, Mark.doubtful} else (Mark.slower, Mark.right)
+    columns = [mark for mark in (*COLUMNS, *more) if mark in present]
     lines = list[str]()
     for step in range(len(MOST_NAMES[Mark.equal])):
         texts = {mark: [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}

@@ -92,7 +92,6 @@ def readable(colour: str, ground: str, least: float = TEXT_CONTRAST) -> str:
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
 _MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
-_VARIANT = {"line": (0, (1, 1)), "width": 1.4}
 
 
 @cache
@@ -111,7 +110,7 @@ def look(arm: Arm | str) -> Look:
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
     if option or side == BASE:
-        return replace(look(base), **_VARIANT)
+        return replace(look(base), line=(0, (1, 1)), width=1.4)  # dotted and thin
     if name in built_in():
         return built_in()[name]
     digest = hashlib.sha256(name.encode(errors="replace")).digest()
