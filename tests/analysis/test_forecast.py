@@ -71,14 +71,6 @@ def decided_in_time(world: str, seed: int, folder: Path) -> list[bool]:
     return [found[key].verdict is not Verdict.undecided for key, more_s in forecasts.items() if more_s <= typical_s]
 
 
-def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path):
-    before, after = (executed("busy", 0, FIRST_S * factor, tmp_path / str(factor)) for factor in (1, 20))
-    assert sum(after.num_visits.values()) > sum(before.num_visits.values())
-    for one, other in zip(before.records, after.records, strict=True):
-        taken = one.measurement("latency").samples
-        assert other.measurement("latency").samples[: len(taken)] == taken
-
-
 def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
     reported = [
         decided

@@ -132,7 +132,7 @@ def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
 
 @pytest.mark.parametrize(("share", "winner"), [(FEW, "fused"), (MOST, "sdpa")])
 def test_a_policy_learns_nothing_from_a_disturbed_run(tmp_path, share, winner):
-    assert {row.winner for row in learn([sweep(tmp_path, share)]).rows} == {winner}
+    assert {row.winner for row in learn(sweep(tmp_path, share)).rows} == {winner}
 
 
 @pytest.mark.parametrize("share", [FEW, MOST])
