@@ -6,14 +6,12 @@ Each stage works on the session, and skips work that the journal already holds.
 
 import os
 import secrets
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
@@ -25,7 +23,6 @@ from attnbench.processes.stages import (
     CheckStage,
     KeptMemoryStage,
     ObserveStage,
-    Progress,
     Session,
     Stage,
     TimingStage,
@@ -38,11 +35,9 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
-from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Arm, Counters
+from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
 from attnbench.timing.schedule import Choice, Race
-from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
@@ -53,16 +48,6 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
-PREDICTING_S = 60.0
-"""Longest dry run in seconds."""
-
-
-class Predicted(NamedTuple):
-    """A cell before its check: the predicted cost of a call, or why it is left out."""
-
-    workload: Workload
-    arm: Arm
-    reply: messages.Prepared | messages.Failed
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
@@ -178,37 +163,3 @@ def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     """The folder of a new run below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
-
-
-def spread(items: Sequence[T]) -> list[T]:
-    """Van der Corput order: any prefix is evenly spread over all.
-
-    Source: J. G. van der Corput, 1935.
-    """
-    bits = max(1, (len(items) - 1).bit_length())
-    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
-
-
-def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
-    """Predict time and memory of each cell from calls at shorter lengths, workload by workload; stores nothing.
-
-    Stops after `limit_s` seconds; any prefix of the order of workloads is evenly spread.
-
-    Raises:
-        ValueError: no worker can start.
-    """
-    start_s, counts = time.monotonic(), Counter[str]()
-    limits: dict[str, Any] = {"call_limit_s": plan.call_limit_s, "memory_limit_bytes": plan.memory_limit_bytes}
-    with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
-        for number, workload in enumerate(spread(plan.workloads)):
-            if time.monotonic() - start_s > limit_s:
-                return
-            for arm, spec in plan.cells(workload).items():
-                cell, total = f"{arm} on {workload.id}", len(plan.workloads)
-                watch(Progress(stage="predict", cell=cell, done=number, total=total, counts=counts, left_s=None))
-                if not client.is_running:
-                    client.start()
-                reply = client.ask(messages.Prepare(workload=workload, arm=arm, spec=spec, **limits))
-                assert isinstance(reply, messages.Prepared | messages.Failed)
-                counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
-                yield Predicted(workload=workload, arm=arm, reply=reply)
