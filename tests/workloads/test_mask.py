@@ -47,7 +47,7 @@ def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> 
         "streaming(2,1)": j in {i, i - 1} or (j == 0 and i >= 0),
         "streaming_bottom_right(2,1)": j in {own, own - 1} or (j == 0 and own >= 0),
         "tree(2)": token < 0 or token in ancestors(i, lambda number: (number - 1) // 2),
-        "tree_of(0,1,2,0,1)": token < 0 or token in ancestors(i, lambda number: {1: 0, 2: 0, 4: 3}.get(number, -1)),
+        "tree(0)": token < 0 or token == i,
         "ragged": j <= first + i,
     }
     mask = parse_mask(name)
@@ -57,7 +57,7 @@ def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> 
 HIDING = ["causal", "causal_bottom_right", "sliding_window(3)", "sliding_window_bottom_right(3)", "padding"]
 HIDING += ["padding_to_nothing", "prefix(2)", "document", "boolean(0)"]
 NEW = ["window(1,2)", "chunks(3)", "chunks_bottom_right(3)", "streaming(2,1)", "streaming_bottom_right(2,1)"]
-NEW += ["tree(2)", "tree_of(0,1,2,0,1)", "ragged"]
+NEW += ["tree(2)", "tree(0)", "ragged"]
 LEARNED = ["relative_buckets", "relative_buckets_past(4,9)", "decomposed"]
 CHANGING = ["alibi", "alibi_bottom_right", "additive", "softcap(2)", *LEARNED]
 SHOWING_ALL = ["none", "boolean(100)", *CHANGING]

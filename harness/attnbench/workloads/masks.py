@@ -344,20 +344,16 @@ class Tree(Mask):
     """
 
     name = "tree"
-    usage = "tree(n), n at least 1, with kv_len at least seq_len"
+    usage = "tree(n), with kv_len at least seq_len"
     num_arguments = (1, 1)
-    argument_range = (1, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
         self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
 
-    def parents(self, query_len: int) -> list[int]:
-        """The parent of each token, always an earlier token; -1 for a root."""
-        return [(token - 1) // self.arguments[0] if token else -1 for token in range(query_len)]
-
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
         """Each token's number in a walk of the tree, and the first number after its descendants, both (T,)."""
-        parents = self.parents(query_len)
+        children = self.arguments[0]
+        parents = [(token - 1) // children if token and children else -1 for token in range(query_len)]  # -1: none
         below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
         for token in range(query_len - 1, -1, -1):
             if parents[token] >= 0:
@@ -380,24 +376,6 @@ class Tree(Mask):
 
     def at_other_length(self) -> Mask:
         return Tree(2)  # of any length
-
-
-class TreeOf(Tree):
-    """As tree, with the parent of each of the T tokens; 0 is the root's, n the n-th token before it."""
-
-    name = "tree_of"
-    usage = "tree_of(parent,parent,...), one for each of seq_len tokens, 0 or how many places before it"
-    num_arguments = (1, 1_000_000)
-
-    argument_range = (0, LARGEST)
-
-    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        super().check(batch_size, query_len, key_len)
-        is_before = all(back <= token for token, back in enumerate(self.arguments))
-        self.require(len(self.arguments) == query_len and is_before, seq_len=query_len)
-
-    def parents(self, query_len: int) -> list[int]:
-        return [token - back if back else -1 for token, back in enumerate(self.arguments)]
 
 
 class Ragged(Mask):
@@ -552,11 +530,6 @@ class RelativeBuckets(Mask):
     parameter = "relative_bias"
 
     def __init__(self, *arguments: int) -> None:
-        """Store the number of buckets and the farthest distance.
-
-        Raises:
-            ValueError: only one of them, too few buckets, or a distance that is too small.
-        """
         super().__init__(*arguments)
         self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
         self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
@@ -664,17 +637,15 @@ class Combined(Mask):
     """A key is visible if every part shows it; parts change scores from left to right, before any key is hidden.
 
     The order of hiding does not matter, so hiding parts come first in the text, alphabetically.
+
+    Raises:
+        ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
     """
 
     usage = "mask+mask, or more"
     summary = "visible is what every part shows; scores are changed from left to right, before keys are hidden"
 
     def __init__(self, *parts: Mask) -> None:
-        """Join at least two parts.
-
-        Raises:
-            ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
-        """
         self._parts = (
             *sorted((part for part in parts if not part.changes_scores), key=str),
             *(part for part in parts if part.changes_scores),
