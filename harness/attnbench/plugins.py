@@ -11,7 +11,7 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from itertools import count
 from pathlib import Path
 from types import CodeType
@@ -196,13 +196,19 @@ def held(path: Path) -> list[str]:
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
     classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
-    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored.
+    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored, and functions
+    that others in the file call with further arguments.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
     """
-    body = _parsed(path).body
+    tree = _parsed(path)
+    body = tree.body
     attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    attending -= {
+        node.name for node in body if isinstance(node, ast.FunctionDef) and node.name in calls and _needs_more(node)
+    }
     found: list[str] = []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in attending:
@@ -251,6 +257,14 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
         return "attend" in methods or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
     return _heads(node.args)[:3] in HEADS
+
+
+def _needs_more(node: ast.FunctionDef) -> bool:
+    """Whether a function has a parameter without a default after query, key and value that the harness cannot fill."""
+    positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
+    required = positional[3 : len(positional) - len(node.args.defaults)]
+    required += [each for each, default in zip(by_name, node.args.kw_defaults, strict=True) if default is None]
+    return any(each.arg not in {*KEYWORDS, *ALIASES} for each in required)
 
 
 def _heads(arguments: ast.arguments) -> list[str]:
@@ -321,6 +335,24 @@ class _FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+def _import_namesake(path: Path) -> None:
+    """Import the package that a file imports and is named like, which the file itself could hide.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder = path.parent.resolve()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
+    found = PathFinder.find_spec(path.stem, elsewhere)
+    if found is None or found.loader is None:
+        raise ValueError(
+            f"{path} imports {path.stem}, which is not installed, and would import itself: give the file another name, "
+            f"or install {path.stem}"
+        )
+    sys.modules[path.stem] = package = importlib.util.module_from_spec(found)
+    found.loader.exec_module(package)
+
+
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
     """Import the value of `name` or `path/to/file.py:Name`.
 
@@ -337,6 +369,8 @@ def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any va
         assert found is not None
         assert found.loader is not None
         module = importlib.util.module_from_spec(found)
+        if path.stem in imported(spec) and path.stem not in sys.modules:
+            _import_namesake(path)
         if str(path.parent.resolve()) not in sys.path:
             sys.path.append(str(path.parent.resolve()))  # as for a script: it can import files next to it
         sys.modules[found.name] = module  # as for any module: torch.compile, dataclasses and pickle need it there

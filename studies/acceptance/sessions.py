@@ -107,10 +107,21 @@ def compare(  # noqa: PLR0913 - what makes a session
         return row | _compared(done.stdout, folder)
 
 
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell of --json with its time, ratio and verdict side by side."""
+    speed = cell["speed"] or {}
+    return cell | {
+        "latency_s": cell["seconds"],
+        "ratio": 1 / speed["speedup"] if speed else None,
+        "verdict": speed.get("verdict"),
+        "num_processes": speed.get("num_processes", 0),
+    }
+
+
 def _compared(printed: str, folder: Path) -> Row:
     try:
         said = json.loads(printed)
-        (cell,) = (each for each in said["cells"] if each["verdict"])
+        (cell,) = (each for each in map(flat, said["cells"]) if each["verdict"])
     except (ValueError, KeyError):
         return {"verdict": "none"}
     (journal,) = folder.glob("results/runs/*/journal.jsonl")
@@ -168,7 +179,7 @@ def _cell(number: int, folder: Path, axes: Mapping[str, object], budget_s: float
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
     said = json.loads(run_python([*asked, f"--seed={number}"], folder).stdout)
-    (cell,) = (each for each in said["cells"] if each["implementation"] == "mine")
+    (cell,) = (each for each in map(flat, said["cells"]) if each["implementation"] == "mine")
     return cell, list(said.get("warnings", ()))
 
 
@@ -214,7 +225,7 @@ def sweep(number: int, *, budget_s: float = 0.0) -> list[Row]:
             "elapsed_s": elapsed_s,
             "is_warned": float(bool(said.get("warnings"))),
         }
-        for cell in said["cells"]
+        for cell in map(flat, said["cells"])
         if cell["verdict"] and cell["ratio"] and cell["status"] == "ok"
     ]
 

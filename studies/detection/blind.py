@@ -62,7 +62,7 @@ def checked(files: Sequence[Path], number: int) -> list[Row]:
         text=True,
         check=False,
     )
-    judged: dict[str, Any] = json.loads(done.stdout)["judgements"]
+    judged: dict[str, Any] = json.loads(done.stdout)["implementations"]
     return [
         {
             "name": name,

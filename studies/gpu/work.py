@@ -129,7 +129,7 @@ def check(*options: str) -> tuple[str, list[Row]]:
         said = json.loads(done.stdout)
     except json.JSONDecodeError:
         raise Wrong(f"exit code {done.returncode}", []) from None
-    verdicts = {name: str(verdict) for name, verdict in said["verdicts"].items()}
+    verdicts = {name: str(each["verdict"]) for name, each in said["implementations"].items()}
     answer = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     if done.returncode == 1:
         raise Wrong(answer, said["cells"])

@@ -26,6 +26,7 @@ from attnbench.storage.records import (
     Record,
     Status,
 )
+from attnbench.storage.warned import Warned
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
 """Warning about a run with a damaged journal."""
@@ -50,7 +51,7 @@ class Results:
     reason: str = ""  # why timing ended
     ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # for several hosts, those of the first
     host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name
-    warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # warnings about suspicious times
+    warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
     doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
     system_load: SystemLoad | None = None  # load from other work during the run
     devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, if a driver reports its state
