@@ -57,8 +57,8 @@ the time that it took. `python docs/findings.py` measures all of them again and 
 STOCK_TEXT = """## PyTorch's own attention, release by release
 
 `attnbench check --report FILE.md --seed 0` asks whether stock attention is right on this machine: all SDPA kernels,
-nn.MultiheadAttention, flex_attention and the compiled form, in three dtypes. Of {} verdicts {} say right, the others that
-nothing was tried, and there are {} findings. [The files](../results/gallery/stock) are set side by side by
+nn.MultiheadAttention, flex_attention and the compiled form, in three dtypes. {} of {} verdicts say right, the others
+that nothing was tried, and there are {} findings. [The files](../results/gallery/stock) are set side by side by
 
 ```bash
 attnbench report {}
@@ -128,7 +128,9 @@ def _cells(command: str) -> pd.DataFrame:
         runs = list(Path(folder).glob("runs/*"))
         if done.returncode not in ({0, 1, 3} if is_check else {0, 1}) or not (is_check or runs):
             raise LookupError(f"{command} ends with {done.returncode}")
-        return pd.DataFrame(json.loads(done.stdout)["cells"]) if is_check else table(read(runs[0]))
+        if not is_check:
+            return table(read(runs[0]))
+        return pd.DataFrame([cell | cell["axes"] for cell in json.loads(done.stdout)["cells"]])
 
 
 def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:
@@ -217,7 +219,7 @@ def _stock() -> list[str]:
     num_right = sum(text.startswith("right") for text in verdicts)
     num_findings = sum(len(each["findings"]) for each in reports)
     names = " ".join(str(file.relative_to(ROOT)) for file in STOCK)
-    return [STOCK_TEXT.format(len(verdicts), num_right, num_findings or "no", names), stock.side_by_side(STOCK)]
+    return [STOCK_TEXT.format(num_right, len(verdicts), num_findings or "no", names), stock.side_by_side(STOCK)]
 
 
 def _keep(kept: Mapping[str, Any]) -> None:

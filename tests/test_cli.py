@@ -274,7 +274,7 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
 @pytest.mark.parametrize(
     ("words", "replacement"),
     [
-        (["calibrate", "sdpa"], "--dry-run"),
+        (["calibrate", "sdpa"], "predicts the cost"),
         (["crossover", "fused", "sdpa"], "fastest A B --along"),
         (["baseline", "--reason", "it is a test"], "gate --accept"),
         (["export", "--format", "csv"], "report --format"),
@@ -289,9 +289,9 @@ def test_a_retired_command_names_its_replacement(called, words, replacement):
     assert found.stderr.count("\n") == 1
 
 
-def test_there_are_fourteen_commands():
+def test_there_are_fifteen_commands():
     names = {each.name for each in cli.app.registered_commands}
-    assert len(names) == 14
+    assert len(names) == 15
     assert not names & set(commands.RETIRED_COMMANDS)
 
 

@@ -7,8 +7,7 @@ import functools
 import math
 import operator
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -35,6 +34,7 @@ from attnbench.storage.records import (
     Verdict,
 )
 from attnbench.storage.samples import Samples
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent
 
 LARGEST_DETECTABLE = 1.0
@@ -172,8 +172,8 @@ def num_processes(results: Results) -> int:
     return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
 
 
-def too_noisy(results: Results) -> str:
-    """Warn if noise hides the margin in at least half of the comparisons; "" otherwise.
+def too_noisy(results: Results) -> Warned | None:
+    """Warn if noise hides the margin in at least half of the comparisons; None otherwise.
 
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
@@ -185,21 +185,22 @@ def too_noisy(results: Results) -> str:
     )
     margin = results.plan.smallest_effect
     if not found or 2 * len(found) < len(every):
-        return ""
+        return None
     half, detectable = found[len(found) // 2]
     if half <= math.log1p(margin):
-        return ""
+        return None
     shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
-    return f"This session is too noisy for a margin of {percent(margin)}: {shown}."
+    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {shown}.")
 
 
-def contention(results: Results) -> str:
-    """Describe the processor time taken by other programs and the hypervisor; "" if it is small."""
+def contention(results: Results) -> Warned | None:
+    """Describe the processor time taken by other programs and the hypervisor; None if it is small."""
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
-        return ""
+        return None
     taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
-    return f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
+    text = f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
+    return Warn.contention.says(text)
 
 
 def waiting(results: Results) -> dict[Key, float]:
@@ -213,62 +214,72 @@ def waiting(results: Results) -> dict[Key, float]:
 
 
 @lru_cache(maxsize=1)
-def cell_doubts(results: Results) -> set[Key]:
-    """Cells with doubtful times of their own."""
-    return {key for key, share in waiting(results).items() if share > MOST_WAITING} | set(results.doubts)
+def cell_doubts(results: Results) -> dict[Key, Warned]:
+    """Reasons to distrust the times of single cells."""
+    doubts = {key: Warn.disturbed.says(text) for key, text in results.doubts.items()}
+    for key, share in waiting(results).items():
+        if share > MOST_WAITING:
+            text = f"threads waited for a processor in {percent(share)} of the samples"
+            doubts[key] = Warn.waiting_threads.says(text)
+    return doubts
+
+
+def broken(results: Results) -> list[Warned]:
+    """Reasons why no time of a session counts, one sentence each."""
+    lines = []
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
+    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
+    return lines
 
 
 @lru_cache(maxsize=1)
-def session_doubts(results: Results) -> list[str]:
+def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
     Contention alone is no reason if the samples show whether threads waited: a busy neighbour may cost nothing on one
     thread and a factor of ten on two.
     """
-    lines, load, waits = [], results.system_load, waiting(results)
+    lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
-    if (said := contention(results)) and (is_stolen or not waits):
-        lines.append(said)
+    if (busy := contention(results)) and (is_stolen or not waits):
+        lines.append(busy)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
-        lines.append(f"Other work kept the processors busy: {kept}. Times are too long.")
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
-    by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
-    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in found):  # each of two sides may have one fingerprint
-        lines.append("The machine changed during this run: times are not comparable.")
-    said, is_usual = throttled(results)
-    return lines if is_usual else [*lines, said]
+        text = f"Other work kept the processors busy: {kept}. Times are too long."
+        lines.append(Warn.waiting_threads.says(text))
+    lines += broken(results)
+    slowed, is_usual = throttled(results)
+    return lines if is_usual or slowed is None else [*lines, slowed]
 
 
-def doubts(results: Results) -> list[str]:
+def doubts(results: Results) -> list[Warned]:
     """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
-    slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}
-    if slow:
-        workload, arm = worst = max(slow, key=lambda key: slow[key])
-        who = f"The time of {arm} on {workload}" + f" and {len(slow) - 1} more" * (len(slow) > 1)
-        why = f"threads waited for a processor in {percent(slow[worst])} of the samples"
-        lines = [f"{who} is doubtful, as other work kept the machine busy: {why}."]
-    counts = Counter(arm for _, arm in results.doubts)
-    for (workload, arm), doubt in results.doubts.items():
-        if others := counts.pop(arm, 0):
-            where = workload + f" and {others - 1} more" * (others > 1)
-            lines = [*lines, f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."]
+    by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
+    for (workload, arm), doubt in cell_doubts(results).items():
+        by_arm.setdefault(arm, []).append((workload, doubt))
+    lines = []
+    for arm, cells in by_arm.items():
+        workload, doubt = cells[0]
+        where = workload + f" and {len(cells) - 1} more" * (len(cells) > 1)
+        text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
+        lines.append(doubt.name.says(text))
     return lines
 
 
 def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, of any cell."""
-    if session_doubts(results):
-        return True
-    workload, arm = key or ("", Arm())
-    cells = cell_doubts(results)
-    return key is not None and (key in cells or (workload, results.plan.reference(arm)) in cells)
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
+    cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
+    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
@@ -276,15 +287,13 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
     Two sides are measured in the same blocks, so load alone does not make them doubtful.
     """
-    if key is not None and key in results.doubts:
-        return True
-    if results.plan.sides is not None:
-        return results.num_discarded > MANY * results.num_blocks
-    return is_disturbed(results, key)
+    if results.plan.sides is None:
+        return is_disturbed(results, key)
+    return key in results.doubts or bool(broken(results))
 
 
-def throttled(results: Results) -> tuple[str, bool]:
-    """Describe what throttled the device during comparisons ("" if nothing), and whether it is harmless.
+def throttled(results: Results) -> tuple[Warned | None, bool]:
+    """Describe what throttled the device during comparisons (None: nothing), and whether it is harmless.
 
     A power cap is harmless: it is the usual state of a busy GPU.
     """
@@ -292,11 +301,11 @@ def throttled(results: Results) -> tuple[str, bool]:
     workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:
-        return "", True
+        return None, True
     why = functools.reduce(operator.or_, during)
     counted = f"during {len(during)} of {len(workloads)} comparisons ({nvml.reasons(why)})"
     said = f"The driver throttled the device {counted}: times are those of a slower clock, and who needs more power may"
-    return f"{said} lose more.", not why & ~nvml.POWER_CAP
+    return Warn.throttled.says(f"{said} lose more."), not why & ~nvml.POWER_CAP
 
 
 def losses(results: Results) -> list[str]:
@@ -306,27 +315,29 @@ def losses(results: Results) -> list[str]:
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
+def _by_cell(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
+    return {(record.workload.id, record.implementation): record for record in records}
+
+
 def failed(results: Results) -> list[tuple[Record, str]]:
     """Cells of the candidate that are lost, wrong or failed, each with a description."""
-    base, candidate = by_side(results)
-    before = {(record.workload.id, record.implementation): record.status for record in base}
-    found = []
-    for record in candidate:
-        was = before.get((record.workload.id, record.implementation))
-        is_gone = was is Status.ok and record.status is not Status.ok and not record.is_predicted
+    base, candidate = map(_by_cell, by_side(results))
+    failures = []
+    for key, record in candidate.items():
+        before = base[key].status if key in base else None
+        is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
         if record.is_finding or is_gone:
-            before_it = "" if was is None else f" (the base: {was})"
-            where = f"{record.implementation} on {record.workload.id}"
-            found.append((record, f"{record.status}: {where}{before_it}: {record.message}"))
-    return found
+            note = "" if before is None else f" (the base: {before})"
+            failures.append((record, f"{record.status}: {key[1]} on {key[0]}{note}: {record.message}"))
+    return failures
 
 
 def untried(results: Results) -> list[str]:
     """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
-    one, other = ({(each.workload.id, each.implementation): each for each in side} for side in by_side(results))
+    base, candidate = map(_by_cell, by_side(results))
     return [
         f"not tried: {record.arm} on {record.workload.id}: {record.message}"
-        for mine, its in ((one, other), (other, one))
-        for key, record in mine.items()
-        if record.is_predicted and key in its and its[key].status is Status.ok
+        for side, other in ((base, candidate), (candidate, base))
+        for key, record in side.items()
+        if record.is_predicted and key in other and other[key].status is Status.ok
     ]

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.storage.samples import Samples
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -50,7 +50,7 @@ TELLING = 0.2
 FAR_FASTER = 2.0
 """A backward pass this many times faster than the forward pass is suspicious; if it includes one, it is impossible."""
 
-Warnings = dict[Key, tuple[str, ...]]
+Warnings = dict[Key, tuple[Warned, ...]]
 
 FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
@@ -66,10 +66,14 @@ ELSEWHERE = (
     "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
 )
 ON_A_QUEUE = {
-    Flag.host_bound: "host-bound: the device is done before the host has issued the call",
-    Flag.host_near: "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call",
-    Flag.not_hidden: "the device waited for the host while it was timed",
-    Flag.waits: "the host waits for the device inside the call: it synchronises, or launches more than the queue holds",
+    Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
+    Flag.host_near: Warn.host_near.says(
+        "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call"
+    ),
+    Flag.not_hidden: Warn.device_waited.says("the device waited for the host while it was timed"),
+    Flag.waits: Warn.host_waits.says(
+        "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
+    ),
 }
 
 
@@ -92,29 +96,11 @@ class SystemLoad:
 def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad | None:
     """The load during a run; None without counters, as on a simulated machine.
 
-    Covers the time from the start of each worker to its end. If `timed` names workers that timed something, by their
-    numbers from 0, only these count: load during checks does not affect any time.
+    Covers the time from the start of each worker to its end; the last worker of a killed run has no end and is left
+    out. If `timed` names workers that timed something, by their numbers from 0, only these count: load during checks
+    does not affect any time.
     """
-    found = dict(_spans(history))
-    spans = [found[number] for number in found if number in timed] or [*found.values()]
-    total_s, idle_s, stolen_s, own_s = (
-        sum(getattr(after, name) - getattr(before, name) for before, after in spans)
-        for name in ("total_s", "idle_s", "stolen_s", "own_s")
-    )
-    if total_s <= 0:
-        return None
-    return SystemLoad(
-        stolen=max(0.0, stolen_s) / total_s,
-        others=max(0.0, total_s - stolen_s - idle_s - own_s) / total_s,
-        free_bytes=min(before.free_bytes for before, _ in spans),
-    )
-
-
-def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Counters]]]:
-    """The number of each worker, with the counters at its start and at its end.
-
-    The last worker of a killed run has no end and is left out.
-    """
+    spans: dict[int, tuple[Counters, Counters]] = {}
     start: Counters | None = None
     number = -1
     for event in history:
@@ -122,29 +108,21 @@ def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Coun
             continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
-            yield number, (start, end)
+            spans[number] = start, end
         start = event.counters if isinstance(event, WorkerStarted) else None
         number += isinstance(event, WorkerStarted)
-
-
-class Times:
-    """The times of a run by cell, and by cells that differ only in direction, or only in length."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.seconds: dict[Key, float] = {}
-        self.directions: defaultdict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-        self.lengths: defaultdict[tuple[Any, ...], list[tuple[Workload, float]]] = defaultdict(list)
-        for record in records:
-            if samples := record.samples(LATENCY):
-                workload, time_s = record.workload, median(Samples.of(samples).value)
-                self.seconds[record.key] = time_s
-                self.directions[_but(record, "direction")][workload.direction] = time_s
-                self.lengths[_but(record, "seq_len", "kv_len")].append((workload, time_s))
-
-
-def _but(record: Record, *axes: str) -> tuple[Any, ...]:
-    """The arm of a cell and its axes, except these."""
-    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in axes)
+    counted = [spans[number] for number in spans if number in timed] or [*spans.values()]
+    total_s, idle_s, stolen_s, own_s = (
+        sum(getattr(after, name) - getattr(before, name) for before, after in counted)
+        for name in ("total_s", "idle_s", "stolen_s", "own_s")
+    )
+    if total_s <= 0:
+        return None
+    return SystemLoad(
+        stolen=max(0.0, stolen_s) / total_s,
+        others=max(0.0, total_s - stolen_s - idle_s - own_s) / total_s,
+        free_bytes=min(before.free_bytes for before, _ in counted),
+    )
 
 
 def judged(
@@ -154,23 +132,33 @@ def judged(
 
     `ceilings` are by host and place.
     """
-    times, found = Times(records), {record.key: record for record in records}
-    warnings: Warnings = {}
+    alike: defaultdict[tuple[object, ...], dict[Workload, float]] = defaultdict(dict)
     for record in records:
+        if samples := record.samples(LATENCY):
+            alike[_family(record)][record.workload] = median(Samples.of(samples).value)
+    kept, warnings = [], Warnings()
+    for record in records:
+        doubts: list[tuple[Warned, bool]] = []
         if _share(record, Flag.other_stream) > MOST:
-            invalid = {"status": Status.invalid, "message": ELSEWHERE, "measurements": ()}
-            found[record.key] = msgspec.structs.replace(record, **invalid)
+            doubts = [(Warn.other_stream.says(ELSEWHERE), True)]
+        elif record.workload in (times := alike[_family(record)]):
+            here = ceilings.get((record.host, record.workload.place))
+            doubts = list(_doubts(record.workload, times, here, is_cold=is_cold))
+        proofs = [text for text, is_certain in doubts if is_certain]
+        if proofs:
+            invalid = {"status": Status.invalid, "message": proofs[0], "measurements": ()}
+            kept.append(msgspec.structs.replace(record, **invalid))
             continue
-        if record.key not in times.seconds:
-            continue
-        here = ceilings.get((record.host, record.workload.place))
-        doubts = list(_doubts(record, times, here, is_cold=is_cold))
-        if reasons := [text for text, is_certain in doubts if is_certain]:
-            invalid = {"status": Status.invalid, "message": reasons[0], "measurements": ()}
-            found[record.key] = msgspec.structs.replace(record, **invalid)
-        elif doubts:
+        kept.append(record)
+        if doubts:
             warnings[record.key] = tuple(text for text, _ in doubts)
-    return tuple(found.values()), warnings
+    return tuple(kept), warnings
+
+
+def _family(record: Record) -> tuple[object, ...]:
+    """The arm of a cell and its axes, except direction and length."""
+    lengths = ("direction", "seq_len", "kv_len")
+    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in lengths)
 
 
 def _share(record: Record, flag: Flag) -> float:
@@ -178,7 +166,7 @@ def _share(record: Record, flag: Flag) -> float:
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
-def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
+def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
     """Rates above a ceiling, and whether each is impossible: beyond any copy, even one inside a cache."""
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
     copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
@@ -192,51 +180,64 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
         least = f"{show(time_s, 's')} a call is at least {show(rate, unit)}"
         if is_certain:
             above = f"{significant(rate / highest.rate, 3)} times the fastest {what} of this run"
-            yield f"impossible: {least}, {above} ({show(highest.rate, unit)})", True
+            yield Warn.above_ceiling.says(f"impossible: {least}, {above} ({show(highest.rate, unit)})"), True
         else:
             above = f"{significant(rate / ceiling.rate, 3)} times the fastest {what}{like}"
-            yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
+            text = f"{least}, {above}: the machine was slower when that was measured, or the time is wrong"
+            yield Warn.above_ceiling.says(text), False
 
 
-def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
-    """Suspicious features of a time, and whether each proves it wrong."""
-    workload, time_s = record.workload, times.seconds[record.key]
+def _doubts(
+    workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None, *, is_cold: bool
+) -> Iterator[tuple[Warned, bool]]:
+    """Suspicious features of a time, and whether each proves it wrong.
+
+    `times` also holds those of other directions and lengths.
+    """
+    time_s = times[workload]
     if time_s <= 0:
-        yield "impossible: no time passed", True
+        yield Warn.above_ceiling.says("impossible: no time passed"), True
         return
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
-    forward_s, inference_s = map(times.directions[_but(record, "direction")].get, ("forward", "inference"))
+    lengths = workload.seq_len, workload.kv_len
+    directions = {
+        other.direction: other_s for other, other_s in times.items() if (other.seq_len, other.kv_len) == lengths
+    }
+    forward_s = directions.get("forward")
     if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
-    forward_s = forward_s or inference_s
+        text = f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
+        yield Warn.fast_backward.says(text), True
+    forward_s = forward_s or directions.get("inference")
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"its forward pass is {significant(forward_s / time_s, 2)}x slower", False
+        yield Warn.fast_backward.says(f"its forward pass is {significant(forward_s / time_s, 2)}x slower"), False
     if ceilings is None or ceilings.matmul is None:
         return
     work = time_s * ceilings.matmul.rate
     least = counts.least_flops(workload)
     if least <= work < counts.useful_flops(workload):
-        yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again", False
-    for other, other_s in times.lengths[_but(record, "seq_len", "kv_len")]:
-        is_far_longer = workload.seq_len >= FAR_LONGER * other.seq_len
+        text = "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
+        yield Warn.counted_backward.says(text), False
+    for other, other_s in times.items():
+        is_far_longer = other.direction == workload.direction and workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
-            yield f"takes no longer than at length {other.seq_len}: is all of it computed?", False
+            text = f"takes no longer than at length {other.seq_len}: is all of it computed?"
+            yield Warn.free_length.says(text), False
             return
 
 
-def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[str]:
+def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[Warned]:
     """All warnings about an ok cell."""
     if record.status is not Status.ok:
         return
     if record.message:
-        yield plain(record.message)
+        yield Warn.checked_with_note.says(plain(record.message))
     latency = record.measurement(LATENCY)
     if time is None or latency is None:
-        yield "agrees, not timed"
+        yield Warn.not_timed.says("agrees, not timed")
         return
     if time.num_samples < FEW_SAMPLES:
-        yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
+        yield Warn.few_samples.says(f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only")
     own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
@@ -244,26 +245,28 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
     with suppress(ValueError):  # the run may name a device that is not installed here
-        yield from device(record.workload.device).notes(record.workload, record.environment)
+        notes = device(record.workload.device).notes(record.workload, record.environment)
+        yield from map(Warn.device_precision.says, notes)
     if record.operators is not None and record.operators.copies:
-        yield plain(f"its time includes copies: {record.operators.copies}")
+        yield Warn.copies.says(plain(f"its time includes copies: {record.operators.copies}"))
     for measurement in record.measurements:
-        yield from map(plain, measurement.warnings)
+        yield from (Warn.measured_with_note.says(plain(text)) for text in measurement.warnings)
 
 
-def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[str]:
+def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[Warned]:
     """Disagreements between the clock and the profiled kernels of a call, and kernels on other streams."""
     if seen.elsewhere:
-        yield plain(f"kernels on another stream: {', '.join(seen.elsewhere)}")
+        yield Warn.other_stream.says(plain(f"kernels on another stream: {', '.join(seen.elsewhere)}"))
     kernel_s = seen.kernel_s
     is_longer = time_s > (1 + APART) * kernel_s
     if not kernel_s or max(time_s, kernel_s) < SHORTEST_S or (is_longer and may_take_longer):
         return
     if is_longer:
         rest = f"{_percent(1 - kernel_s / time_s)} of its time are pauses between them, or the profiler missed some"
-        yield f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}"
+        yield Warn.kernels_shorter.says(f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}")
     elif kernel_s > (1 + APART) * time_s:
-        yield f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        text = f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        yield Warn.kernels_longer.says(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +300,7 @@ def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
     )
 
 
-def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
+def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
     falls, fallen, states = list[float](), 0, list[DeviceState]()
     for visit in visits:
@@ -310,15 +313,17 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
         for state in visit if fall > FALL else ():
             fallen |= state.slowed_by
     if falls and (typical := median(falls)) > FALL:
-        yield f"the clock fell {_percent(typical)} within the visit: {reasons(fallen) or 'the driver gives no reason'}"
+        why = reasons(fallen) or "the driver gives no reason"
+        yield Warn.clock_fell.says(f"the clock fell {_percent(typical)} within the visit: {why}")
         return
     held = [state for state in states if reasons(state.slowed_by)]
     if len(held) > MOST * len(states):
         why = reasons(functools.reduce(operator.or_, (state.slowed_by for state in held)))
-        yield f"the clock was held at {median([state.clock_mhz for state in held]):,.0f} MHz: {why}"
+        clock_mhz = median([state.clock_mhz for state in held])
+        yield Warn.clock_held.says(f"the clock was held at {clock_mhz:,.0f} MHz: {why}")
 
 
-def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
+def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
     """Describe the page faults of a call and their share of its time, by the cost measured in this run."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
@@ -329,9 +334,9 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
     hint = "" if retains else ": --conditions retain"
     part = f"about {_percent(share)} of the time"
     if share >= MOST_FAULTS:
-        yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"
+        yield Warn.page_faults.says(f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}")
     else:
-        yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
+        yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call ({part}){hint}")
 
 
 def _percent(share: float) -> str:

@@ -170,12 +170,10 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
     transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
     head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
-    a value is the first V numbers of its key, in the same memory. Weights alone have no layout.
+    a value is the first V numbers of its key, in the same memory.
     """
     tensors = dict(inputs.tensors)
-    if not tensors:
-        return inputs
-    match workload.layout:
+    match workload.layout if tensors else "contiguous":  # weights alone have no layout
         case "transposed":
             tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2) for name in QKV}
         case "mixed":

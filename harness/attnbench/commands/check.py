@@ -1,11 +1,10 @@
 """`attnbench check`: is it right?"""
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec import structs
@@ -98,16 +97,16 @@ def check(
                 raise ValueError("; ".join(not_judged.values()))
         if is_interpreted:
             options = _interpreted(options, is_invariance=is_invariance)
-        if is_invariance and not (options.settings or options.model):
-            options = replace(options, settings=[INVARIANCE])
-            planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
-        else:
-            rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-            more = {"metrics": (), "declarations": declarations, "rejects": rejects}
-            planned = options.plan(implementations=specs, with_baseline=False, **more)
+        more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
         if is_invariance:
-            invariance.check(planned, not_judged, as_json=as_json)
-        planned = structs.replace(planned, is_interpreted=is_interpreted)
+            if not (options.settings or options.model):
+                options = replace(options, settings=[INVARIANCE])
+                more["is_exact"] = True
+            invariance.check(options.plan(**more), not_judged, as_json=as_json)
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        planned = structs.replace(
+            options.plan(declarations=declarations, rejects=rejects, **more), is_interpreted=is_interpreted
+        )
         stopped = None
         try:
             checked = running.execute(
@@ -122,10 +121,9 @@ def check(
 
     if report is not None:
         stock.write(report, checked)
+    conclusion = endings.of_check(judgements(checked), not_judged)
     if as_json:
-        verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
-        shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
-        typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
+        running.print_report(checked, conclusion, not_judged=not_judged)
     else:
         terminal.print_check(checked, not_judged)
     for line in scripts(checked, planned, repro, options.timeout_s) if repro is not None else ():
@@ -133,7 +131,7 @@ def check(
     if stopped is not None:
         typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped
-    running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
+    running.finish(conclusion, is_silent=as_json)
 
 
 def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
@@ -155,20 +153,18 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
     """Options for Triton's interpreter: small sizes by default, and longer timeouts.
 
     Raises:
-        ValueError: Triton is missing, or times are requested.
+        ValueError: Triton is missing, or certificates are requested.
     """
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     if is_invariance:
-        raise ValueError("--invariance takes times, and those of an interpreter say nothing: leave out --interpret")
-    settings = options.settings
-    if not (settings or options.model):
-        settings = list(INTERPRETED_SIZES)
+        raise ValueError("--invariance is of compiled kernels: leave out --interpret")
+    settings = options.settings if options.settings or options.model else list(INTERPRETED_SIZES)
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 
 
-def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
+def _usable(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """The usable specs, with a file expanded to its implementations, and the reasons against the others.
 
     Raises:
@@ -176,13 +172,13 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     """
     specs: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
-    for named in given:
+    for name in names:
         try:
-            found = held(named)
+            candidates = plugins.labelled(held(name))
         except ValueError as error:
-            problems[named] = str(error)
+            problems[name] = str(error)
             continue
-        for spec in plugins.labelled(found):
+        for spec in candidates:
             try:
                 plugins.check_specs([spec])
                 specs.append(spec)

@@ -1,6 +1,5 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,7 +19,6 @@ from attnbench.commands.options import (
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
-    from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
@@ -78,20 +76,14 @@ def _compare(
         for side in (resumed.sides.base, resumed.sides.candidate):
             named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
-        planned: Plan | None = resumed
+        planned = resumed
     else:
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         is_apart = conditions_of(options.conditions).get("isolation") == "process"
         fields = options.fields(isolation="process" if is_apart else "shared")
-        sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
-        if same:
-            running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
-    if planned is None:
-        typer.echo("nothing to compare: every implementation is the same on both sides")
-        raise typer.Exit(ExitCode.passed)
+        planned = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
@@ -100,9 +92,10 @@ def _compare(
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
-            typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
+            running.print_report(measured, endings.of_sides(measured), has_failed=failed)
         else:
             terminal.print_results(measured)
+            terminal.print_changes(measured)
     return measured, partial(running.finish, endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 
@@ -137,29 +130,11 @@ def _are_stored(names: tuple[str, str], results: Path) -> bool:
         return False
 
 
-def summary(results: "Results") -> dict[str, object]:
-    """Findings and the verdict on all cells, for JSON."""
-    from attnbench.analysis.comparisons import losses, whole
-
-    found = whole(results)
-    verdict = found and {
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "verdict": str(found.verdict),
-        "reason": found.reason and str(found.reason),
-        "margin": found.margin,
-        "num_processes": found.effect.num_processes,
-        "minimum_detectable_effect": found.detectable,
-    }
-    return {"findings": losses(results), "suite": verdict}
-
-
 COMMAND = Command(
     function=compare,
     order=80,
     examples=(
-        "attnbench compare rev:main rev:WORKTREE",
+        "attnbench compare rev:main rev:WORKTREE -i mine.py:attention",
         "attnbench compare old.py:attention new.py:attention --set seq_len=512",
         "git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect",
     ),

@@ -1,6 +1,5 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +25,6 @@ def fastest(
     is_deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only what gives the same answer to the same input.")
     ] = False,
-    searches: Annotated[
-        bool, typer.Option("--changes/--no-changes", help="Look for the length from which on the answer changes.")
-    ] = True,
     along: Annotated[
         str,
         typer.Option(
@@ -56,7 +52,7 @@ def fastest(
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan_to_choose, plan_to_search
-    from attnbench.reports import endings, recommended
+    from attnbench.reports import endings
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
@@ -67,21 +63,21 @@ def fastest(
     else:
         if along:
             others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}
-            if ignored := [name for name, value in (others | {"--no-changes": not searches}).items() if value]:
+            if ignored := [name for name, value in others.items() if value]:
                 raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
             baseline = options.named[-1] if options.named else "sdpa"
             planned = plan_to_search(options.plan(baseline=baseline), options.named, along, low, high)
         elif low or high:
             raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
         else:
-            planned = plan_to_choose(options.plan(), searches=searches and policy is None)
+            planned = plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         recommending.require_learnable(planned, policy)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     if "choose" not in planned.stages:
         if as_json:
-            typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
+            running.print_report(measured, endings.of_search(measured), found=())
         else:
             recommending.print_crossings(measured)
         running.finish(endings.of_search(measured), is_silent=as_json)
@@ -89,12 +85,12 @@ def fastest(
     learned = None
     try:
         if policy is not None:
-            learned = policy, learn([measured], smallest_effect=measured.plan.smallest_effect)
+            learned = policy, learn(measured, smallest_effect=measured.plan.smallest_effect)
             learned[1].save(policy)
     finally:  # even if no policy can be learned, print the measurements
         if as_json:
-            of_policy = {} if learned is None else {"policy": recommending.policy_facts(*learned)}
-            typer.echo(json.dumps(recommended.facts(measured, found) | of_policy, indent=2))
+            of_policy = None if learned is None else recommending.policy_facts(*learned)
+            running.print_report(measured, endings.of_choice(measured, found), found=found, policy=of_policy)
         else:
             recommending.print_recommendations(measured, found, learned)
     running.finish(endings.of_choice(measured, found), is_silent=as_json)

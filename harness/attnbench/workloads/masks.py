@@ -41,14 +41,21 @@ class Mask:
     """
 
     name: str = "none"
-    summary: str = "every key is visible"
-    usage: ClassVar[str] = "none"
+    summary: str = "every key is visible"  # of a subclass: the first line of its docstring
+    usage: ClassVar[str] = "none"  # of a subclass without arguments: its name
     num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
     argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each argument
     changes_scores: bool = False
     is_additive: bool = True  # False: the change depends on the score, so no bias can express it
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
     is_at_end: bool = False  # a query's position is counted from the end
+    has_lengths: bool = False  # the arguments are of one length only
+
+    def __init_subclass__(cls) -> None:
+        own = vars(cls)
+        first = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
+        cls.summary = own.get("summary") or first[:1].lower() + first[1:]
+        cls.usage = own.get("usage") or own.get("name", "")
 
     def __init__(self, *arguments: int) -> None:
         """Store the arguments between the parentheses.
@@ -58,8 +65,7 @@ class Mask:
         """
         self.arguments = arguments
         (fewest, most), (lowest, highest) = self.num_arguments, self.argument_range
-        if not (fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments)):
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments))
 
     def __str__(self) -> str:
         """The text that `parse_mask` reads back."""
@@ -82,6 +88,12 @@ class Mask:
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
         """Raise ValueError if the arguments do not fit the sizes."""
+
+    def require(self, holds: bool, **sizes: int) -> None:  # noqa: FBT001 - as `assert` takes it
+        """Raise ValueError unless it holds; the message names the sizes."""
+        if not holds:
+            given = " with " + ", ".join(f"{name}={size}" for name, size in sizes.items()) if sizes else ""
+            raise ValueError(f"mask={self}{given} is not allowed: write it as {self.usage}")
 
     def place(self, query: Array, offset: int) -> Array:
         """The position of `query` among the keys, counted as the mask counts it; `offset` is S - T."""
@@ -160,7 +172,7 @@ class Mask:
 
     def at_other_length(self) -> "Mask":
         """This kind of mask for any length: workloads are first tried at a shorter length."""
-        return self
+        return type(self)() if self.has_lengths else self
 
     def dense(
         self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
@@ -192,14 +204,11 @@ def at_end(kind: type[Mask]) -> type[Mask]:
 
 
 class Causal(Mask):
-    """Query i sees keys 0 to i."""
+    """Query i sees keys 0..i, aligned at the start (top-left)."""
 
     name = "causal"
-    summary = "query i sees keys 0..i, aligned at the start (top-left)"
-    usage = "causal"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Keys up to its own position."""
         return None, self.place(query, offset)
 
 
@@ -207,16 +216,14 @@ CausalBottomRight = at_end(Causal)
 
 
 class SlidingWindow(Mask):
-    """Query i sees its own position and the n - 1 before it."""
+    """Query i sees keys i-n+1..i, aligned at the start (top-left)."""
 
     name = "sliding_window"
-    summary = "query i sees keys i-n+1..i, aligned at the start (top-left)"
     usage = "sliding_window(n), n at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The last n positions up to its own; queries more than a window past the last key see nothing."""
         place = self.place(query, offset)
         return place - self.arguments[0] + 1, place
 
@@ -225,32 +232,28 @@ SlidingWindowBottomRight = at_end(SlidingWindow)
 
 
 class Prefix(Mask):
-    """A prefix that all queries see, causal after it (prefix language model)."""
+    """Every query sees the first n keys, and keys up to its own position."""
 
     name = "prefix"
-    summary = "every query sees the first n keys, and keys up to its own position"
     usage = "prefix(n)"
     num_arguments = (1, 1)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The prefix and all keys up to its own position: row i has max(n, i + 1) keys."""
         rest = self.arguments[0] - 1 - query  # the prefix after its own position
         return None, query + rest * (rest > 0)
 
 
 class Padding(Mask):
-    """Row b of the batch has lengths[b] real keys; the rest is padding."""
+    """Batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half."""
 
     name = "padding"
-    summary = "batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half"
     usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one length for each row, none longer than the keys."""
-        if self.arguments and (len(self.arguments) != batch_size or max(self.arguments) > key_len):
-            given = f"mask={self} with batch_size={batch_size} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        fits = len(self.arguments) in {0, batch_size} and max(self.arguments, default=0) <= key_len
+        self.require(fits, batch_size=batch_size, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The lengths (B,)."""
@@ -258,20 +261,13 @@ class Padding(Mask):
         return np.asarray(self.arguments or spread, dtype=np.int64)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Real keys only."""
         return None, table[batch] - 1
-
-    def at_other_length(self) -> Mask:
-        """Padding whose lengths are fractions of the key length."""
-        return type(self)()
 
 
 class PaddingToNothing(Padding):
-    """Default padding, except that the last row of the batch has no real key."""
+    """As padding, and the last batch row sees no key: its output is 0."""
 
     name = "padding_to_nothing"
-    summary = "as padding, and the last batch row sees no key: its output is 0"
-    usage = "padding_to_nothing"
     num_arguments = (0, 0)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
@@ -282,37 +278,33 @@ class PaddingToNothing(Padding):
 
 
 class Window(Mask):
-    """Query i sees the keys up to `left` before and `right` after its own place, as encoders with local layers do.
+    """Query i sees keys i-left..i+right, aligned at the start (top-left).
 
     Source: ModernBERT, https://arxiv.org/abs/2412.13663, section 2.1 (64 on either side).
     """
 
     name = "window"
-    summary = "query i sees keys i-left..i+right, aligned at the start (top-left)"
     usage = "window(left,right)"
     num_arguments = (2, 2)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From `left` places before to `right` places after its own."""
         left, right = self.arguments
         return query - left, query + right
 
 
 class Chunks(Mask):
-    """Keys in chunks of n; a query sees its own chunk. Decoders combine it with `causal`.
+    """Query i sees the keys of its own chunk of n, n*(i//n)..n*(i//n)+n-1, aligned at the start.
 
     Source: Llama 4, the layers with rotary positions, `attention_chunk_size` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama4/configuration_llama4.py
     """
 
     name = "chunks"
-    summary = "query i sees the keys of its own chunk of n, n*(i//n)..n*(i//n)+n-1, aligned at the start"
     usage = "chunks(n), n at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From the first place of its chunk to the last."""
         (length,) = self.arguments
         first = self.place(query, offset) // length * length
         return first, first + length - 1
@@ -322,22 +314,20 @@ ChunksBottomRight = at_end(Chunks)
 
 
 class Streaming(Mask):
-    """The first k keys, which absorb unused attention, and the last n up to the query's own place.
+    """Query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start.
 
     Source: StreamingLLM, https://arxiv.org/abs/2309.17453, section 3.2 (k = 4).
     """
 
     name = "streaming"
-    summary = "query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start"
     usage = "streaming(n,k), both at least 1"
     num_arguments = (2, 2)
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: keys between the first ones and the window are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Keys in the window and the first k, never future ones."""
         length, first = self.arguments
         place = self.place(query, offset)
         return (key <= place) & ((key > place - length) | (key < first))
@@ -347,31 +337,23 @@ StreamingBottomRight = at_end(Streaming)
 
 
 class Tree(Mask):
-    """Speculative decoding: queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
+    """Query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each.
 
     The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level.
     Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
     """
 
     name = "tree"
-    summary = "query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each"
-    usage = "tree(n), n at least 1, with kv_len at least seq_len"
+    usage = "tree(n), with kv_len at least seq_len"
     num_arguments = (1, 1)
-    argument_range = (1, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require at least as many keys as queries."""
-        if query_len > key_len:
-            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
-
-    def parents(self, query_len: int) -> list[int]:
-        """The parent of each token, always an earlier token; -1 for a root."""
-        return [(token - 1) // self.arguments[0] if token else -1 for token in range(query_len)]
+        self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
         """Each token's number in a walk of the tree, and the first number after its descendants, both (T,)."""
-        parents = self.parents(query_len)
+        children = self.arguments[0]
+        parents = [(token - 1) // children if token and children else -1 for token in range(query_len)]  # -1: none
         below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
         for token in range(query_len - 1, -1, -1):
             if parents[token] >= 0:
@@ -384,60 +366,34 @@ class Tree(Mask):
         return entered, entered + below
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: siblings in between are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Keys in the cache, ancestors and the query itself."""
         entered, left = table
         is_token = key >= offset
         token = (key - offset) * is_token
         return ~is_token | ((entered[token] <= entered[query]) & (entered[query] < left[token]))
 
     def at_other_length(self) -> Mask:
-        """A tree of any length."""
-        return Tree(2)
-
-
-class TreeOf(Tree):
-    """A tree with an explicit parent for each token."""
-
-    name = "tree_of"
-    summary = "as tree, with the parent of each of the T tokens; 0 is the root's, n the n-th token before it"
-    usage = "tree_of(parent,parent,...), one for each of seq_len tokens, 0 or how many places before it"
-    num_arguments = (1, 1_000_000)
-
-    argument_range = (0, LARGEST)
-
-    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one earlier parent for each token."""
-        super().check(batch_size, query_len, key_len)
-        is_before = all(back <= token for token, back in enumerate(self.arguments))
-        if len(self.arguments) != query_len or not is_before:
-            raise ValueError(f"mask={self} with seq_len={query_len} is not allowed: write it as {self.usage}")
-
-    def parents(self, query_len: int) -> list[int]:
-        """The arguments."""
-        return [token - back if back else -1 for token, back in enumerate(self.arguments)]
+        return Tree(2)  # of any length
 
 
 class Ragged(Mask):
-    """A batch of caches of different lengths: row b has lengths[b] keys, and its queries are the last T of them.
+    """Batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1.
 
     With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
 
     name = "ragged"
-    summary = "batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1"
     usage = "ragged or ragged(len,len,...) with one length for each batch row, from seq_len to kv_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one length for each row, with room for the queries."""
         lengths = self.arguments or (key_len,) * batch_size
-        if len(lengths) != batch_size or not query_len <= min(lengths) <= max(lengths) <= key_len:
-            given = f"mask={self} with batch_size={batch_size}, seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        fits = len(lengths) == batch_size and query_len <= min(lengths) <= max(lengths) <= key_len
+        self.require(fits, batch_size=batch_size, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The position of each row's first query (B,)."""
@@ -446,27 +402,20 @@ class Ragged(Mask):
         return np.asarray(self.arguments or spread, dtype=np.int64) - query_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Keys up to its own position in its row."""
         return None, table[batch] + query
-
-    def at_other_length(self) -> Mask:
-        """Lengths as fractions of the key length."""
-        return Ragged()
 
 
 class Document(Mask):
-    """Several documents packed into one row: a query sees the keys of its own document."""
+    """Packed documents of the given lengths; a query sees its own document; without lengths, two halves."""
 
     name = "document"
-    summary = "packed documents of the given lengths; a query sees its own document; without lengths, two halves"
     usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require lengths that fill the row."""
-        if query_len != key_len or (self.arguments and sum(self.arguments) != query_len):
-            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        is_full = not self.arguments or sum(self.arguments) == query_len
+        self.require(query_len == key_len and is_full, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
         """The first and last position of each position's document, both (S,)."""
@@ -475,12 +424,7 @@ class Document(Mask):
         return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The keys of the query's document."""
         return table[0][query], table[1][query]
-
-    def at_other_length(self) -> Mask:
-        """Two documents, each half of the row."""
-        return Document()
 
 
 LOW_31 = 2**31 - 1
@@ -505,42 +449,35 @@ def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
 
 
 class Boolean(Mask):
-    """An arbitrary boolean mask: a query sees its own place and a random share of the other keys, in each batch row."""
+    """Each query sees about p percent of the keys, drawn for each batch row, and always key i mod S."""
 
     name = "boolean"
-    summary = "each query sees about p percent of the keys, drawn for each batch row, and always key i mod S"
     usage = "boolean(p) or boolean(p,seed), p from 0 to 100"
     num_arguments = (1, 2)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require a share of at most 100 %."""
-        if self.arguments[0] > PERCENT:
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(self.arguments[0] <= PERCENT)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> int:
-        """S, from which `sees` computes a query's own place."""
         return key_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: keys in between are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The drawn keys and its own place."""
         percent, seed = (*self.arguments, 0)[:2]
         return (drawn(batch, query, key, seed) % PERCENT < percent) | (key == query % table)
 
 
 class Additive(Mask):
-    """An arbitrary additive bias for each head, the same in every batch row, as learned relative positions are."""
+    """Adds a number from -4 to 4, drawn for each head, query and key, to the score."""
 
     name = "additive"
-    summary = "adds a number from -4 to 4, drawn for each head, query and key, to the score"
     usage = "additive or additive(seed)"
     num_arguments = (0, 1)
     changes_scores = True
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The drawn number; `per_head` is the head's index."""
         half = 2 ** (BIAS_BITS - 1)
         return (drawn(per_head, query, key, sum(self.arguments)) % (2 * half) - half) * (LARGEST_BIAS / half)
 
@@ -550,7 +487,7 @@ STEEPEST = 8.0
 
 
 class Alibi(Mask):
-    """Attention with linear biases: subtract a head's slope times the distance.
+    """Query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start.
 
     The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
@@ -558,8 +495,6 @@ class Alibi(Mask):
     """
 
     name = "alibi"
-    summary = "query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start"
-    usage = "alibi"
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
@@ -571,7 +506,6 @@ class Alibi(Mask):
         return slopes
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """Minus the slope times the distance."""
         return -per_head * abs(self.place(query, offset) - key)
 
 
@@ -579,7 +513,7 @@ AlibiBottomRight = at_end(Alibi)
 
 
 class RelativeBuckets(Mask):
-    """A learned bias for each head and distance bucket: small distances have their own bucket, larger ones share one.
+    """Adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions.
 
     Half of the n buckets are for keys before the query and half for keys after it, as in T5's encoder. Bucket widths
     grow geometrically up to a distance of `farthest`; all larger distances share the last bucket.
@@ -588,7 +522,6 @@ class RelativeBuckets(Mask):
     """
 
     name = "relative_buckets"
-    summary = "adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions"
     usage = "relative_buckets or relative_buckets(n,farthest), n even and at least 4, farthest more than n; else 32,128"
     num_arguments = (0, 2)
     changes_scores = True
@@ -597,15 +530,9 @@ class RelativeBuckets(Mask):
     parameter = "relative_bias"
 
     def __init__(self, *arguments: int) -> None:
-        """Store the number of buckets and the farthest distance.
-
-        Raises:
-            ValueError: only one of them, too few buckets, or a distance that is too small.
-        """
         super().__init__(*arguments)
         self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
-        if len(arguments) == 1 or self.num_buckets % 2 or not 4 <= self.num_buckets < self.farthest:  # noqa: PLR2004
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
         """One table (H, n)."""
@@ -620,25 +547,22 @@ class RelativeBuckets(Mask):
         return [*range(1, single + 1), *wide]
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The bucket of the distance."""
         ahead = key - query if self.is_two_sided else key - query - offset
         distance = abs(ahead) if self.is_two_sided else -ahead * (ahead < 0)
         bucket = sum((distance >= edge) * 1 for edge in self.edges())
         return (bucket + (ahead > 0) * (self.num_buckets // 2) if self.is_two_sided else bucket,)
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The number at its head and bucket."""
         return tables[self.parameter][places[1], index[0]]
 
 
 class RelativeBucketsPast(RelativeBuckets):
-    """T5's decoder: all buckets are for keys before the query, and later keys share one.
+    """Adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder).
 
     A query's position is counted from the end, as in decoding with a cache.
     """
 
     name = "relative_buckets_past"
-    summary = "adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder)"
     usage = (
         "relative_buckets_past or relative_buckets_past(n,farthest), n even and at least 4, farthest more than n; "
         "else 32,128"
@@ -648,7 +572,7 @@ class RelativeBucketsPast(RelativeBuckets):
 
 
 class Decomposed(Mask):
-    """Keys in a grid: each query adds one number for the key's row and one for its column.
+    """Keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM).
 
     The numbers are products of the query with learned tables, computed before attention is called.
     Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
@@ -656,17 +580,15 @@ class Decomposed(Mask):
     """
 
     name = "decomposed"
-    summary = "keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM)"
     usage = "decomposed or decomposed(columns), a divisor of kv_len; else the largest up to its root"
     num_arguments = (0, 1)
     argument_range = (1, LARGEST)
     changes_scores = True
     is_learned = True
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require a grid with full rows."""
-        if self.arguments and key_len % self.arguments[0]:
-            raise ValueError(f"mask={self} with kv_len={key_len} is not allowed: write it as {self.usage}")
+        self.require(not self.arguments or key_len % self.arguments[0] == 0, kv_len=key_len)
 
     def columns(self, key_len: int) -> int:
         """The number of columns in the grid."""
@@ -681,24 +603,20 @@ class Decomposed(Mask):
         return {"row_bias": (*each, key_len // columns), "column_bias": (*each, columns)}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The key's row and column."""
         columns = self.columns(key_len)
         return key // columns, key % columns
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The row's number plus the column's."""
         return tables["row_bias"][*places, index[0]] + tables["column_bias"][*places, index[1]]
-
-    def at_other_length(self) -> Mask:
-        """A grid for any length."""
-        return Decomposed()
 
 
 class Softcap(Mask):
-    """Scores squashed to +-x by x * tanh(score / x) (Gemma 2, https://arxiv.org/abs/2408.00118, section 2)."""
+    """Squashes the scores into -x..x: x * tanh(score / x).
+
+    Source: Gemma 2, https://arxiv.org/abs/2408.00118, section 2.
+    """
 
     name = "softcap"
-    summary = "squashes the scores into -x..x: x * tanh(score / x)"
     usage = "softcap(x), x at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
@@ -706,11 +624,9 @@ class Softcap(Mask):
     is_additive = False
 
     def transform(self, score: Array) -> Array:
-        """Return x * tanh(score / x), which is close to a small score."""
         return (score / self.arguments[0]).tanh() * self.arguments[0]
 
     def derivative(self, score: Array) -> Array:
-        """1 - tanh^2 of the scaled score."""
         return 1.0 - (score / self.arguments[0]).tanh() ** 2
 
 
@@ -721,17 +637,15 @@ class Combined(Mask):
     """A key is visible if every part shows it; parts change scores from left to right, before any key is hidden.
 
     The order of hiding does not matter, so hiding parts come first in the text, alphabetically.
+
+    Raises:
+        ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
     """
 
     usage = "mask+mask, or more"
     summary = "visible is what every part shows; scores are changed from left to right, before keys are hidden"
 
     def __init__(self, *parts: Mask) -> None:
-        """Join at least two parts.
-
-        Raises:
-            ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
-        """
         self._parts = (
             *sorted((part for part in parts if not part.changes_scores), key=str),
             *(part for part in parts if part.changes_scores),
@@ -751,41 +665,33 @@ class Combined(Mask):
             raise ValueError(f"mask={self} is not allowed: no model has a learned bias and a softcap, give one of them")
 
     def __str__(self) -> str:
-        """The text that `parse_mask` reads back."""
         return BETWEEN.join(map(str, self._parts))
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """The parts that hide, then the parts that change scores."""
         return self._parts
 
     @property
     def hides(self) -> bool:
-        """Whether any part hides keys."""
         return any(part.hides for part in self._parts)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Check each part."""
         for part in self._parts:
             part.check(batch_size, query_len, key_len)
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """The parameters of all parts."""
         return {name: shape for part in self._parts for name, shape in part.parameters(sizes, num_heads).items()}
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """The tables of all parts."""
         return tuple(part.table(batch_size, query_len, key_len) for part in self._parts)
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Whether every hiding part shows the key."""
         parts = [(part, own) for part, own in zip(self._parts, table, strict=True) if part.hides]
         if not parts:
             return super().sees(batch, query, key, table, offset)
         return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
-        """The overlap of the parts' spans, or None."""
         spans = [part.span(batch, query, own, offset) for part, own in zip(self._parts, table, strict=True)]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
@@ -797,7 +703,6 @@ class Combined(Mask):
         )
 
     def at_other_length(self) -> Mask:
-        """Each part at any length."""
         return Combined(*(part.at_other_length() for part in self._parts))
 
 
