@@ -45,7 +45,6 @@ class Results:
     elapsed_s: float | None  # None: killed, or still running
     num_visits: dict[str, int]  # by workload id
     check_s: float  # total time of all checks
-    called_s: float = 0.0  # total time of all visits spent inside calls
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
@@ -130,7 +129,6 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
         elapsed_s=finished.elapsed_s if finished is not None else None,
         num_visits=dict(Counter(visit.workload for visit in state.probes)),
         check_s=state.check_s,
-        called_s=state.called_s,
         num_blocks=gauge.num_blocks,
         discarded={name: frozenset(blocks) for name, blocks in discarded.items()},
         reason=finished.reason if finished is not None else "",
