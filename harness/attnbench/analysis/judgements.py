@@ -123,11 +123,11 @@ class Judgement:
     @property
     def notes(self) -> Mapping[str, str]:
         """Notes that do not affect the verdict, the first of each rule."""
-        found: dict[str, str] = {}
+        notes: dict[str, str] = {}
         for record in self.compared:
             for note in record.agreement.notes if record.agreement is not None else ():
-                found.setdefault(note.rule, note.found)
-        return found
+                notes.setdefault(note.rule, note.found)
+        return notes
 
     @property
     def worst(self) -> float | None:

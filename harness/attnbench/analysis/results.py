@@ -93,8 +93,8 @@ class Results:
     @property
     def environments(self) -> dict[str, Environment]:
         """Environments of the records by fingerprint, in order; several if the machine changed."""
-        found = (record.environment for record in self.records if record.environment is not None)
-        return {environment.fingerprint: environment for environment in found}
+        known = (record.environment for record in self.records if record.environment is not None)
+        return {environment.fingerprint: environment for environment in known}
 
 
 def read(path: Path) -> Results:
@@ -132,7 +132,7 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
         num_blocks=gauge.num_blocks,
         discarded={name: frozenset(blocks) for name, blocks in discarded.items()},
         reason=finished.reason if finished is not None else "",
-        ceilings={place: each for (_, place), each in reversed(state.ceilings.items())},
+        ceilings={place: ceilings for (_, place), ceilings in reversed(state.ceilings.items())},
         host_ceilings=state.ceilings,
         warnings=warnings,
         doubts=state.doubts,

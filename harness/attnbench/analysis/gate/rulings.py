@@ -155,10 +155,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
         """The allowed growth of a metric of a cell."""
-        asked = self.asked([(workload, implementation)], metric)
-        return ALLOWED.get(metric, 0.0) if asked is None else asked
+        limit = self.limit([(workload, implementation)], metric)
+        return ALLOWED.get(metric, 0.0) if limit is None else limit
 
-    def asked(self, cells: Iterable[Key], metric: str) -> float | None:
+    def limit(self, cells: Iterable[Key], metric: str) -> float | None:
         """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
         rules = [[rule.allowed for rule in self.rule if rule.covers(*cell, metric)] for cell in cells]
         return min(allowed[-1] for allowed in rules) if rules and all(rules) else None
