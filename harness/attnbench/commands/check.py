@@ -57,7 +57,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the verdicts by device and dtype, with all versions, into FILE.json or FILE.md. Alone: on "
+            help="Write the verdicts by device and dtype, with all versions, into FILE.md. Alone: on "
             "PyTorch's own attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.",
         ),
     ] = None,
