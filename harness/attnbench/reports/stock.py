@@ -11,7 +11,7 @@ from attnbench.reports import cells
 from attnbench.reports.story import described
 from attnbench.units import markdown_list, markdown_table, plain
 
-FACTS = ("processor", "accelerator", "system", "Python", "versions", "settings")
+FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
 SUFFIX = ".md"
 ABSENT = "-"
 
