@@ -115,9 +115,8 @@ class Attention(nn.Module):
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Take the sizes of `weights`, create the layers and load them; missing ones among the three biases are 0."""
         super().__init__()
-        weights = weights.filled()
+        weights = weights.filled()  # missing ones among the three biases are 0
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
         self.num_kv_heads, self.value_dim, _ = weights.value.shape
         self.has_bias = weights.has_bias
@@ -231,7 +230,7 @@ class Implementation:
     a module without `attend` takes part in scope `module` only.
     `unsupported` returns a reason, or None if the workload is supported.
     `executed_flops` returns the FLOPs that one call really computes, including hidden pairs, or None if they are
-    unknown: `dense_flops` for the textbook form, `product_flops` for a form that skips some pairs.
+    unknown (workloads/counts.py).
     `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): if another one runs, the
     cell is a fallback and is not timed.
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which is
@@ -261,7 +260,6 @@ class Implementation:
     is_approximate: bool = False
 
     def __post_init__(self) -> None:
-        """Check the backend, and include `built_in` in `unsupported`."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
         reason = partial(_reason_against, self.unsupported, self.built_in)
