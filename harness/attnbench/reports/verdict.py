@@ -381,7 +381,7 @@ def _choice(found: Recommendation) -> Choice:
 
 
 def _crossings(results: Results) -> tuple[Crossing, ...]:
-    return msgspec.convert(recommended.crossing_facts(results)["crossings"], tuple[Crossing, ...])
+    return msgspec.convert(recommended.crossing_facts(results), tuple[Crossing, ...])
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
