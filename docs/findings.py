@@ -214,10 +214,10 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _stock() -> list[str]:
     """Build the section on stock attention from the stored reports."""
-    reports = [stock.load(file) for file in STOCK]
-    verdicts = [text for each in reports for row in each["verdicts"].values() for text in row.values()]
+    texts = [pair for file in STOCK for pair in stock.load(file).items()]
+    verdicts = [text for name, text in texts if ", " in name]
     num_right = sum(text.startswith("right") for text in verdicts)
-    num_findings = sum(len(each["findings"]) for each in reports)
+    num_findings = sum(" on " in name for name, _ in texts)
     names = " ".join(str(file.relative_to(ROOT)) for file in STOCK)
     return [STOCK_TEXT.format(num_right, len(verdicts), num_findings or "no", names), stock.side_by_side(STOCK)]
 

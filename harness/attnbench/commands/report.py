@@ -55,7 +55,7 @@ def report(
 
     if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
-    files = [Path(run) for run in runs or () if Path(run).suffix in stock.SUFFIXES and Path(run).is_file()]
+    files = [Path(run) for run in runs or () if Path(run).suffix == stock.SUFFIX and Path(run).is_file()]
     if files and len(files) == len(runs or ()):
         typer.echo(stock.side_by_side(files), nl=False)
         raise typer.Exit(ExitCode.passed)
