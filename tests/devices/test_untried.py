@@ -75,8 +75,10 @@ def test_a_gpu_of_amds_is_untried_and_has_no_compute_capability(monkeypatch, tmp
 
 
 FAKED = """
-import os, platform, sys
+import os, platform, sys, sysconfig
 import psutil, torch
+
+sysconfig.get_config_vars()  # read from files of this system
 
 for name in ("fork", "forkpty", "memfd_create", "pidfd_open", "sched_getaffinity", "sched_setaffinity"):
     delattr(os, name)

@@ -76,7 +76,7 @@ class Cuda(Accelerator):
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
-        """What should work on a GPU of AMD's."""
+        """A sentence on GPUs of AMD's."""
         if not self._is_amd:
             return ""
         return (

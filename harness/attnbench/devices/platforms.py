@@ -1,4 +1,4 @@
-"""Systems other than Linux: the first line of every command there says what works."""
+"""Systems other than Linux: the first line of every command says what works there."""
 
 import platform
 import sys
@@ -15,7 +15,7 @@ NOTHING = "{}: nothing works here, since Python has no {} here. On Windows, run 
 
 
 def first_line() -> str:
-    """What works on this system; "" on Linux, where everything does."""
+    """A sentence on what works on this system; "" on Linux, where everything does."""
     system = platform.system()
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         return NOTHING.format(system, " and no ".join(missing))

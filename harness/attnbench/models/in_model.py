@@ -42,10 +42,12 @@ class RefusedError(ValueError):
 class GivenMask(Mask):
     """The mask that a model passes to its attention: boolean (B, T, S), True where visible."""
 
+    name = ""  # no workload can name it
+
     def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
         """Take the mask, of which B and T may be 1."""
         super().__init__()
-        self.name = "given"  # of the class, it would stand for a mask that a workload can name
+        self.name = "given"
         self.visible = visible.expand(sizes).cpu().numpy()
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
