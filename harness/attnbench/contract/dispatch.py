@@ -93,8 +93,8 @@ def chosen(  # noqa: PLR0913, PLR0917 - the facts that a choice depends on
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     mask = BoundMask(workload.mask_rule, sizes, device, scale=scale)
     with torch.inference_mode(mode=False):
-        shapes = Weights.shapes(workload, 1)
-        parts = {part: torch.zeros(shapes[part], dtype=dtypes[0], device=device) for part in ("query", "key", "value")}
+        narrow = Weights.shapes(workload, 1)
+        parts = {part: torch.zeros(narrow[part], dtype=dtypes[0], device=device) for part in ("query", "key", "value")}
         module = choice.build(Weights(**parts)).eval()  # `attend` does not read them
     attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment] # `unsupported` saw to it
     return lambda query, key, value: attend(query, key, value, mask)
