@@ -30,8 +30,6 @@ LINES = {
 }
 """The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
 _ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
-SetDropout = Callable[[Any, float], object]
-"""f(module, share): drop that share of the attention weights in every later call, in any mode of the module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class Declared:
     changes_scores: bool = False
     axes: Collection[str] = ()
     unsupported: Callable[[Workload], str | None] = supports_everything
-    dropout: SetDropout | None = None
+    dropout: Callable[[Any, float], object] | None = None
     source: str = ""
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
