@@ -253,8 +253,8 @@ class TestCommand:
 def test_a_models_mask_and_bias_are_joined_and_no_text_names_them():
     query, visible = torch.zeros(1, 2, 5, 5), torch.ones(1, 1, 5, 5, dtype=torch.bool)
     call = in_model.call_of(nn.Module(), query, query, query, visible, position_bias=query, is_causal=False)
-    assert [part.name for part in call.rule.parts] == ["given", "given_bias"]
-    assert not {"given", "given_bias", ""} & set(masks())
+    assert [part.name for part in call.rule.parts] == ["given", ""]
+    assert not {"given", ""} & set(masks())
 
 
 def test_a_model_may_pass_its_mask_by_name_or_none():

@@ -69,10 +69,6 @@ class GivenBias(Mask):
     name = ""
     changes_scores = is_learned = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "given_bias"
-
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
         """The query and the key themselves."""
         return (query + key * 0, key + query * 0)
