@@ -32,6 +32,8 @@ ENDING_S = 1.0
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Inductor's pool of compiling processes would run next to timed calls."""
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """Environment variable for the way in which workers are started, and its only value."""
 RANKS_SHARE = 0.5
@@ -111,7 +113,7 @@ class Template:
     ) -> None:
         self.log, self.folders, self.python = log, tuple(folders), python or sys.executable
         path = {"PYTHONPATH": module_path(home), messages.FOLDERS: os.pathsep.join(map(str, folders))}
-        self.environment = {**os.environ, **(settings or {}), **path}
+        self.environment = {COMPILERS: "1", **os.environ, **(settings or {}), **path}
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._has_forked = False
