@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -240,6 +241,16 @@ def held(named: str) -> list[str]:
     if not named.endswith(".py") or "=" in named:
         return [named]
     return [f"{named}:{name}" for name in plugins.held(Path(named))]
+
+
+def require_extra(module: str, extra: str) -> None:
+    """Check that an optional package is installed.
+
+    Raises:
+        ValueError: it is not; the message has the command that installs it.
+    """
+    if find_spec(module) is None:
+        raise ValueError(f'{module} is not installed: pip install "attnbench[{extra}]"')
 
 
 def typed(context: typer.Context) -> set[str]:
