@@ -21,6 +21,16 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
+def call(*words: object, folder: Path = ROOT) -> str:
+    """Run a command in a folder, and return its output.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    command = [str(word) for word in words]
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+
+
 def measure(source: Path, extras: str, python: str) -> str:
     """Install the wheel of a checkout into a fresh environment, and return a row of a table.
 
@@ -29,27 +39,24 @@ def measure(source: Path, extras: str, python: str) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-light-") as name:
         folder = Path(name)
-        subprocess.run([python, "-m", "venv", folder / "env"], check=True)
-        inside = str(folder / "env" / "bin" / "python")
-        build = [inside, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
-        subprocess.run(build, check=True)
+        call(python, "-m", "venv", folder / "env")
+        inside = folder / "env" / "bin" / "python"
+        call(inside, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
         (wheel,) = folder.glob("*.whl")
         start = time.monotonic()
-        wanted = f"attnbench[{extras}] @ {wheel.as_uri()}" if extras else str(wheel)
-        subprocess.run([inside, "-m", "pip", "install", "--quiet", "--no-compile", wanted], check=True)
+        wanted = f"attnbench[{extras}] @ {wheel.as_uri()}" if extras else wheel
+        call(inside, "-m", "pip", "install", "--quiet", "--no-compile", wanted)
         installed_s = time.monotonic() - start
-        listed = subprocess.run(
-            [inside, "-m", "pip", "list", "--format=freeze"], check=True, capture_output=True, text=True
-        )
-        packages = [line for line in listed.stdout.splitlines() if not line.startswith(("pip==", "setuptools=="))]
+        lines = call(inside, "-m", "pip", "list", "--format=freeze").splitlines()
+        number = sum(not line.startswith(("pip==", "setuptools==")) for line in lines)
         (site,) = (folder / "env").glob("lib/python*/site-packages")
         size, of_torch = megabytes(site), megabytes(site / "torch")
         start = time.monotonic()
-        subprocess.run([inside, "-P", "-m", "attnbench", *CHECK], cwd=folder, check=True, capture_output=True)
+        call(inside, "-P", "-m", "attnbench", *CHECK, folder=folder)
         verdict_s = time.monotonic() - start
-        version = subprocess.run([inside, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
+        version = call(inside, "--version").split()[1]
     what = f"attnbench[{extras}]" if extras else "attnbench"
-    numbers = f"{len(packages)} | {size:.0f} | {size - of_torch:.0f} | {installed_s:.0f} | {verdict_s:.0f}"
+    numbers = f"{number} | {size:.0f} | {size - of_torch:.0f} | {installed_s:.0f} | {verdict_s:.0f}"
     return f"| {what} | {version} | {numbers} |"
 
 
