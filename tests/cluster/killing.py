@@ -21,7 +21,7 @@ import psutil
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.cluster.driver import NICENESS, SLOT
+from attnbench.cluster.driver import SLOT
 from attnbench.cluster.host import HOST, folder_of_runs
 from attnbench.commands import ExitCode
 from attnbench.storage import events
@@ -51,7 +51,7 @@ class Machines:
         """Start a head that measures nothing, and both hosts."""
         from ray.cluster_utils import Cluster
 
-        os.environ.setdefault(*NICENESS)
+        os.environ.setdefault("RAY_worker_niceness", "0")
         self.cluster: Any = Cluster()
         self._node: dict[str, Any] = {
             "num_cpus": 1,

@@ -78,16 +78,6 @@ def test_threads_that_sleep_are_none_of_its_business(monkeypatch, name, value):
     assert advice(monkeypatch, settings={name: value}) == {}
 
 
-def test_where_freed_memory_goes(monkeypatch):
-    def freed(**changes):
-        monkeypatch.setattr(environment, "collect", lambda: msgspec.structs.replace(FIT, **changes))
-        return next(found.value for found in doctor.examine() if found.name == "freed memory")
-
-    assert "page faults at each call" in freed()
-    assert freed(settings={"MALLOC_MMAP_MAX_": "0"}) == "kept by the process"
-    assert freed(system="Darwin arm64") == "left to the system"
-
-
 def test_time_that_the_host_takes(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=7.0))
     reported = "the host takes time away: measure elsewhere, or take more visits"

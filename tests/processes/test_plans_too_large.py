@@ -4,22 +4,16 @@ import json
 from itertools import pairwise
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.commands.dry_run import predicted, sentence
-from attnbench.processes.execution import Predicted
-from attnbench.processes.messages import Failed, Prepared
 from attnbench.processes.stages import CHECKS_FACTOR, LEAST_CHECKS_S, MANY, check_limit_s, spread
 from attnbench.reports.story import troubles
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
-
-SDPA = Arm(implementation="sdpa")
 
 
 @given(st.integers(0, 300))
@@ -65,36 +59,15 @@ def test_more_time_means_more_checks():
     assert check_limit_s(plan) == CHECKS_FACTOR * 100.0
 
 
-def test_a_dry_run_of_many_cells_says_how_many_would_be_checked():
-    plan = virtual.plan(2 * MANY, ["sdpa"], budget_s=5.0)
-    seen = [
-        Predicted(workload, SDPA, Prepared(has_dropout=False, executed_flops=None, call_s=0.1))
-        for workload in plan.workloads[:3]
-    ]
-    seen.append(Predicted(plan.workloads[3], SDPA, Failed(status=Status.unsupported, message="no causal mask")))
-    found = predicted(plan, seen)
-    assert (found["cells"], found["looked_at"], found["tried"]) == (2000, 4, 3)
-    assert found["checks_s"] == pytest.approx(2000 * 3 / 4 * 0.85)
-    assert found["checked"] == int(2000 * 20 / found["checks_s"])
-    assert found["left_out"][0]["reason"] == "no causal mask"
-    said = sentence(found)
-    assert "2,000 cells, of which 3 of 4 looked at would be tried." in said
-    assert f"About {found['checked']:,} cells would be checked, spread evenly" in said
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_the_command_measures_nothing_and_stores_nothing(tmp_path, monkeypatch):
+def test_a_dry_run_lists_every_cell_and_measures_and_stores_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def mine(query, key, value, mask):\n    return value\n")
-    axes = ["--set", "seq_len=32,64", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "mask=causal"]
-    chosen = ["-i", "mine.py:mine", "-i", "flex", "--set", "direction=forward_backward", "--set", "dtype=float32"]
-    done = CliRunner().invoke(app, ["run", "--dry-run", *axes, "--set", "scope=attention", *chosen, "--json"])
+    done = CliRunner().invoke(app, ["run", "sdpa", "fused", "--dry-run", "--set", "seq_len=32,64", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert {row["implementation"] for row in found["predicted"]} == {"mine", "sdpa"}  # wrong answers do not matter yet
-    assert {row["implementation"] for row in found["left_out"]} == {"flex"}
-    assert all(row["call_s"] > 0 for row in found["predicted"])
-    assert "no gradients on the CPU" in found["left_out"][0]["reason"]
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+    cells = json.loads(done.stdout)["cells"]
+    assert {each["implementation"] for each in cells} == {"sdpa", "fused"}
+    assert len({each["workload"] for each in cells}) * 2 == len(cells) > 2
+    table = CliRunner().invoke(app, ["run", "sdpa", "fused", "--dry-run", "--set", "seq_len=32,64"]).stdout
+    assert f"{len(cells)} cells on {len(cells) // 2} shapes" in table
+    assert list(tmp_path.iterdir()) == []
     both = CliRunner().invoke(app, ["run", "--dry-run", "--resume", "x"])
     assert "give one of them" in str(both.exception)

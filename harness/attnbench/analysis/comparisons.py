@@ -7,8 +7,7 @@ import functools
 import math
 import operator
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -215,9 +214,30 @@ def waiting(results: Results) -> dict[Key, float]:
 
 
 @lru_cache(maxsize=1)
-def cell_doubts(results: Results) -> set[Key]:
-    """Cells with doubtful times of their own."""
-    return {key for key, share in waiting(results).items() if share > MOST_WAITING} | set(results.doubts)
+def cell_doubts(results: Results) -> dict[Key, Warned]:
+    """Reasons to distrust the times of single cells."""
+    doubts = {key: Warn.disturbed.says(text) for key, text in results.doubts.items()}
+    for key, share in waiting(results).items():
+        if share > MOST_WAITING:
+            text = f"threads waited for a processor in {percent(share)} of the samples"
+            doubts[key] = Warn.waiting_threads.says(text)
+    return doubts
+
+
+def broken(results: Results) -> list[Warned]:
+    """Reasons why no time of a session counts, one sentence each."""
+    lines = []
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
+    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
+    return lines
 
 
 @lru_cache(maxsize=1)
@@ -229,22 +249,13 @@ def session_doubts(results: Results) -> list[Warned]:
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
-    if (said := contention(results)) and (is_stolen or not waits):
-        lines.append(said)
+    if (busy := contention(results)) and (is_stolen or not waits):
+        lines.append(busy)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
         text = f"Other work kept the processors busy: {kept}. Times are too long."
         lines.append(Warn.waiting_threads.says(text))
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
-        lines.append(Warn.discarded_blocks.says(text))
-    by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
-    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in found):  # each of two sides may have one fingerprint
-        text = "The machine changed during this run: times are not comparable."
-        lines.append(Warn.machine_changed.says(text))
+    lines += broken(results)
     slowed, is_usual = throttled(results)
     return lines if is_usual or slowed is None else [*lines, slowed]
 
@@ -253,28 +264,22 @@ def doubts(results: Results) -> list[Warned]:
     """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
-    slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}
-    if slow:
-        workload, arm = worst = max(slow, key=lambda key: slow[key])
-        who = f"The time of {arm} on {workload}" + f" and {len(slow) - 1} more" * (len(slow) > 1)
-        why = f"threads waited for a processor in {percent(slow[worst])} of the samples"
-        lines = [Warn.waiting_threads.says(f"{who} is doubtful, as other work kept the machine busy: {why}.")]
-    counts = Counter(arm for _, arm in results.doubts)
-    for (workload, arm), doubt in results.doubts.items():
-        if others := counts.pop(arm, 0):
-            where = workload + f" and {others - 1} more" * (others > 1)
-            text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
-            lines = [*lines, Warn.disturbed.says(text)]
+    by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
+    for (workload, arm), doubt in cell_doubts(results).items():
+        by_arm.setdefault(arm, []).append((workload, doubt))
+    lines = []
+    for arm, cells in by_arm.items():
+        workload, doubt = cells[0]
+        where = workload + f" and {len(cells) - 1} more" * (len(cells) > 1)
+        text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
+        lines.append(doubt.name.says(text))
     return lines
 
 
 def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, of any cell."""
-    if session_doubts(results):
-        return True
-    workload, arm = key or ("", Arm())
-    cells = cell_doubts(results)
-    return key is not None and (key in cells or (workload, results.plan.reference(arm)) in cells)
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
+    cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
+    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
@@ -282,11 +287,9 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
     Two sides are measured in the same blocks, so load alone does not make them doubtful.
     """
-    if key is not None and key in results.doubts:
-        return True
-    if results.plan.sides is not None:
-        return results.num_discarded > MANY * results.num_blocks
-    return is_disturbed(results, key)
+    if results.plan.sides is None:
+        return is_disturbed(results, key)
+    return key in results.doubts or bool(broken(results))
 
 
 def throttled(results: Results) -> tuple[Warned | None, bool]:
@@ -312,27 +315,29 @@ def losses(results: Results) -> list[str]:
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
+def _by_cell(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
+    return {(record.workload.id, record.implementation): record for record in records}
+
+
 def failed(results: Results) -> list[tuple[Record, str]]:
     """Cells of the candidate that are lost, wrong or failed, each with a description."""
-    base, candidate = by_side(results)
-    before = {(record.workload.id, record.implementation): record.status for record in base}
-    found = []
-    for record in candidate:
-        was = before.get((record.workload.id, record.implementation))
-        is_gone = was is Status.ok and record.status is not Status.ok and not record.is_predicted
+    base, candidate = map(_by_cell, by_side(results))
+    failures = []
+    for key, record in candidate.items():
+        before = base[key].status if key in base else None
+        is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
         if record.is_finding or is_gone:
-            before_it = "" if was is None else f" (the base: {was})"
-            where = f"{record.implementation} on {record.workload.id}"
-            found.append((record, f"{record.status}: {where}{before_it}: {record.message}"))
-    return found
+            note = "" if before is None else f" (the base: {before})"
+            failures.append((record, f"{record.status}: {key[1]} on {key[0]}{note}: {record.message}"))
+    return failures
 
 
 def untried(results: Results) -> list[str]:
     """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
-    one, other = ({(each.workload.id, each.implementation): each for each in side} for side in by_side(results))
+    base, candidate = map(_by_cell, by_side(results))
     return [
         f"not tried: {record.arm} on {record.workload.id}: {record.message}"
-        for mine, its in ((one, other), (other, one))
-        for key, record in mine.items()
-        if record.is_predicted and key in its and its[key].status is Status.ok
+        for side, other in ((base, candidate), (candidate, base))
+        for key, record in side.items()
+        if record.is_predicted and key in other and other[key].status is Status.ok
     ]

@@ -26,7 +26,7 @@ class CheckVerdict(enum.StrEnum):
     """The verdict of a check on one implementation."""
 
     right = "right"
-    imprecise = "imprecise"  # close to attention on purpose: has an error, but no judgement
+    imprecise = "imprecise"  # honest, but less precise than the yardsticks
     wrong = "WRONG"
     approximate = "approximate"  # close to attention by intent: an error, and no judgement
     not_judged = "not judged"  # no answer to compare
@@ -34,9 +34,8 @@ class CheckVerdict(enum.StrEnum):
 
 def _hides_all(workload: Workload) -> bool:
     """Whether the mask may hide every key from some query."""
-    return workload.mask.startswith("padding_to_nothing") or (
-        "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
-    )
+    is_short = "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
+    return is_short or workload.mask.startswith("padding_to_nothing")
 
 
 FEATURES: dict[str, Callable[[Workload], bool]] = {

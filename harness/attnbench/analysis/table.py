@@ -50,50 +50,48 @@ GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
 CELL = (*AXES, "implementation", "side")
 """Columns that identify a row within a run."""
 
-IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host", *AXES)
-CELL_COLUMNS = (
-    *IDENTITY,
-    *("status", "message", "is_predicted", "is_baseline"),
-    *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "num_processes", "paired_latency_s"),
-    *("ratio", "ratio_low", "ratio_high", "verdict", "reason", "margin", "minimum_detectable_effect", "more_s"),
-    *("is_same_kernel", "allocator"),
-    *("ran", "num_operators"),
-    *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
-    *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
-    *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
-)
-"""Columns that are always present.
+TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
+"""Types of columns: a text or a number that may be missing; a number, a truth value or a text that every cell has."""
+IDENTITY = {
+    **dict.fromkeys(("run", "commit", "time", "workload", "implementation", "side", "host"), TEXT),
+    **dict.fromkeys(AXES, NEVER_MISSING),
+}
+CELL_COLUMNS = {
+    **IDENTITY,
+    **dict.fromkeys(("status", "message"), TEXT),
+    **dict.fromkeys(("is_predicted", "is_baseline"), NEVER_MISSING),
+    **dict.fromkeys(("latency_s", "latency_low_s", "latency_high_s"), NUMBER),
+    **dict.fromkeys(("num_samples", "num_visits", "num_processes"), NEVER_MISSING),
+    **dict.fromkeys(("paired_latency_s", "ratio", "ratio_low", "ratio_high"), NUMBER),
+    **dict.fromkeys(("verdict", "reason"), TEXT),
+    **dict.fromkeys(("margin", "minimum_detectable_effect", "more_s"), NUMBER),
+    "is_same_kernel": NEVER_MISSING,
+    **dict.fromkeys(("allocator", "ran"), TEXT),
+    "num_operators": NUMBER,
+    "useful_flops": NEVER_MISSING,
+    "executed_flops": NUMBER,
+    **dict.fromkeys(("compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"), NEVER_MISSING),
+    **dict.fromkeys(("flops_per_s", "bytes_per_s", "matmul_share", "copy_share", "error_ratio"), NUMBER),
+    "num_tensors": NEVER_MISSING,
+    **dict.fromkeys(("diagnosis", "warnings", "fingerprint"), TEXT),
+}
+"""Columns that are always present, with their types.
 
 Columns of measured metrics follow, and DEVICE_COLUMNS if a driver reports its state.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
 comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share`
-are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
-`num_tensors` tensors, missing if an error is not finite.
+for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share` are of the ceilings that the
+run measured. `error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
+finite.
 """
-DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share", "throttled_by")
+DEVICE_COLUMNS = {
+    **dict.fromkeys(("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share"), NUMBER),
+    "throttled_by": TEXT,
+}
 """State of the device while the cell's workload was timed, as in `DeviceSummary`; throttle reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
-TEXTS = (
-    *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
-    *("allocator", "ran", "diagnosis", "warnings", "fingerprint", "throttled_by"),
-)
-NEVER_MISSING = (
-    *(
-        *AXES,
-        "is_predicted",
-        "is_baseline",
-        "num_samples",
-        "num_visits",
-        "num_processes",
-        "num_tensors",
-        "is_same_kernel",
-    ),
-    *("useful_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
-)
-"""All other columns except texts are floating point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,10 +241,9 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
     import pandas as pd
 
     others = (column for row in found for column in row)
-    made = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
-    may_miss = (name for name in (*CELL_COLUMNS, *DEVICE_COLUMNS) if name not in NEVER_MISSING)
-    kinds = {name: "string" if name in TEXTS else "float64" for name in may_miss}
-    return made.astype({column: kind for column, kind in kinds.items() if column in made.columns})
+    frame = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
+    known = CELL_COLUMNS | DEVICE_COLUMNS
+    return frame.astype({column: known[column] for column in frame.columns if known.get(column, NEVER_MISSING)})
 
 
 def _cells(results: Results) -> Iterator[Row]:

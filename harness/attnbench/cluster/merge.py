@@ -26,18 +26,17 @@ def journal_path(folder: Path, host: str, share: str) -> Path:
     return folder / HOSTS / host / share / JOURNAL
 
 
-def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
-    """The hosts that finished a share, each with its events.
+def finished(folder: Path, share: Share) -> Measured | None:
+    """The first host by name that finished a share, with its events; None if the share is open.
 
     Raises:
         DamagedError: a journal is damaged.
     """
-    histories = {}
     for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
-            histories[path.parent.parent.name] = history
-    return histories
+            return path.parent.parent.name, history
+    return None
 
 
 def kind_of(history: Sequence[Event]) -> str:
@@ -49,12 +48,11 @@ def kind_of(history: Sequence[Event]) -> str:
 
 
 def merge(
-    folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
+    folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str] | None = None
 ) -> None:
-    """Rewrite the journal of a run; if several hosts finished a share, use the events of the first by name.
+    """Rewrite the journal of a run.
 
-    `lost` gives the reasons for shares that no host could measure; `is_over` says that the other shares are no longer
-    being measured.
+    `lost` gives the reasons for shares that no host could measure; None: the open shares are still being measured.
 
     Raises:
         DamagedError: a host's journal is damaged.
@@ -63,11 +61,11 @@ def merge(
     measured: list[Measured] = []
     gone: list[tuple[Plan, str]] = []
     for share in shares:
-        if hosts := finished(folder, share):
-            measured.append(next(iter(hosts.items())))
-        elif share.name in lost:
+        if (result := finished(folder, share)) is not None:
+            measured.append(result)
+        elif lost is not None and share.name in lost:
             gone.append((share.plan, lost[share.name]))
-    write(folder / JOURNAL, merged(started, measured, gone, is_over=is_over))
+    write(folder / JOURNAL, merged(started, measured, gone, is_over=lost is not None))
 
 
 def merged(
@@ -121,11 +119,8 @@ def merged(
 
 def _shifted(visit: events.VisitFinished, epochs: int) -> events.VisitFinished:
     """A visit with its process renumbered among those of all shares."""
-    arms = tuple(
-        msgspec.structs.replace(
-            taken,
-            samples=tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in taken.samples),
-        )
-        for taken in visit.arms
-    )
-    return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=arms)
+    arms = []
+    for taken in visit.arms:
+        samples = tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in taken.samples)
+        arms.append(msgspec.structs.replace(taken, samples=samples))
+    return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=tuple(arms))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec import structs
@@ -111,16 +111,16 @@ def check(
             options = _interpreted(options, is_invariance=is_invariance)
         if replay is not None:
             options = _captured(replay, options, specs)
-        if is_invariance and not (options.settings or options.model):
-            options = replace(options, settings=[INVARIANCE])
-            planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
-        else:
-            rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-            more = {"metrics": (), "declarations": declarations, "rejects": rejects}
-            planned = options.plan(implementations=specs, with_baseline=False, **more)
+        more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
         if is_invariance:
-            invariance.check(planned, not_judged, as_json=as_json)
-        planned = structs.replace(planned, is_interpreted=is_interpreted)
+            if not (options.settings or options.model):
+                options = replace(options, settings=[INVARIANCE])
+                more["is_exact"] = True
+            invariance.check(options.plan(**more), not_judged, as_json=as_json)
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        planned = structs.replace(
+            options.plan(declarations=declarations, rejects=rejects, **more), is_interpreted=is_interpreted
+        )
         checked, stopped = _checked(planned, folder, template, replay, goes_on=goes_on)
     from attnbench.analysis.judgements import judgements  # only now: slow to import
     from attnbench.commands import terminal
@@ -191,20 +191,18 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
     """Options for Triton's interpreter: small sizes by default, and longer timeouts.
 
     Raises:
-        ValueError: Triton is missing, or times are requested.
+        ValueError: Triton is missing, or certificates are requested.
     """
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     if is_invariance:
-        raise ValueError("--invariance takes times, and those of an interpreter say nothing: leave out --interpret")
-    settings = options.settings
-    if not (settings or options.model):
-        settings = list(INTERPRETED_SIZES)
+        raise ValueError("--invariance is of compiled kernels: leave out --interpret")
+    settings = options.settings if options.settings or options.model else list(INTERPRETED_SIZES)
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 
 
-def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
+def _usable(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """The usable specs, with a file expanded to its implementations, and the reasons against the others.
 
     Raises:
@@ -212,13 +210,13 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     """
     specs: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
-    for named in given:
+    for name in names:
         try:
-            found = held(named)
+            candidates = plugins.labelled(held(name))
         except ValueError as error:
-            problems[named] = str(error)
+            problems[name] = str(error)
             continue
-        for spec in plugins.labelled(found):
+        for spec in candidates:
             try:
                 plugins.check_specs([spec])
                 specs.append(spec)

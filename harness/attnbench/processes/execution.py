@@ -6,14 +6,12 @@ Each stage works on the session, and skips work that the journal already holds.
 
 import os
 import secrets
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
@@ -25,23 +23,20 @@ from attnbench.processes.stages import (
     CheckStage,
     KeptMemoryStage,
     ObserveStage,
-    Progress,
     Session,
     Stage,
     TimingStage,
     TraceStage,
     Watch,
     now,
-    spread,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience, worker_template
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
-from attnbench.storage.records import LATENCY, Arm, Counters
+from attnbench.storage.records import LATENCY, Counters
 from attnbench.timing.schedule import Choice, Race
-from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
@@ -54,16 +49,6 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
-PREDICTING_S = 60.0
-"""Longest dry run in seconds."""
-
-
-class Predicted(NamedTuple):
-    """A cell before its check: the predicted cost of a call, or why it is left out."""
-
-    workload: Workload
-    arm: Arm
-    reply: messages.Prepared | messages.Failed
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
@@ -181,42 +166,3 @@ def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     """The folder of a new run below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
-
-
-def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
-    """Predict time and memory of each cell from calls at shorter lengths, workload by workload; stores nothing.
-
-    Stops after `limit_s` seconds; any prefix of the order of workloads is evenly spread.
-
-    Raises:
-        ValueError: no worker can start.
-    """
-    start_s, counts = time.monotonic(), Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
-        client.start()
-        for number, workload in enumerate(spread(plan.workloads)):
-            if time.monotonic() - start_s > limit_s:
-                return
-            for arm, spec in plan.cells(workload).items():
-                progress = Progress(
-                    stage="predict",
-                    cell=f"{arm} on {workload.id}",
-                    done=number,
-                    total=len(plan.workloads),
-                    counts=counts,
-                    left_s=None,
-                )
-                watch(progress)
-                if not client.is_running:
-                    client.start()
-                request = messages.Prepare(
-                    workload=workload,
-                    arm=arm,
-                    spec=spec,
-                    call_limit_s=plan.call_limit_s,
-                    memory_limit_bytes=plan.memory_limit_bytes,
-                )
-                reply = client.ask(request)
-                assert isinstance(reply, messages.Prepared | messages.Failed)
-                counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
-                yield Predicted(workload=workload, arm=arm, reply=reply)

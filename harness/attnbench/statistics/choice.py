@@ -35,11 +35,6 @@ class Standing:
         """Arms that more processes may decide."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
-    @property
-    def equals(self) -> list[str]:
-        """Arms that are not shown to be slower."""
-        return [name for name in self.others if self.verdict(name) is not Verdict.slower]
-
 
 def standing(
     plan: Plan,
@@ -75,12 +70,17 @@ def standing(
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
-    """Mean log ratio of the choosing processes; of all processes while there are too few for two halves."""
+    """The mean log ratio of the even processes, which choose. All choose while there are fewer than eight."""
     chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
     return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """Log ratios of the judging processes; while these are too few for two halves, too few values for a verdict."""
-    judging = [log for epoch, log in numbers.items() if epoch % 2]
-    return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]
+    """The log ratios of the odd processes, which judge.
+
+    With fewer than eight processes, the choice and the verdict would share them. Then only three numbers are returned:
+    enough for an estimate, too few for a verdict.
+    """
+    if len(numbers) < CHOOSING_PROCESSES:
+        return [*numbers.values()][: FEWEST_PROCESSES - 1]
+    return [log for epoch, log in numbers.items() if epoch % 2]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.times import reach
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, escaped, plain, show
