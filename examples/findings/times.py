@@ -4,8 +4,12 @@ A line for each: the two times of a call, their ratio, and what the finding says
 findings shows here, as the other scripts exit while a fault is there.
 """
 
+import os
+import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -50,6 +54,17 @@ def float16():
     return seconds(lambda: textbook(*half), lambda: textbook(*single))
 
 
+def page_faults():
+    """In two processes: the C library returns large blocks to the system, or keeps them."""
+    code = "import times; found = times.tensors(2048); print(times.seconds(lambda: times.textbook(*found))[0])"
+    keeps, results = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}, []
+    for more in ({}, keeps):
+        command, here = [sys.executable, "-c", code], Path(__file__).resolve().parent
+        environment = {**os.environ, **more}
+        results.append(float(subprocess.check_output(command, cwd=here, env=environment, text=True)))  # noqa: S603
+    return results
+
+
 def mask_as_tensor():
     operands = tensors(2048)
     visible = ~HIDDEN[2048]
@@ -78,13 +93,15 @@ def compile():  # noqa: A001 - the name of the finding
 
 def training():
     operands = tensors(512)
-    forward = seconds(lambda: textbook(*operands, HIDDEN[512]), lambda: sdpa(*operands, None, 0.0, True))
-    both = seconds(backward(textbook, *operands, HIDDEN[512]), backward(sdpa, *operands, None, 0.0, True))
+    forward = seconds(lambda: textbook(*operands, HIDDEN[512]), lambda: sdpa(*operands, is_causal=True))
+    causal = partial(sdpa, is_causal=True)
+    both = seconds(backward(textbook, *operands, HIDDEN[512]), backward(causal, *operands))
     return forward[0] / forward[1], both[0] / both[1]
 
 
 FINDINGS = {
     "float16": (float16, "textbook attention in float16 and in float32", 2.0),
+    "page_faults": (page_faults, "textbook attention at T=2048 with fresh and with kept pages", 1.2),
     "mask_as_tensor": (mask_as_tensor, "a causal mask as a tensor and as is_causal", 1.3),
     "window": (window, "a window of 64 keys and none", 1.3),
     "padding": (padding, "a padded batch and its words alone", 1.3),
