@@ -42,7 +42,7 @@ def load(file: Path) -> dict[str, Any]:
     """Load captured inputs, without executing anything from the file.
 
     Raises:
-        ValueError: it is no such dictionary; the message says what is missing or unknown.
+        ValueError: it is no such dictionary; the message lists the entries.
     """
     try:
         saved: Any = torch.load(file, weights_only=True)
