@@ -17,7 +17,9 @@ CODE = {
         "    scale = query",
         "    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n    scale = query",
     ),
-    "unmasked": RIGHT.replace("def mine", "def unmasked").replace("mask is not None", "False"),
+    "unmasked": RIGHT.replace("def mine", "def unmasked")
+    .replace("mask is not None", "False")
+    .replace("bias is not None", "False"),
     "crashing": "def crashing(query, key, value):\n    raise KeyError('boom')\n",
 }
 
@@ -25,8 +27,8 @@ CODE = {
 def capture(folder, **more):
     """Save inputs whose key is a view of a packed buffer, as of one projection."""
     torch.manual_seed(1)
-    query, packed = torch.randn(2, 4, 9, 8), torch.randn(2, 13, 2, 2, 8)
-    key, value = packed.permute(2, 0, 3, 1, 4)  # (B, S, 2, G, K) -> two of (B, G, S, K)
+    query, packed = torch.randn(2, 4, 9, 8), torch.randn(2, 13, 2, 4, 8)
+    key, value = packed.permute(2, 0, 3, 1, 4)  # (B, S, 2, H, K) -> two of (B, H, S, K)
     torch.save({"query": query, "key": key, "value": value, **more}, folder / "tensors.pt")
     for name, text in CODE.items():
         (folder / f"{name}.py").write_text(text)
@@ -54,7 +56,7 @@ def test_a_right_function_is_right_and_one_that_reads_memory_or_ignores_the_mask
         for name, each in torch.load(file, weights_only=True).items()
     }
     torch.save(saved, file)
-    assert replay.load(file)["key"].stride() == saved["key"].stride() != torch.empty(2, 2, 13, 8).stride()
+    assert replay.load(file)["key"].stride() == saved["key"].stride() != torch.empty(2, 4, 13, 8).stride()
     assert grades(tmp_path, file) == {"mine": Grade.right, "by_memory": Grade.wrong, "unmasked": Grade.wrong}
 
 

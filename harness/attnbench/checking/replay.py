@@ -111,7 +111,7 @@ def textbook(tensors: tuple[Tensor, ...], saved: dict[str, Any]) -> tuple[Tensor
                 scores = scores.masked_fill(~mask.expand(shape)[row, head], -math.inf)
             empty = (scores == -math.inf).all(-1, keepdim=True)
             scores = scores.masked_fill(empty, 0.0)
-            largest = max(largest, float(scores.where(scores.isfinite(), 0.0).abs().max()))
+            largest = max(largest, float(scores.detach().where(scores.isfinite(), 0.0).abs().max()))
             heads.append(scores.softmax(-1).masked_fill(empty, 0.0) @ value[row, head])
         outputs.append(torch.stack(heads))
     return torch.stack(outputs), largest
@@ -178,7 +178,8 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
         entry_value = saved.get(entry)
         if entry_value is None or entry_value is False:
             continue
-        name = names.get(entry, names.get("bias", "") if entry == "mask" else "")
+        is_added = entry == "mask" and saved["mask"].dtype != torch.bool and "bias" in names
+        name = names.get("bias" if is_added else entry, "")
         if not name:
             raise ValueError(f"the function has no parameter {entry}, which was captured")
         passed[name] = entry_value
