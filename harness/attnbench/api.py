@@ -260,7 +260,6 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     deterministic: bool = False,
     model: str = "",
     phase: str = "prefill",
-    changes: bool = True,
     seed: int | None = None,
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
@@ -268,8 +267,8 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
     By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
-    need beyond its inputs; `changes` searches for the length from which on another implementation is fastest. A
-    backward pass is direction="forward_backward". Everything is stored below the folder `results`.
+    need beyond its inputs. A backward pass is direction="forward_backward". Everything is stored below the folder
+    `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -282,7 +281,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     specs = _specs(given, folder)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     planned = _plan("fastest", specs, seed, axes, **more)
-    measured = _executed(plan_to_choose(planned, searches=changes), specs, folder)
+    measured = _executed(plan_to_choose(planned), specs, folder)
     return Outcome(measured, {}, recommend(measured, limits))
 
 

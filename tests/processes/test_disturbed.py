@@ -121,7 +121,7 @@ def test_a_gate_on_two_runs_is_inconclusive_if_either_was_disturbed(tmp_path, di
 def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     settings = ("seq_len=256", "mask=none")
     selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
-    asked = msgspec.structs.replace(plan_to_choose(selection, searches=True), budget_s=40.0)
+    asked = msgspec.structs.replace(plan_to_choose(selection), budget_s=40.0)
     results = sweep(tmp_path, share, asked)
     (found,) = recommend(results)
     assert found.is_clear is (share == FEW)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
 from attnbench.processes.choosing import Search, ShortlistStage
-from attnbench.processes.runners import IsolatingClient, PairedClient
+from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
     CeilingsStage,
@@ -35,10 +35,9 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
-from attnbench.storage.records import LATENCY, Counters
+from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
 from attnbench.timing.schedule import Choice, Race
 
-T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
@@ -147,19 +146,17 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
-    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
+    settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
     if plan.sides is None:
-        shared = ProcessClient(folder / "worker.log", plan.timeout_s, {**spin, **settings}, template=template)
-        return IsolatingClient(shared, plan.runner)
-    below = folder / SIDES_FOLDER
-    ours = harness_folder(below / "modules")
-
-    def client(side: events.Side, name: str) -> ProcessClient:
-        folders = side_folders(side, below / f"{name}_modules")
-        log = folder / f"{name}.log"
-        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *folders])
-
-    return PairedClient(client(plan.sides.base, "worker_base"), client(plan.sides.candidate, "worker"), plan.seed)
+        shared = ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
+        return Runners({SHARED: shared}, plan.runner)
+    clients: dict[str, ProcessClient] = {}
+    for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
+        log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")
+        home = harness_folder(folder / SIDES_FOLDER / "modules")
+        where: dict[str, Any] = {"python": side.python, "home": home, "folders": side_folders(side)}
+        clients[name] = ProcessClient(log, plan.timeout_s, settings, **where)
+    return Runners(clients, plan.runner, seed=plan.seed)
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:

@@ -12,7 +12,6 @@ from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
 from attnbench.storage.records import Arm
 from attnbench.units import plain, show
-from attnbench.workloads.workload import DIRECTIONS
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
@@ -41,14 +40,6 @@ def number(value: float) -> str:
     """A length with at most four digits."""
     digits = max(0, len(str(int(value))) - 4)
     return f"{round(value, -digits):.0f}"
-
-
-def answered_for(growths: Sequence[Growth]) -> str:
-    """The directions of the measured calls, and how to measure the others."""
-    directions = dict.fromkeys(growth.workload.direction for growth in growths)
-    others = [direction for direction in DIRECTIONS if direction not in directions]
-    words = " and ".join(direction.replace("_", " and ") for direction in directions) or "no direction"
-    return f"These are calls of {words}; for others: --set direction={','.join(others)}."
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:

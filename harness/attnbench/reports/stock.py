@@ -1,11 +1,9 @@
-"""The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as JSON or Markdown.
+"""The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as Markdown.
 
-It is small and self-contained, so that it can be attached to an issue.
+It is small and self-contained, so that it can be attached to an issue; `check --json` is for programs.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
@@ -13,8 +11,8 @@ from attnbench.reports import cells
 from attnbench.reports.story import described
 from attnbench.units import markdown_list, markdown_table, plain
 
-FACTS = ("processor", "accelerator", "system", "Python", "versions", "settings")
-SUFFIXES = (".json", ".md")
+FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
+SUFFIX = ".md"
 ABSENT = "-"
 
 
@@ -22,10 +20,10 @@ def require_suffix(file: Path) -> None:
     """Check the file's name before hours of work.
 
     Raises:
-        ValueError: it ends in neither .json nor .md, or its folder does not exist.
+        ValueError: it does not end in .md, or its folder does not exist.
     """
-    if file.suffix not in SUFFIXES:
-        raise ValueError(f"--report {file} is not allowed: give a file that ends in {' or '.join(SUFFIXES)}")
+    if file.suffix != SUFFIX:
+        raise ValueError(f"--report {file} is not allowed: give a file that ends in {SUFFIX}")
     if not file.parent.is_dir():
         raise ValueError(f"--report {file} cannot be written: there is no folder {file.parent}")
 
@@ -35,7 +33,8 @@ def write(file: Path, results: Results) -> None:
     known = [described(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     verdicts = {judged.implementation: _by_place(judged) for judged in judgements(results)}
-    bad = [record for judged in judgements(results) for record in (*judged.wrong, *judged.failed)]
+    places = dict.fromkeys(place for row in verdicts.values() for place in row)
+    rows = [{"implementation": name} | dict.fromkeys(places, ABSENT) | row for name, row in verdicts.items()]
     findings = [
         {
             "implementation": plain(record.implementation),
@@ -43,18 +42,13 @@ def write(file: Path, results: Results) -> None:
             "status": str(record.status),
             "message": plain(record.message),
         }
-        for record in bad
+        for judged in judgements(results)
+        for record in (*judged.wrong, *judged.failed)
     ]
-    if file.suffix == SUFFIXES[0]:
-        content: dict[str, Any] = {"facts": facts, "seed": results.plan.seed}
-        text = json.dumps(content | {"verdicts": verdicts, "findings": findings}, indent=2)
-    else:
-        places = dict.fromkeys(place for row in verdicts.values() for place in row)
-        rows = [{"implementation": name} | dict.fromkeys(places, ABSENT) | row for name, row in verdicts.items()]
-        parts = ["# Stock attention on this machine", markdown_list(facts), markdown_table(rows), "## Findings"]
-        parts += [markdown_table(findings) if findings else "No findings."]
-        text = "\n\n".join([*parts, f"The same inputs again: --seed {results.plan.seed}"])
-    file.write_text(f"{text}\n", encoding="utf-8")
+    parts = ["# Stock attention on this machine", markdown_list(facts), markdown_table(rows), "## Findings"]
+    parts += [markdown_table(findings) if findings else "No findings."]
+    parts += [f"The same inputs again: --seed {results.plan.seed}"]
+    file.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _by_place(whole: Judgement) -> dict[str, str]:

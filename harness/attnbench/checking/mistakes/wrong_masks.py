@@ -23,7 +23,7 @@ AT_END: dict[type[Mask], type[Mask]] = {
     for end in masks.masks().values()
     if end.name == f"{start.name}_bottom_right"
 }
-DRAWN = (masks.Boolean, masks.TreeOf, masks.Document, masks.PaddingToNothing)
+DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 MOVES = (-1, 1, -2, 2, -3, 3)
 MOST_ROWS = 256
@@ -99,7 +99,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
     if type(part) in at_start:
         known.append(("top_left_for_bottom_right", at_start[type(part)], part.arguments))
     if isinstance(part, masks.Tree):  # a token sees the cache and itself
-        known.append(("mask_argument", masks.TreeOf, (0,) * sizes[1]))
+        known.append(("mask_argument", masks.Tree, (0,)))
     known += (("mask_argument", type(written), numbers) for numbers in arguments_nearby(written))
     known += (("mask_of_other_kind", kind, numbers) for kind, numbers in siblings(part))
     for name, kind, numbers in known:
