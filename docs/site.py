@@ -130,9 +130,9 @@ def report() -> Iterator[str]:
     yield from structures(verdict.Report)
 
 
-def structures(kind: object) -> Iterator[str]:
+def structures(top: object) -> Iterator[str]:
     """Describe a type and the types of its fields: each with a table of fields, or its values."""
-    _, parts = msgspec.json.schema_components([kind])
+    _, parts = msgspec.json.schema_components([top])
     for name, part in parts.items():
         yield from (f"## {name}", "", str(part.get("description", "")).partition("\n")[0], "")
         fields = part.get("properties", {})
