@@ -250,7 +250,11 @@ def encoded(value: Report) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report."""
-    return msgspec.json.schema(Report)
+    found = msgspec.json.schema(Report)
+    for part in found["$defs"].values():
+        if "enum" in part:  # its words are those of another module
+            del part["description"]
+    return found
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
