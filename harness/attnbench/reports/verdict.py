@@ -253,7 +253,7 @@ def schema() -> dict[str, Any]:
     found = msgspec.json.schema(Report)
     for part in found["$defs"].values():
         if "enum" in part:  # its words are those of another module
-            del part["description"]
+            part.pop("description", None)
     return found
 
 
