@@ -86,7 +86,7 @@ def check(
     ):
         from attnbench.analysis.results import read
         from attnbench.commands import invariance, running
-        from attnbench.processes.declared import declared
+        from attnbench.processes.asides import declared
         from attnbench.processes.planning import rejected
 
         declarations = declared(plugins.labelled(specs), template)

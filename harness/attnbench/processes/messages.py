@@ -97,7 +97,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_attend: bool = False  # optional methods of its module
     has_pack: bool = False
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
-    peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
 
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):

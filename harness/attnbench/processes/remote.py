@@ -228,11 +228,7 @@ class Remote:
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Apply the candidate's in-place changes here, and note its other actions.
-
-        Raises:
-            ConductError: it changed state outside of these tensors.
-        """
+        """Apply the candidate's in-place changes here, and note its other actions."""
         conduct.Conduct(faults=reply.faults).require_faultless()
         conduct.note(reply.notes)
         for name, place in reply.changed.items():

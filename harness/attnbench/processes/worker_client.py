@@ -204,11 +204,7 @@ class Template:
         return ""
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        """Send a request to the template; after a failure close it, since a late reply would answer the next request.
-
-        Raises:
-            OSError: it has ended, or does not reply.
-        """
+        """Send a request to the template; after a failure close it: a late reply would answer the next request."""
         if self._line is None:
             raise ConnectionResetError("it was closed")
         try:
@@ -344,13 +340,7 @@ class WorkerProcess:
         return reply
 
     def _read_line(self, timeout_s: float) -> bytes:
-        """Read one line, which is a complete reply: the worker handles one request at a time.
-
-        Raises:
-            TimeoutError: no heartbeat came for `timeout_s`.
-            msgspec.DecodeError: the line is too long.
-            OSError: the worker has ended or closed its line; children that still hold it do not matter.
-        """
+        """Read one line, which is a complete reply: the worker handles one request at a time."""
         assert self._line is not None
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
         while not parts[-1].endswith(b"\n"):

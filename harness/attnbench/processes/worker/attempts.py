@@ -124,8 +124,8 @@ def load_error(spec: str, error: Exception) -> Exception:
 
 def require_within_limits(
     request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
-) -> Cost | None:
-    """Climb the staircase of shorter lengths; return the predicted cost of a call.
+) -> float | None:
+    """Climb the staircase of shorter lengths; return the predicted seconds of a call.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
@@ -185,10 +185,10 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
     *,
     compiles: bool = False,
     is_rough: bool = False,
-) -> Cost | None:
+) -> float | None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
-    Returns the predicted cost of one call; None if there is no shorter length to predict from. Lengths at which
+    Returns the predicted seconds of one call; None if there is no shorter length to predict from. Lengths at which
     `attempt` returns None are unsupported and skipped. With `is_rough` the climb ends once even quadratic growth would
     stay far below the limit and memory does not matter.
 
@@ -223,7 +223,7 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
         raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
-    return call_s, peak
+    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
