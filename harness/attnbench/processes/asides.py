@@ -13,7 +13,7 @@ from attnbench import plugins
 from attnbench.invariance.records import Certificate
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
-from attnbench.processes.worker_client import START_TIMEOUT_S, Template, WorkerProcess, worker_template
+from attnbench.processes.worker_client import START_TIMEOUT_S, Template, WorkerProcess
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
@@ -35,9 +35,7 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
     with ExitStack() as exits:
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
-            template = exits.enter_context(
-                closing(worker_template(folder / "worker.log", {messages.PRELOADED: preloaded}))
-            )
+            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
         yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 
