@@ -1,7 +1,5 @@
 """Facts about a CUDA device, with torch's compiled part replaced; and the way of its flags to a reader."""
 
-import itertools
-import re
 import sys
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, slowed, warnings_of
-from attnbench.devices import CaptureError, cuda, described, device, environment, loads, nvml
+from attnbench.devices import CaptureError, accelerators, cuda, device, environment, loads, nvml
 from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import (
@@ -157,6 +155,35 @@ def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_befor
 
 
 @pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("module", [pynvml_of(NVML_VERSIONS[-1]), None])
+def test_the_clock_is_that_of_the_blocks_where_there_were_some(module, monkeypatch):
+    """NVML once read the clock between two visits, while the device idled."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    here = cuda.Cuda("cuda:1")
+    driver = here.state()
+    monkeypatch.setattr(here.clock, "clock_hz", lambda: 1.2e9)
+    assert here.state() == msgspec.structs.replace(driver or DeviceState(), clock_mhz=1200.0)
+
+
+def test_a_flush_ends_with_a_read_of_what_it_did_not_write(monkeypatch):
+    """Lines that a flush has written must be written back, once during the timed call."""
+    monkeypatch.setattr(cuda.Cuda, "cache_bytes", lambda _: 2**12)
+    here = cuda.Cuda("cpu")
+    written, read = here._beyond_caches
+    done: list[tuple[str, int]] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            done.append((func.overloadpacket.__name__, args[0].data_ptr()))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        here.flush()
+    assert done == [("add_", written.data_ptr()), ("sum", read.data_ptr())]
+    assert written.nbytes == read.nbytes == 2 * 2**12
+
+
+@pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("version", NVML_VERSIONS)
 def test_a_state_is_what_the_driver_says_at_that_moment_and_0_where_it_says_nothing(version, monkeypatch):
     module = pynvml_of(version)
@@ -230,32 +257,22 @@ def test_the_interference_probe_copies_numbers_that_differ():
     assert all(each.std() > 0.9 for each in copied)
 
 
-@pytest.mark.parametrize("sheet", described.names())
-def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(sheet, monkeypatch):
+@pytest.mark.parametrize("cache_bytes", [40 * 2**20, 50 * 2**20, 60 * 2**20], ids=["A100", "H100", "H200"])
+def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(cache_bytes, monkeypatch):
     """It once had four times the cache's size, so that a quarter could come from the cache."""
-    cache_bytes = described.load(sheet).cache_bytes
     made: list[Load] = []
 
     def on_meta(empty, dtypes, *sizes):
         made.extend(loads.products_and_copies(lambda dtype, n: torch.empty(n, device="meta"), [], *sizes))
         return made
 
-    monkeypatch.setattr(cuda, "cache_bytes", lambda _: cache_bytes)
-    monkeypatch.setattr(cuda, "products_and_copies", on_meta)
+    monkeypatch.setattr(cuda.Cuda, "cache_bytes", lambda _: cache_bytes)
+    monkeypatch.setattr(accelerators, "products_and_copies", on_meta)
     device("cuda").loads("bfloat16")
     largest = made[-1]
     assert largest.size == max(each.size for each in made) == 2**30
     assert largest.amount == 2 * 2**30  # read once and written once
     assert cache_bytes < largest.amount / 30
-
-
-@pytest.mark.parametrize("sheet", described.names())
-def test_each_figure_of_a_data_sheet_has_its_source(sheet):
-    lines = (described.FOLDER / f"{sheet}.toml").read_text(encoding="utf-8").splitlines()
-    figures = [pair for pair in itertools.pairwise(lines) if re.match(r"\w+ = [\d\[]", pair[1])]
-    assert len(figures) == 10
-    for above, line in figures:
-        assert re.search(r"\bsource|\bsizes_source|https://", line.partition(" # ")[2] or above), line
 
 
 def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None) -> Record:
@@ -343,6 +360,8 @@ class Capturing:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.done.append("replay")))
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(self.done))
+        self.pools: list[int] = []
 
     @contextmanager
     def stream(self, stream: str):
@@ -351,8 +370,9 @@ class Capturing:
         self.done.append("off")
 
     @contextmanager
-    def graph(self, _: object, stream: str):
+    def graph(self, _: object, pool: int, stream: str):
         self.done.append(f"record on {stream}")
+        self.pools.append(pool)
         try:
             yield
         except RuntimeError:
@@ -385,3 +405,12 @@ def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_fol
         CaptureError, match=r"CUDA graph: RuntimeError: operation not permitted when stream is capturing$"
     ):
         cuda.Cuda("cuda").captured(lambda: call)
+
+
+def test_graphs_share_one_pool_of_memory(monkeypatch):
+    seen = Capturing(monkeypatch)
+    here = cuda.Cuda("cuda")
+    for _ in range(2):
+        here.captured(lambda: lambda: None)
+    assert len(seen.pools) == 2
+    assert len(set(seen.pools)) == 1

@@ -30,8 +30,7 @@ def check(
         bool,
         typer.Option(
             "--invariance",
-            help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads? "
-            "And what does it cost compared with sdpa?",
+            help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads?",
         ),
     ] = False,
     is_interpreted: Annotated[
@@ -57,7 +56,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the verdicts by device and dtype, with all versions, into FILE.json or FILE.md. Alone: on "
+            help="Write the verdicts by device and dtype, with all versions, into FILE.md. Alone: on "
             "PyTorch's own attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.",
         ),
     ] = None,
@@ -85,7 +84,7 @@ def check(
         checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
     ):
         from attnbench.analysis.results import read
-        from attnbench.commands import invariance, running
+        from attnbench.commands import running
         from attnbench.processes.asides import declared
         from attnbench.processes.planning import rejected
 
@@ -99,6 +98,8 @@ def check(
             options = _interpreted(options, is_invariance=is_invariance)
         more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
         if is_invariance:
+            from attnbench.commands import invariance  # slow to import
+
             if not (options.settings or options.model):
                 options = replace(options, settings=[INVARIANCE])
                 more["is_exact"] = True

@@ -1,15 +1,12 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
-
-if TYPE_CHECKING:
-    pass
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}

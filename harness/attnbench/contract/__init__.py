@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.outside import repeat_heads
-from attnbench.devices import described, device
+from attnbench.devices import device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
@@ -278,15 +278,13 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
 
 def compute_capability(workload: Workload) -> tuple[int, int] | None:
     """The GPU's compute capability, (9, 0) for Hopper; None if there is no GPU to query."""
-    there = described.assumed()
-    return device(workload.device).compute_capability() if there is None else there.sheet.compute_capability
+    return device(workload.device).compute_capability()
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
 
-    Nothing is imported: a package that is installed but broken is an error only of the cells that need it. On a
-    described device (devices/described.py) the package is assumed to be installed, and is noted.
+    Nothing is imported: a package that is installed but broken is an error only of the cells that need it.
     """
     if module in sys.modules:
         return None
@@ -295,15 +293,12 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     while found is not None and rest:
         found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
-    if is_missing and (there := described.assumed()) is not None:
-        there.packages.append(distribution or package)
-        return None
     return f"{distribution or package} is not installed" if is_missing else None
 
 
 def missing_compiler(name: str) -> str | None:
     """Return why torch.compile cannot create kernels for a device, given by its name in a workload, or None."""
-    return device(name).missing_compiler() if described.assumed() is None else None
+    return device(name).missing_compiler()
 
 
 class NotOneGraphError(Exception):

@@ -12,7 +12,6 @@ from attnbench.reports.lines import X_LABELS
 from attnbench.reports.plot import Line, Panel, Point, plot
 from attnbench.storage.records import Arm
 from attnbench.units import plain, show
-from attnbench.workloads.workload import DIRECTIONS
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
@@ -27,7 +26,7 @@ def sentence(growth: Growth) -> str:
     if fit is None:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
     text = f"memory grows with {letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f}) over {letter}="
-    text += f"{fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
+    text += f"{fit.lengths[0]} to {fit.lengths[-1]}"
     if growth.limit_bytes <= 0:
         return f"{name}: {text}"
     if reach is None:
@@ -41,14 +40,6 @@ def number(value: float) -> str:
     """A length with at most four digits."""
     digits = max(0, len(str(int(value))) - 4)
     return f"{round(value, -digits):.0f}"
-
-
-def answered_for(growths: Sequence[Growth]) -> str:
-    """The directions of the measured calls, and how to measure the others."""
-    directions = dict.fromkeys(growth.workload.direction for growth in growths)
-    others = [direction for direction in DIRECTIONS if direction not in directions]
-    words = " and ".join(direction.replace("_", " and ") for direction in directions) or "no direction"
-    return f"These are calls of {words}; for others: --set direction={','.join(others)}."
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
@@ -70,7 +61,6 @@ def facts(growth: Growth) -> dict[str, object]:
         "exponent": fit and fit.exponent,
         "exponent_low": fit and fit.low,
         "exponent_high": fit and fit.high,
-        "exponent_at_the_end": fit and fit.end,
         "curve_bytes": fit and list(fit.parts),
         "limit_bytes": growth.limit_bytes or None,
         "reached_at": reach and reach.point,

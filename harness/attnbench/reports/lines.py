@@ -1,7 +1,6 @@
 """Plots of time and memory against length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from attnbench.analysis.results import Results
@@ -14,46 +13,29 @@ ENOUGH_LENGTHS = 5
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """A column of the table of cells, with the ends of its interval."""
-
-    title: str
-    label: str
-    unit: str
-    column: str
-    low: str = ""
-    high: str = ""
-
-
-TIME = Quantity(
-    title="Time per call against length (median; lower is faster)",
-    label="time per call",
-    unit="s",
-    column="latency_s",
-    low="latency_low_s",
-    high="latency_high_s",
-)
-MEMORY = Quantity(
-    title="Peak memory of one call above its inputs, against length",
-    label="peak memory",
-    unit="bytes",
-    column="peak_memory_bytes",
-)
+TITLES = {
+    "time per call": "Time per call against length (median; lower is faster)",
+    "peak memory": "Peak memory of one call above its inputs, against length",
+}
+COLUMNS = {
+    "time per call": ("s", "latency_s", "latency_low_s", "latency_high_s"),
+    "peak memory": ("bytes", "peak_memory_bytes", "", ""),
+}
+"""Unit, and columns of the value and of the ends of its interval, by the label of the axis."""
 
 
-def draw(results: Results, what: Quantity, fewest_lengths: int = 1) -> Picture | None:
-    """Plot a quantity against length, a panel for each group; None if no panel has values at `fewest_lengths`."""
+def draw(results: Results, label: str, fewest_lengths: int = 1) -> Picture | None:
+    """Plot a value against length, a panel for each group; None if no panel has values at `fewest_lengths`."""
+    unit, value, low, high = COLUMNS[label]
     chosen = [panel for panel in panels(cells.shown(results)) if len(panel.lengths) >= fewest_lengths]
     drawn, drawn_rows, absent = list[plot.Panel](), list[Row](), list[Row]()
     for panel, name in zip(chosen, titles(chosen), strict=True):
         lines = []
         for arm, members in panel.lines.items():
-            present = [row for row in members if row.get(what.column)]
-            absent += [row for row in members if not row.get(what.column)]
+            present = [row for row in members if row.get(value)]
+            absent += [row for row in members if not row.get(value)]
             points = [
-                plot.Point(x=row[panel.axis], y=row[what.column], low=row.get(what.low), high=row.get(what.high))
-                for row in present
+                plot.Point(x=row[panel.axis], y=row[value], low=row.get(low), high=row.get(high)) for row in present
             ]
             lines += [plot.Line(arm=arm, points=points)] if points else []
         if lines:
@@ -62,21 +44,15 @@ def draw(results: Results, what: Quantity, fewest_lengths: int = 1) -> Picture |
             drawn_rows += rows(panel.cells)
     if not drawn:
         return None
-    return plot.plot(
-        drawn,
-        title=what.title,
-        subtitle=cells.shared(drawn_rows),
-        y_label=what.label,
-        unit=what.unit,
-        note=_absences(absent),
-        base=style.label(cells.base(results.plan)),
-    )
+    base = style.label(cells.base(results.plan))
+    texts = {"subtitle": cells.shared(drawn_rows), "note": _absences(absent), "base": base}
+    return plot.plot(drawn, title=TITLES[label], y_label=label, unit=unit, **texts)
 
 
 @lru_cache(maxsize=1)
 def usual(results: Results) -> Picture | None:
     """The picture of a page: time against length, if some panel has enough lengths."""
-    return draw(results, TIME, ENOUGH_LENGTHS)
+    return draw(results, "time per call", ENOUGH_LENGTHS)
 
 
 def titles(members: Sequence[Panel]) -> list[str]:
@@ -99,11 +75,11 @@ REPORT = {
     "latency_plot": Report(
         summary="time against length, with intervals",
         files=("latency_plot.svg", "latency_plot.png"),
-        draw=lambda results: draw(results, TIME),
+        draw=lambda results: draw(results, "time per call"),
     ),
     "memory_plot": Report(
         summary="peak memory against length",
         files=("memory_plot.svg", "memory_plot.png"),
-        draw=lambda results: draw(results, MEMORY),
+        draw=lambda results: draw(results, "peak memory"),
     ),
 }

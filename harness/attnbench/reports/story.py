@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
@@ -164,7 +165,7 @@ def unlike(results: Results) -> list[Warned]:
     if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
         return []
     before, after = described(base), described(candidate)
-    names = ("Python", "versions", "threads", "settings", "flags")
+    names = ("python", "versions", "num threads", "settings", "flags")
     parts = [f"{name} {before[name]} and {after[name]}" for name in names if before[name] != after[name]]
     if not parts:
         return []
@@ -208,27 +209,17 @@ def facts(results: Results) -> dict[str, str]:
 
 def described(environment: Environment) -> dict[str, str]:
     """An environment in words, by name of fact."""
-    entries = {
-        "fingerprint": environment.fingerprint,
-        "processor": f"{environment.cpu} ({environment.cpu_capability})",
-        "cores": f"{environment.num_physical_cores} physical, {environment.num_logical_cores} logical",
-        "memory": show(environment.memory_bytes, "bytes"),
-        "accelerator": environment.accelerator or "none",
-        "system": environment.system,
-        "Python": environment.python,
-        "versions": _pairs(environment.versions),
-        "threads": str(environment.num_threads or MISSING),
-        "settings": _pairs(environment.settings),
-        "flags": _pairs(environment.flags),
-        "clocks": _pairs(environment.clocks),
-        "load at start": show(environment.load),
-        "moment": _pairs(environment.moment),
-    }
-    return {name: plain(text) for name, text in entries.items()}
+    facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
+    facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
+    return {name.removesuffix("_bytes").replace("_", " "): _in_words(value) for name, value in facts.items()}
 
 
-def _pairs(text: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in text.items()) or "none"
+def _in_words(value: object) -> str:
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {text}" for name, text in value.items())
+    if isinstance(value, tuple):
+        value = ", ".join(value)
+    return plain(str("unknown" if value is None else value or "none"))
 
 
 def troubles(results: Results) -> list[Warned]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from attnbench import plugins
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
@@ -70,10 +69,7 @@ class LoadError(Exception):
             descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
-        path, _ = plugins.split(plugins.variant(spec)[0])
-        has_its_name = path is not None and path.stem in plugins.imported(spec)
-        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
 STATUSES: Mapping[type[Exception], Status] = {
