@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file):
 def test_a_file_with_the_name_of_a_package_that_it_imports_is_named(tmp_path):
     file = tmp_path / "nowhere.py"
     file.write_text(f"from nowhere import attention\n{SOURCE}")
-    assert "another name" in declared([f"{file}:causal"])[f"{file}:causal"].problem
+    assert "rename" in declared([f"{file}:causal"])[f"{file}:causal"].problem
 
 
 def test_workloads_have_the_built_in_axes_once_each():
