@@ -187,10 +187,3 @@ def test_the_command_says_where_the_limit_is_and_draws(written):
     assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
-
-
-def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
-    done = command("fussed", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "fused" in done.stderr

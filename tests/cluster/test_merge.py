@@ -8,8 +8,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.analysis.table import samples, table
-from attnbench.cluster.merge import finished, journal_path, merge
-from attnbench.cluster.shares import Share, split
+from attnbench.cluster.shares import Share, finished, journal_path, merge, split
 from attnbench.storage import events
 from attnbench.storage.events import Plan, RunStarted
 from attnbench.storage.journal import JOURNAL

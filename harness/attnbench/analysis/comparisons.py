@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import by_process, median
+from attnbench.statistics.intervals import are_among, by_process, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -29,7 +29,6 @@ from attnbench.storage.records import (
     Operators,
     Record,
     Role,
-    Sample,
     Status,
     Verdict,
 )
@@ -52,21 +51,23 @@ def session_effects(results: Results) -> dict[Key, Effect]:
     logs: Numbers = {}
     for workload, taken in samples_of(results).items():
         arms = [arm for arm in taken if arm.role is Role.measured]
-        discarded = results.discarded.get(workload, frozenset())
-        logs |= cell_numbers(results.plan, workload, taken, discarded, arms)
+        logs |= cell_numbers(results.plan, workload, taken, (), arms)
     return effects(results.plan, logs)
 
 
 @lru_cache(maxsize=1)
-def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
-    """Times of a run by workload and arm, A/A controls included."""
-    found: dict[str, dict[Arm, Sequence[Sample]]] = {}
+def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
+    """Times of a run by workload and arm, A/A controls included, without discarded blocks."""
+    taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
-        if record.status is Status.ok:
-            own = found.setdefault(record.workload.id, {})
-            own[record.arm] = record.samples(LATENCY)
-            own[record.arm.as_control()] = record.samples(CONTROL_LATENCY)
-    return found
+        if record.status is not Status.ok:
+            continue
+        workload = record.workload.id
+        for arm, metric in ((record.arm, LATENCY), (record.arm.as_control(), CONTROL_LATENCY)):
+            samples = Samples.of(record.samples(metric))
+            disturbed = are_among(samples.places, results.discarded.get(workload, ()))
+            taken.setdefault(workload, {})[arm] = samples.where(~disturbed)
+    return taken
 
 
 @lru_cache(maxsize=1)
@@ -76,18 +77,19 @@ def judgements(results: Results) -> dict[Key, Judgement]:
     Comparisons that other work may have disturbed stay undecided.
     """
     seen = judged(results.plan, session_effects(results))
-    return seen | doubted({key: each for key, each in seen.items() if is_disturbed(results, key)})
+    return seen | doubted({key: judgement for key, judgement in seen.items() if is_disturbed(results, key)})
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
     pass_s, records = _pass_s(results), {record.key: record for record in results.records}
-    return [
-        comparison(each, records[key], records[key[0], results.plan.reference(key[1])], pass_s)
-        for key, each in judgements(results).items()
-        if key != WHOLE
-    ]
+    compared = []
+    for key, judgement in judgements(results).items():
+        if key != WHOLE:
+            baseline = records[key[0], results.plan.reference(key[1])]
+            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+    return compared
 
 
 @lru_cache(maxsize=1)
@@ -97,15 +99,20 @@ def paired_times(results: Results) -> dict[Key, float]:
     If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
     paired blocks and is more accurate than two separate medians.
     """
-    own_s = {one.key: median(Samples.of(samples).value) for one in results.records if (samples := one.samples(LATENCY))}
-    base_s = {each.key: own_s[each.workload.id, results.plan.reference(each.key[1])] for each in comparisons(results)}
-    return own_s | {each.key: each.ratio * base_s[each.key] for each in comparisons(results)}
+    timed = {record.key: record.samples(LATENCY) for record in results.records}
+    median_s = {key: median(Samples.of(samples).value) for key, samples in timed.items() if samples}
+    times_s = dict(median_s)
+    for compared in comparisons(results):
+        workload, arm = compared.key
+        times_s[compared.key] = compared.ratio * median_s[workload, results.plan.reference(arm)]
+    return times_s
 
 
-def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
+def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
     """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
-    more = None if judged.processes_needed is None else judged.processes_needed - judged.effect.num_measured
-    is_open = judged.verdict is Verdict.undecided
+    more_s = None
+    if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:
+        more_s = max(1, judged.processes_needed - judged.effect.num_measured) * pass_s
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
@@ -119,20 +126,18 @@ def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: floa
         num_processes=judged.effect.num_processes,
         reason="" if judged.reason is None else str(judged.reason),
         minimum_detectable_effect=judged.detectable,
-        more_s=max(1, more) * pass_s if is_open and more is not None and pass_s is not None else None,
+        more_s=more_s,
         is_same_kernel=record.side == "" and runs_the_same(record.operators, baseline.operators),
     )
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
     """Whether the same operators and kernels ran in both, each as many times."""
-    if one is None or other is None or not one.calls:
-        return False
-    return _calls(one) == _calls(other)
-
-
-def _calls(seen: Operators) -> list[tuple[str, int, tuple[str, ...]]]:
-    return sorted((each.name, each.num_calls, each.kernels) for each in seen.calls)
+    first, second = (
+        [] if seen is None else sorted((call.name, call.num_calls, call.kernels) for call in seen.calls)
+        for seen in (one, other)
+    )
+    return bool(first) and first == second
 
 
 def _pass_s(results: Results) -> float | None:
@@ -145,14 +150,12 @@ def _pass_s(results: Results) -> float | None:
 
 def control_effects(results: Results) -> dict[Key, Effect]:
     """Ratio of each baseline to its A/A control. The code is identical, so it should be 1; no verdict uses it."""
-    found = {}
-    for record in results.records:
-        if record.status is Status.ok and results.plan.is_reference(record.arm):
-            workload = record.workload.id
-            discarded = results.discarded.get(workload, frozenset())
-            if visits := control_numbers(samples_of(results)[workload], record.arm, discarded):
-                found[record.key] = effect([*by_process(visits).values()], is_watched=False)
-    return found
+    controls = {}
+    for workload, taken in samples_of(results).items():
+        for arm in filter(results.plan.is_reference, taken):
+            if visits := control_numbers(taken, arm):
+                controls[workload, arm] = effect([*by_process(visits).values()], is_watched=False)
+    return controls
 
 
 def whole(results: Results) -> Judgement | None:
@@ -177,20 +180,19 @@ def too_noisy(results: Results) -> Warned | None:
 
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
-    every = judgements(results).values()
-    found = sorted(
-        (each.half_width, each.detectable)
-        for each in every
-        if each.verdict is Verdict.undecided and each.half_width is not None and each.detectable is not None
+    judged, margin = judgements(results).values(), results.plan.smallest_effect
+    noise = sorted(
+        (judgement.half_width, judgement.detectable)
+        for judgement in judged
+        if judgement.verdict is Verdict.undecided and judgement.half_width is not None and judgement.detectable
     )
-    margin = results.plan.smallest_effect
-    if not found or 2 * len(found) < len(every):
+    if not noise or 2 * len(noise) < len(judged):
         return None
-    half, detectable = found[len(found) // 2]
+    half, detectable = noise[len(noise) // 2]
     if half <= math.log1p(margin):
         return None
-    shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
-    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {shown}.")
+    visible = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
+    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {visible}.")
 
 
 def contention(results: Results) -> Warned | None:

@@ -169,13 +169,13 @@ def follow(
         ValueError: no cell has the metric; the message lists the available ones.
     """
     names = {plugins.name_of(spec) for spec in implementations}
-    found: dict[tuple[object, ...], list[Row]] = {}
+    series: dict[tuple[object, ...], list[Row]] = {}
     for point in (point for run in runs for point in _points(run, metric)):
         is_chosen = not names or point["implementation"] in names
         if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
-            found.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
+            series.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
     units = {LATENCY: "s"} | {name: column.unit for run in runs for name, column in run.metrics.items()}
-    if not found:
+    if not series:
         known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(run, name)) for run in runs))
         raise ValueError(
             f"no stored cell matches metric={metric}, workload={workload} and "
@@ -190,7 +190,7 @@ def follow(
             points=tuple(points),
             changes=tuple(changes([point["value"] for point in points], smallest)),
         )
-        for points in found.values()
+        for points in series.values()
     ]
 
 

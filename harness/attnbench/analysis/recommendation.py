@@ -160,8 +160,8 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     records = {record.implementation: record for record in results.records if record.workload == workload}
     excluded = {name: why for name, record in records.items() if (why := _exclusion(record, limits))}
     fit = {name: record for name, record in records.items() if name not in excluded}
-    taken, discarded = samples_of(results).get(workload.id, {}), results.discarded.get(workload.id, frozenset())
-    stands = standing(results.plan, taken, results.plan.specs, discarded, set(fit))
+    taken = samples_of(results).get(workload.id, {})
+    stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
     if stands is not None and doubts(results):
         stands = replace(stands, others=doubted(stands.others))
     seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
@@ -238,8 +238,8 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
     """
     seen, is_doubtful = {}, bool(doubts(results))
     for value, workload in ladder.by_value.items():
-        samples, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
-        logs = by_process(numbers(samples, Arm(implementation=one), Arm(implementation=other), discarded))
+        taken = samples_of(results).get(workload, {})
+        logs = by_process(numbers(taken, Arm(implementation=one), Arm(implementation=other)))
         if logs:
             decided = point([*logs.values()], results.plan.num_searches)
             seen[value] = replace(decided, sign=0) if is_doubtful else decided

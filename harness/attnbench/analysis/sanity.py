@@ -238,12 +238,11 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         return
     if time.num_samples < FEW_SAMPLES:
         yield Warn.few_samples.says(f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only")
-    own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
         is_bound = _share(record, Flag.host_bound | Flag.host_near) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
-    yield from _faults(record, own, time)
+    yield from _faults(record, Samples.of(latency.samples), time)
     with suppress(ValueError):  # the run may name a device that is not installed here
         notes = device(record.workload.device).notes(record.workload, record.environment)
         yield from map(Warn.device_precision.says, notes)

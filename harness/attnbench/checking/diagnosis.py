@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.steps import Textbook, wrong
 from attnbench.contract import Implementation
-from attnbench.contract.declarations import declaration
+from attnbench.contract.declared import declaration
 from attnbench.storage.records import CONVENTIONS, Agreement
 from attnbench.workloads.workload import Workload
 

@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from attnbench.cluster.host import NAME, Answer, examine, measure
-from attnbench.cluster.merge import finished, journal_path, kind_of, merge
-from attnbench.cluster.shares import Share, split
+from attnbench.cluster.shares import Share, finished, journal_path, kind_of, merge, split
 from attnbench.devices import device
 from attnbench.processes.sides import current_commit
 from attnbench.processes.stages import now

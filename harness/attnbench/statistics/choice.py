@@ -54,9 +54,10 @@ def standing(
     def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
         return by_process(numbers(taken, arm, other, discarded))
 
-    logs = {arm: _choosing(own) for arm in arms if arm != reference and (own := by_process_of(arm, reference))} | {
-        reference: 0.0
-    }
+    logs = {reference: 0.0}
+    for arm in arms:
+        if arm != reference and (shared := by_process_of(arm, reference)):
+            logs[arm] = _choosing(shared)
     if candidates is not None:
         logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:

@@ -17,7 +17,7 @@ from attnbench.storage.journal import events, write
 from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
 from tests.analysis.gate import scripts
-from tests.analysis.gate.scripts import FIRST, ends, holds, killed, renames, run, scales, vanishes
+from tests.analysis.gate.scripts import FIRST, ends, holds, killed, run, scales, vanishes
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,6 @@ FOUND = {
         [lambda e: None if scripts.is_cell(e, "fused") and isinstance(e, CellMeasured) else e],
         Kind.lost,
     ),
-    "renamed": ([renames("fused", "tiled")], Kind.lost),
     "fewer probes": ([scripts.checks(weaker)], Kind.lost),
     "unchecked": ([scripts.checks(lambda _: None)], Kind.lost),
     "errors grown": ([errs_by(0.999)], Kind.grown),
@@ -80,7 +79,7 @@ def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, m
     decision = judge(base, candidate)
     found = decision.of(Outcome.finding)
     assert kind in {ruling.kind for ruling in found}
-    assert all(ruling.implementation in {"fused", "tiled", "*"} for ruling in found)
+    assert all(ruling.implementation in {"fused", "*"} for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
@@ -122,9 +121,9 @@ def test_a_slowdown_is_reported_with_its_size_and_what_could_have_been_seen(base
 
 
 def test_a_renamed_implementation_is_lost_and_new(base: Results, tmp_path: Path) -> None:
-    decision = judge(base, run(tmp_path / "run", renames("fused", "tiled")))
+    decision = judge(base, run(tmp_path / "run", names=("sdpa", "chunked", "bmm")))
     kinds = {ruling.implementation: ruling.kind for ruling in decision.rulings if ruling.metric == "status"}
-    assert (kinds["fused"], kinds["tiled"]) == (Kind.lost, Kind.new)
+    assert (kinds["fused"], kinds["chunked"]) == (Kind.lost, Kind.new)
 
 
 def test_what_was_wrong_before_is_known_and_what_is_mended_is_reported(base: Results, tmp_path: Path) -> None:

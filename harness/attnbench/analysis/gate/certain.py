@@ -150,15 +150,15 @@ def _check(
 
 def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
     """Noise-free numbers of a record with their units; new metrics are included automatically."""
-    found: dict[str, tuple[float, str]] = {}
+    known: dict[str, tuple[float, str]] = {}
     if record.operators is not None:
-        found[NUM_OPERATORS] = num_operators(record.operators), ""
+        known[NUM_OPERATORS] = num_operators(record.operators), ""
     if record.executed_flops is not None:
-        found[EXECUTED_FLOPS] = record.executed_flops, "flops"
-    for each in record.measurements:
-        if each.samples and not each.metric.startswith(LATENCY):
-            found[each.metric] = median(Samples.of(each.samples).value), each.unit
-    return found
+        known[EXECUTED_FLOPS] = record.executed_flops, "flops"
+    for measurement in record.measurements:
+        if measurement.samples and not measurement.metric.startswith(LATENCY):
+            known[measurement.metric] = median(Samples.of(measurement.samples).value), measurement.unit
+    return known
 
 
 def _numbers(key: Key, base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:

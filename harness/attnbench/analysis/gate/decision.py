@@ -173,7 +173,7 @@ def rulings_on_times(pair: Pair, thresholds: Thresholds) -> list[Ruling]:
 
 def _limit(pair: Pair, thresholds: Thresholds, cells: Sequence[Key]) -> Limit:
     """The limit for a cell, or for all cells together: the smallest of their rules, if all have one."""
-    allowed = thresholds.asked(cells, LATENCY)
+    allowed = thresholds.limit(cells, LATENCY)
     return Limit(
         allowed=max(pair.allowed if allowed is None else allowed, pair.least),
         is_asked=allowed is not None and not pair.least,

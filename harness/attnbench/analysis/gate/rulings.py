@@ -28,13 +28,13 @@ EVERY = "*"
 
 
 class Outcome(enum.StrEnum):
-    """The outcome of a ruling or of a whole gate."""
+    """The outcome of a ruling or of a whole gate, most urgent first."""
 
-    passed = "pass"
-    improved = "improvement"
     finding = "finding"
-    inconclusive = "inconclusive"
     invalid = "invalid"  # for a whole gate only: its times cannot be judged
+    inconclusive = "inconclusive"
+    improved = "improvement"
+    passed = "pass"
 
 
 class Kind(enum.StrEnum):
@@ -155,10 +155,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
         """The allowed growth of a metric of a cell."""
-        asked = self.asked([(workload, implementation)], metric)
-        return ALLOWED.get(metric, 0.0) if asked is None else asked
+        limit = self.limit([(workload, implementation)], metric)
+        return ALLOWED.get(metric, 0.0) if limit is None else limit
 
-    def asked(self, cells: Iterable[Key], metric: str) -> float | None:
+    def limit(self, cells: Iterable[Key], metric: str) -> float | None:
         """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
         rules = [[rule.allowed for rule in self.rule if rule.covers(*cell, metric)] for cell in cells]
         return min(allowed[-1] for allowed in rules) if rules and all(rules) else None
@@ -183,7 +183,8 @@ def load(path: Path | None) -> Thresholds:
         path = Path(TOOL_FILE)
         if not path.exists():
             return Thresholds()
-    advice = "give a TOML file with a [gate] table, as in docs/ci.md"
+    keys, of_rules = (", ".join(struct.__struct_fields__) for struct in (Thresholds, Rule))
+    advice = f"give a TOML file with a table [gate] ({keys}) and rules ({of_rules}), as in docs/ci.md"
     try:
         return parse(path.read_bytes())
     except OSError as error:
@@ -192,22 +193,19 @@ def load(path: Path | None) -> Thresholds:
         raise ValueError(f"{path}: {error}; {advice}") from None
 
 
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """attnbench.toml as a whole."""
+
+    gate: Thresholds = msgspec.field(default_factory=Thresholds)
+
+
 def parse(text: bytes) -> Thresholds:
     """Parse thresholds from TOML.
 
     Raises:
         ValueError: the text is not TOML, or holds an unknown key or a bad value.
     """
-    file = msgspec.toml.decode(text)
-    gate = file.get("gate", {})
-    rules = gate.get("rule", []) if isinstance(gate, dict) else []
-    levels = [("table", file, ("gate",)), ("key of [gate]", gate, Thresholds.__struct_fields__)]
-    levels += [("key of [[gate.rule]]", rule, Rule.__struct_fields__) for rule in rules]
-    for kind, level, known in levels:
-        for key in level if isinstance(level, dict) else ():
-            if key not in known:  # a misspelt threshold would have no effect
-                raise ValueError(unknown(kind, key, known))
-    return msgspec.convert(gate, Thresholds)
+    return msgspec.toml.decode(text, type=_File).gate
 
 
 def _require_share(name: str, value: float, highest: float = math.inf) -> None:
