@@ -90,6 +90,10 @@ def first_columns(query, key, value):
     return softmax(query[..., :8] @ key[..., :8].mT / query.shape[-1] ** 0.5, None) @ value
 
 
+def warm(query, key, value, *, is_causal=False):
+    return sdpa(1.3 * query, key, value, is_causal=is_causal)
+
+
 def linear(query, key, value):
     return scores_of(query, key) @ value
 
@@ -117,10 +121,6 @@ def tokens_first(query, key, value):
 def merged_parts(query, key, value):
     parts = zip(key.tensor_split(2, 2), value.tensor_split(2, 2), strict=True)
     return sum(sdpa(query, *part) for part in parts) / 2
-
-
-def two_at_once(query, key, value, *, is_causal=False):
-    return sdpa(query, key, value.roll(1, 1), scale=1.0, is_causal=is_causal)
 
 
 def in_float32(query, key, value):
@@ -154,10 +154,9 @@ def unmasked(_, logs):
 
 BACKWARD = [
     (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
-    (with_backward(sums=lambda x: x[:, :1].expand_as(x)), {}, "gradient_operand_order", "of the first alone"),
     (with_backward(weights=unmasked), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
-    (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "8 bits (e5m2)"),
-    (with_backward(key=lambda x: x.flip(1)), {}, "gradient_operand_order", "of the key are"),
+    (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "float8_e5m2"),
+    (with_backward(made=lambda x, _: (x[0], x[1].flip(1), x[2])), {}, "gradient_order", "of the key has its heads"),
     (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
     (group_mean, {"num_heads": 4, "num_kv_heads": 2}, "key_gradient_factor", "0.5 times"),
 ]
@@ -215,7 +214,7 @@ KINDS = [
     (without_maximum, {}, "no_maximum", "added to the sum"),
     (clamped, {}, "no_maximum", "clamped"),
     (mask_by_repeat, {"mask": "padding"}, "mask_per_head", ""),
-    (wider_window, WINDOW, "window_of_its_own", "key i-14 to key i+3"),
+    (wider_window, WINDOW, "mask_of_its_own", "key i-14 to key i+3"),
     (causal_instead, WINDOW, "mask_of_other_kind", "the mask is causal,"),
     (first_columns, {}, "width_cut", "the first 8 of 16"),
     (linear, {}, "no_softmax", ""),
@@ -224,7 +223,7 @@ KINDS = [
     (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
     (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
     (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),
-    (two_at_once, {"mask": "causal", "num_heads": 4}, "value_head_order+no_scale", ""),
+    (warm, {"mask": "causal"} | FORWARD, "scores_scaled", "1.3 times"),
 ]
 
 

@@ -113,37 +113,25 @@ class Evidence:
             inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
             return {"output": mistake.answer(self.reference.workload, self.rows)(inputs).double()}
 
-    def glance(self, mistake: Mistake, names: list[str], region: Tensor | None) -> float:
-        """The distance of the candidate from the mistake's exact answers, beyond the tolerance, by their size.
-
-        Infinite if the right answers are nearly as near: the mistake changes nothing here.
-        """
-        answers, far, apart, error = self.answers(mistake, names, self.dtype), 0.0, 0.0, 0.0
-        for name in names:
-            observed, expected, answer = self.in_limits(name, region, self.observed, self.expected, answers)
-            here = _apart(observed, answer)
-            far = max(far, (here - 1) / (float(answer.nan_to_num().abs().max()) or 1.0))
-            apart, error = max(apart, here), max(error, _apart(observed, expected))
-        return far if apart <= CLOSER * error and apart < math.inf else math.inf
-
-    def distance(self, mistake: Mistake, names: list[str], region: Tensor | None) -> float:
-        """The largest distance of the candidate from the mistake's answers, in tolerances.
+    def distance(
+        self, mistake: Mistake, names: list[str], region: Tensor | None = None, *, is_quick: bool = False
+    ) -> float:
+        """The largest distance of the candidate from the mistake's answers, in tolerances, which differ by row.
 
         The answers are exact or, if that is nearer, computed in the candidate's dtype, which also widens the tolerance.
+        With `region` (B, H, R), only those rows of the output are compared. `is_quick` takes exact answers only, and
+        gives infinity if the right answers are nearly as near: the mistake changes nothing here.
         """
-        exact_ones, own_ones = (self.answers(mistake, names, dtype) for dtype in (self.dtype, self.own_dtype))
-        worst = 0.0
+        exact_ones, worst, error = self.answers(mistake, names, self.dtype), 0.0, 0.0
+        own_ones = exact_ones if is_quick else self.answers(mistake, names, self.own_dtype)
         for name in names:
-            observed, exact, own = self.in_limits(name, region, self.observed, exact_ones, own_ones)
+            shares = [of[name] / self.limits[name] for of in (self.observed, self.expected, exact_ones, own_ones)]
+            observed, expected, exact, own = shares if region is None else [each[region] for each in shares]
             one = torch.finfo(self.own_dtype).eps / 2 * roundings(self.reference.workload, name, 0.0)
             limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
             worst = max(worst, min(_apart(observed, exact), _apart(observed, own)) / limit)
-        return worst
-
-    def in_limits(self, name: str, region: Tensor | None, *tensors: dict[str, Tensor]) -> list[Tensor]:
-        """A tensor of each set in units of its tolerance, which differs by row; with `region`, those rows alone."""
-        shares = [each[name] / self.limits[name] for each in tensors]
-        return shares if region is None else [each[region] for each in shares]
+            error = max(error, _apart(observed, expected))
+        return worst if worst <= CLOSER * error or not is_quick else math.inf
 
 
 def explain(  # noqa: PLR0913 - the last two have usable defaults
@@ -157,9 +145,8 @@ def explain(  # noqa: PLR0913 - the last two have usable defaults
 ) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
-    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads.
-    A mistake that one of them named is tried first, and no other is tried if it explains this failure too. If none
-    explained a failure with the same symptoms, no mistake is tried.
+    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads:
+    mistakes that they name are tried first, and none if a failure with the same symptoms remained unexplained.
     """
 
     def diagnosed(finding: Finding) -> Agreement:
@@ -171,12 +158,12 @@ def explain(  # noqa: PLR0913 - the last two have usable defaults
         return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
     evidence, place = gather(implementation, references, seed), describe(wrong)
     alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
-    finding = _closed_form(evidence)
-    if finding is None:
-        if any(each.is_wrong("output") for each in evidence):
-            cut(evidence)
-        every = [*catalogue(evidence[0].reference.workload)]
-        names = {name for each in earlier for name in each.mistakes}
+    if (finding := _closed_form(evidence)) is None:
+        cut(evidence)
+        every, names = (
+            [*catalogue(evidence[0].reference.workload)],
+            {name for each in earlier for name in each.mistakes},
+        )
         finding = _known(evidence, [each for each in every if each.name in names], on_step)
         if finding is None and set() in alike:
             return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
@@ -194,31 +181,29 @@ def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """The candidate's answers; at a short length, which is faster to diagnose, if it is wrong there too."""
+
+    def gathered(answered: Iterable[Reference]) -> list[Evidence]:
+        evidence: list[Evidence] = []
+        for reference in answered:
+            evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
+        return evidence
+
     workload = next(iter(references.values())).workload
     for short in shorter(workload) if workload.num_scores > MOST_SCORES else ():
-        try:
-            at_short = _gathered(implementation, (reference_for_probe(short, probe, seed) for probe in references))
-        except Exception:  # noqa: BLE001, S112 - the candidate may not support these sizes
-            continue
-        if any(each.is_wrong(name) for each in at_short for name in each.names):
-            return at_short
-    every = _gathered(implementation, references.values())
+        with contextlib.suppress(Exception):  # the candidate may not support these sizes
+            at_short = gathered(reference_for_probe(short, probe, seed) for probe in references)
+            if any(each.is_wrong(name) for each in at_short for name in each.names):
+                return at_short
+    every = gathered(references.values())
     worst = next((each for each in every if each.is_wrong("output")), every[0])
     return [each for each in every if torch.equal(each.rows, worst.rows)]  # probes may have different rows
 
 
-def _gathered(implementation: Implementation, references: Iterable[Reference]) -> list[Evidence]:
-    evidence: list[Evidence] = []
-    for reference in references:
-        evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
-    return evidence
-
-
 def cut(evidence: list[Evidence]) -> None:
-    """Reduce very many scores to the rows that are worst on some probe, and some others."""
+    """Reduce very many scores of a wrong output to the rows that are worst on some probe, and some others."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
-    if num_rows > most:
+    if num_rows > most and any(each.is_wrong("output") for each in evidence):
         apart = [differences(each.observed["output"], each.expected["output"])[0] for each in evidence]
         by_row = torch.stack(apart).movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
         places = torch.cat([by_row.topk(most // 2).indices, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
@@ -307,7 +292,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
         kinds.append(f"{operand}{'_gradient' * (name != operand)}_{'factor' if factor else 'zero'}")
         step = STEPS.get(operand, "masked scores")
         zero = f"is 0{where}, as if it had never been written" if name == "output" else f"is 0{where}: none reaches it"
-        times = f"is {factor:.6g} times what it should be{_constant(factor, evidence)}{where}"
+        times = f"is {_neat(factor)} times what it should be{_constant(factor, evidence)}{where}"
         sentences.append(f"the {name} {times if factor else zero}")
     if not kinds:
         return None
@@ -341,42 +326,41 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         return None
     if not any(each.observed[name].any() for each in these):
         return 0.0, ""
-    neat = float(f"{factor:.3g}")
-    where = _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
-    return neat if math.isclose(factor, neat, rel_tol=1e-5) else factor, where
+    return factor, _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
 
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
     """Test whether each feature of the heads' outputs, before a module's output projection, has its own factor."""
-    weights, these = evidence[0].reference.drawn.weights, [each for each in evidence if each.is_wrong("output")]
-    if not these or evidence[0].reference.workload.scope == "attention":
-        return None
-    if weights.out is None or weights.out.shape[0] != weights.out.shape[1]:
+    out, bias = evidence[0].reference.drawn.weights.out, evidence[0].reference.drawn.weights.out_bias
+    these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
+    if not these or out is None or out.shape[0] != out.shape[1]:
         return None
 
-    def merged(output: Tensor, each: Evidence) -> Tensor:
-        plain = output if weights.out_bias is None else output - weights.out_bias
-        solved: Tensor = torch.linalg.solve(weights.out, plain.flatten(end_dim=1).T).T  # (B*R,D) -> (B*R,H*V)
-        return solved / each.reference.tolerance("output")
+    def merged(outputs: Iterable[Tensor]) -> Tensor:
+        output = torch.cat([*outputs]).flatten(end_dim=1)  # (B*R,D)
+        solved: Tensor = torch.linalg.solve(out, (output if bias is None else output - bias).T)
+        return solved.T  # (B*R,H*V)
 
-    observed, expected = (
-        torch.cat([merged(tensors["output"], each) for each, tensors in pairs])
-        for pairs in ([(each, each.observed) for each in these], [(each, each.expected) for each in these])
-    )
-    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
-        return None
+    observed = merged(each.observed["output"] for each in these)
+    expected = merged(each.expected["output"] for each in these)
     factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
     rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
-    if not rest <= OF_FEATURES * error:
+    if not rest <= OF_FEATURES * error or len(observed) < LEAST_ROWS:  # NaN too
         return None
     low, high = float(factors.min()), float(factors.max())
-    what = "each number of the heads' outputs is multiplied by one of its own, "
-    words = f"{what}{low:.3g} to {high:.3g}, before the output projection: by a gate, or by a buffer that is drawn"
-    return Finding(
-        f"It looks as if {words} when the module is made. First step that differs: context.",
-        ("features_scaled",),
-        "context",
+    if math.isclose(low, high, rel_tol=1e-3):
+        words = f"It looks as if the heads' outputs are {_neat(float(factors.mean()))} times what they should be"
+        return Finding(f"{words}. First step that differs: context.", ("output_factor",), "context")
+    words = (
+        f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g}, "
+        "before the output projection: by a gate, or by a buffer that is drawn when the module is made."
     )
+    return Finding(f"{words} First step that differs: context.", ("features_scaled",), "context")
+
+
+def _neat(factor: float) -> str:
+    """The number with only its certain digits."""
+    return f"{factor:.3g}" if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else f"{factor:.6g}"
 
 
 def _constant(factor: float, evidence: list[Evidence]) -> str:
@@ -455,25 +439,25 @@ def match(
     """
     has_all_rows = all(len(each.rows) == each.reference.workload.seq_len for each in evidence)
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    tried = [each for each in mistakes if each.is_gradient is not is_output_wrong and not each.is_rounding]
-    gradients = {each: [name for name in each.names if name != "output"] for each in evidence}
-    compared = {each: ["output"] if is_output_wrong else names for each, names in gradients.items()}
-    shows = [each for each, names in compared.items() if any(map(each.is_wrong, names))]
-    first = shows[0]
+    parts: list[tuple[Evidence, list[str]]] = [(each, ["output"]) for each in evidence if is_output_wrong]
+    for each in evidence if region is None else ():
+        gradients = [name for name in each.names if name != "output"]
+        if gradients and not (is_output_wrong and each.convention):
+            parts.append((each, gradients))
+    first = next(part for part in parts if any(map(part[0].is_wrong, part[1])))
     glances: list[tuple[float, int, Mistake]] = []
-    for mistake in tried:
-        if has_all_rows or not mistake.needs_all_rows:
+    for place, mistake in enumerate(mistakes):
+        is_possible = not mistake.is_rounding and (has_all_rows or not mistake.needs_all_rows)
+        if is_possible and mistake.is_gradient is not is_output_wrong:
             on_step()
-            glances.append((first.glance(mistake, compared[first], region), len(glances), mistake))
+            glances.append((first[0].distance(mistake, first[1], region, is_quick=True), place, mistake))
     worst: dict[Mistake, float] = {}
     for far, _, mistake in sorted(glances)[:SHORTLIST]:
-        worst[mistake] = far if far == math.inf else 0.0
-        for each in evidence:
-            more = gradients[each] if is_output_wrong and region is None and not each.convention else []
-            for names in filter(None, (compared[each], more)):
-                if worst[mistake] <= MATCH:
-                    on_step()
-                    worst[mistake] = max(worst[mistake], each.distance(mistake, names, region))
+        worst[mistake] = 0.0 if far < math.inf else far
+        for each, names in parts:
+            if worst[mistake] <= MATCH:
+                on_step()
+                worst[mistake] = max(worst[mistake], each.distance(mistake, names, region))
     explaining = sorted((each for each in worst if worst[each] <= MATCH), key=worst.__getitem__)
     return [each for each in explaining if worst[each] <= max(1.0, 2 * worst[explaining[0]])]
 

@@ -33,23 +33,12 @@ Attend = Callable[..., Tensor]
 Change = Callable[[Tensor], Tensor]
 
 
-class _Gradient(torch.autograd.Function):
-    """A tensor whose gradient is changed."""
-
-    @staticmethod
-    def forward(ctx, tensor: Tensor, change: Change) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001
-        ctx.change = change
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def] # noqa: ANN001
-        return ctx.change(grads[0]), None
-
-
 def with_gradient(tensor: Tensor, change: Change) -> Tensor:
     """The tensor, with `change` applied to its gradient."""
-    changed: Tensor = _Gradient.apply(tensor, change)  # type: ignore[no-untyped-call]
-    return changed
+    copy = tensor.view_as(tensor)
+    if copy.requires_grad:
+        copy.register_hook(change)
+    return copy
 
 
 def right(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None) -> Tensor:
@@ -69,30 +58,37 @@ def only_backward(name: str, words: str, form: Attend, step: str = "scores") -> 
 
 
 def flash(  # noqa: PLR0913 - operands, and what is changed
-    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seen: Callable[[RowMask], Tensor], sums: Change
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: RowMask,
+    *,
+    seen: Callable[[RowMask], Tensor] = lambda mask: mask.seen,
+    sums: Callable[[Tensor, Tensor], Tensor] = lambda right, _: right,
 ) -> Tensor:
     """The form whose gradient is FlashAttention's for other visible keys, and row sums of another output.
 
-    The logsumexps of the rows are those of the right forward pass, without a gradient.
+    The logsumexps of the rows are those of the right forward pass, without a gradient. `sums` chooses from the right
+    output and that of the changed weights.
     """
     scores = mask.changed(steps.scores(query, key, mask))
     total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).detach()
     weights = (hide(scores, seen(mask)) - total.clamp(min=torch.finfo(scores.dtype).min)).exp()
-    output = sums(right(query, key, value, mask).detach())
-    return steps.product(weights, value) - weights.sum(dim=-1, keepdim=True) * output
+    output = steps.product(weights, value)
+    return output - weights.sum(dim=-1, keepdim=True) * sums(right(query, key, value, mask), output).detach()
 
 
 def row_sums(workload: Workload) -> Iterator[Mistake]:
     """Wrong or missing row sums of weights times their gradient."""
-    kinds: dict[str, Change] = {
-        "is left out": lambda x: 0 * x,
-        "is a mean over the keys": lambda x: x / workload.kv_len,
-        "is added instead of taken away": lambda x: -x,
-        "is twice what it should be": lambda x: 2 * x,
-        "is half of what it should be": lambda x: x / 2,
+    factors = {
+        "is left out": 0.0,
+        "is a mean over the keys": 1 / workload.kv_len,
+        "is added instead of taken away": -1.0,
+        "is twice what it should be": 2.0,
+        "is half of what it should be": 0.5,
     }
-    for words, change in kinds.items():
-        form = partial(flash, seen=lambda mask: mask.seen, sums=change)
+    for words, factor in factors.items():
+        form = partial(flash, sums=lambda right, _, factor=factor: factor * right)
         yield only_backward(
             "gradient_row_sums", f"the row sum of weights times their gradient {words}", form, "weights"
         )
@@ -100,13 +96,15 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
 
 def weights(workload: Workload) -> Iterator[Mistake]:
     """Weights that are computed again under another mask, or without a bias."""
-    for each in distinct_masks(workload):
-        if each.name in COMMON_MASKS:
-            old = partial(flash, seen=each.seen, sums=lambda x: x)
-            new = wrong(each.name, each.words, masked_scores=each.masked).changes
-            again = partial(right, changes=new)
-            for words, form in ((each.words, old), (f"{each.words}, with a softmax of its own", again)):
-                yield only_backward("gradient_under_another_mask", words, form, "weights")
+    for each in (each for each in distinct_masks(workload) if each.name in COMMON_MASKS):
+        changes = {"masked scores": each.masked}
+        forms: dict[str, Attend] = {
+            "": partial(flash, seen=each.seen),
+            ", and so are its row sums": partial(flash, seen=each.seen, sums=lambda _, output: output),
+            ", with a softmax of its own": partial(right, changes=changes),
+        }
+        for more, form in forms.items():
+            yield only_backward("gradient_under_another_mask", each.words + more, form, "weights")
     if workload.mask_rule.changes_scores:
         plain = {"masked scores": with_bias(lambda bias, *_: 0 * bias)}
         form = partial(right, changes=plain)

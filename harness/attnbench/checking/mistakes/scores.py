@@ -106,7 +106,11 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
     for words, (name, weights) in kinds.items():
         yield wrong(name, words, weights=weights)
     words = "the maximum is not subtracted before the exponential, which overflows where scores are large"
-    for small, what in {0.0: "", 1e-30: ", and a tiny number is added to the sum", 1e-6: ", and 1e-6 is added"}.items():
+    for small, what in {
+        0.0: "",
+        1e-30: ", and a tiny number is added to the sum",
+        1e-6: ", and 1e-6 is added to the sum",
+    }.items():
         yield wrong("no_maximum", words + what, weights=lambda x, _, small=small: shares(x.exp(), small))
     for most in CLAMPS:
         words = f"scores are clamped, to {most:g} say, before an exponential without maximum"
