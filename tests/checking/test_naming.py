@@ -127,11 +127,6 @@ def in_float32(query, key, value):
     return (scores_of(query, key).softmax(-1, dtype=torch.float32).to(query.dtype)) @ value
 
 
-def keys_kept(query, key, value):
-    kept = KEPT.setdefault(key.shape, key.detach().clone())
-    return sdpa(query, kept, value)
-
-
 def with_backward(**changes):
     def own_backward(query, key, value, *, is_causal=False):
         length = query.shape[2]
@@ -222,7 +217,6 @@ KINDS = [
     (rotary_without_scale, {"rotary": "interleaved(20000)"} | FORWARD, "no_scale", "not scaled"),
     (tokens_first, {}, "heads_for_positions", "(B, T, H, K)"),
     (merged_parts, {}, "partial_softmaxes_merged", "averaged"),
-    (keys_kept, FORWARD, "stale_output_buffer", "the key of an earlier call"),
     (warm, {"mask": "causal"} | FORWARD, "scores_scaled", "1.3 times"),
 ]
 

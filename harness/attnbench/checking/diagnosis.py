@@ -1,13 +1,12 @@
 """Diagnose a candidate that disagrees, in words: the nearest known mistake, and the first step that differs.
 
 The verdict is known before, and does not depend on this. Closed forms come first: conventions, factors, unwritten rows,
-answers of an earlier call. Then every mistake of the catalogue is computed on the probe that shows the error best, and
+float32 inside. Then every mistake of the catalogue is computed on the probe that shows the error best, and
 near ones are compared on all probes by the tolerance of the check. A mistake may explain only the wrong rows, if the
 others are right. If nothing explains the answers, the weights are recovered from outside, and described.
 """
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from attnbench.checking.case import build
 from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import Reference, ask, differences, largest, reference_for_probe, roundings
-from attnbench.checking.steps import wrong
 from attnbench.contract import Implementation
 from attnbench.contract.declarations import declaration
 from attnbench.storage.records import CONVENTIONS, Agreement
@@ -52,7 +50,6 @@ SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
-KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
@@ -168,7 +165,7 @@ def explain(  # noqa: PLR0913 - the last two have usable defaults
         if finding is None and set() in alike:
             return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
         if finding is None and not any(names <= RANDOM for names in alike):
-            finding = _known(evidence, every, on_step) or _stale(evidence)
+            finding = _known(evidence, every, on_step)
     finding = finding or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(finding, words=f"{finding.words} {place}"))
 
@@ -216,13 +213,10 @@ def cut(evidence: list[Evidence]) -> None:
 def shorter(workload: Workload) -> Iterator[Workload]:
     """The workload at a short length: with fewer heads and batch rows first, then with all of them."""
     short = workload.at_length(min(SHORT_LEN, workload.longest))
-    group_size = workload.num_heads // workload.num_kv_heads
-    groups = max(1, min(workload.num_kv_heads, MOST_HEADS // group_size))
-    sizes = {"batch_size": min(MOST_ROWS, workload.batch_size), "num_kv_heads": groups}
-    small = msgspec.structs.replace(short, **sizes, num_heads=groups * group_size)
-    yield small
-    if small != short:
-        yield short
+    times = workload.num_heads // workload.num_kv_heads
+    groups = max(1, min(workload.num_kv_heads, MOST_HEADS // times))
+    sizes = {"batch_size": min(MOST_ROWS, workload.batch_size), "num_kv_heads": groups, "num_heads": groups * times}
+    yield from dict.fromkeys((msgspec.structs.replace(short, **sizes), short))
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
@@ -292,7 +286,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
         kinds.append(f"{operand}{'_gradient' * (name != operand)}_{'factor' if factor else 'zero'}")
         step = STEPS.get(operand, "masked scores")
         zero = f"is 0{where}, as if it had never been written" if name == "output" else f"is 0{where}: none reaches it"
-        times = f"is {_neat(factor)} times what it should be{_constant(factor, evidence)}{where}"
+        times = f"is {_neat(factor)} times what it should be{where}"
         sentences.append(f"the {name} {times if factor else zero}")
     if not kinds:
         return None
@@ -361,15 +355,6 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
 def _neat(factor: float) -> str:
     """The number with only its certain digits."""
     return f"{factor:.3g}" if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else f"{factor:.6g}"
-
-
-def _constant(factor: float, evidence: list[Evidence]) -> str:
-    """Possible meanings of a factor."""
-    workload = evidence[0].reference.workload
-    scale, root = workload.score_scale, math.sqrt(workload.head_dim)
-    known = {"1/scale": 1 / scale, "the scale": scale, "sqrt(K)": root, "1/sqrt(K)": 1 / root}
-    known |= {"1/H": 1 / workload.num_heads, "H": workload.num_heads}
-    return next((f" ({words})" for words, number in known.items() if math.isclose(number, factor, rel_tol=1e-3)), "")
 
 
 def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
@@ -477,24 +462,6 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
     return [known[place]] if share >= ROUNDING_EXPLAINED and CLOSER <= factor <= 1 / CLOSER else []
 
 
-def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Test whether an answer is that to other inputs, or to some operands of other inputs."""
-    right = wrong("stale", "", scores=steps.scores)
-    for each, other in itertools.permutations(evidence, 2):
-        mine, others = each.reference.drawn, other.reference.drawn
-        allowed, expected = each.reference.tolerance("output"), each.expected["output"]
-        for names in (tuple(mine.tensors), *KEPT_OPERANDS) if each.is_wrong("output") else ():
-            if not set(names) <= set(mine.tensors):
-                continue
-            tensors = mine.tensors | {name: others.tensors[name] for name in names}
-            stale = right.answer(each.reference.workload, each.rows)(replace(mine, tensors=tensors))
-            if largest(stale, expected) > 2 * MATCH * allowed and largest(each.observed["output"], stale) <= allowed:
-                what = "the output" if len(names) == len(mine.tensors) else f"the {' and the '.join(names)}"
-                words = f"It looks as if {what} of an earlier call is used again, with other inputs."
-                return Finding(words, (STALE_MISTAKE,), "output")
-    return None
-
-
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
     broken = ~mistaken.isfinite()
@@ -584,8 +551,6 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     facts = [
         f"query {row} gives key {column} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
     ]
-    if empty := int(((actual == 0).all(dim=-1) & is_lost.any(dim=-1)).sum()):
-        facts.append(f"{empty} queries give no key any weight")
     sums = actual.sum(dim=-1)
     low, high = float(sums.min()), float(sums.max())
     if max(abs(low - 1), abs(high - 1)) > CLOSE:

@@ -6,10 +6,8 @@ kind that is possible at a workload. To add a mistake, `yield wrong(name, words,
 
 from collections.abc import Callable, Iterator
 
+from attnbench.checking.mistakes.forms import wrong_forms
 from attnbench.checking.mistakes.gradients import wrong_gradients
-from attnbench.checking.mistakes.operands import wrong_operands
-from attnbench.checking.mistakes.scores import wrong_scores
-from attnbench.checking.mistakes.tiles import wrong_tiles
 from attnbench.checking.mistakes.wrong_masks import wrong_masks
 from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
@@ -18,9 +16,7 @@ __all__ = ["GENERATORS", "Mistake", "catalogue"]
 
 GENERATORS: dict[str, Callable[[Workload], Iterator[Mistake]]] = {
     "masks": wrong_masks,
-    "operands": wrong_operands,
-    "tiles": wrong_tiles,
-    "scores": wrong_scores,
+    "forms": wrong_forms,
     "gradients": wrong_gradients,
 }
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.operands import PARTS, in_order, orders
-from attnbench.checking.mistakes.tiles import tiles_of
+from attnbench.checking.mistakes.forms import PARTS, in_order, orders, tiles_of
 from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Changes, Mistake, hide, with_bias, with_change, wrong
@@ -64,18 +63,20 @@ def flash(  # noqa: PLR0913 - operands, and what is changed
     mask: RowMask,
     *,
     seen: Callable[[RowMask], Tensor] = lambda mask: mask.seen,
-    sums: Callable[[Tensor, Tensor], Tensor] = lambda right, _: right,
+    factor: float = 1.0,
+    is_own: bool = False,
 ) -> Tensor:
-    """The form whose gradient is FlashAttention's for other visible keys, and row sums of another output.
+    """The form whose gradient is FlashAttention's for other visible keys, with row sums times a factor.
 
-    The logsumexps of the rows are those of the right forward pass, without a gradient. `sums` chooses from the right
-    output and that of the changed weights.
+    The logsumexps of the rows are those of the right forward pass, without a gradient. The row sums are those of the
+    right output or, if `is_own`, of the changed weights.
     """
     scores = mask.changed(steps.scores(query, key, mask))
     total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).detach()
     weights = (hide(scores, seen(mask)) - total.clamp(min=torch.finfo(scores.dtype).min)).exp()
     output = steps.product(weights, value)
-    return output - weights.sum(dim=-1, keepdim=True) * sums(right(query, key, value, mask), output).detach()
+    summed = output if is_own else right(query, key, value, mask)
+    return output - weights.sum(dim=-1, keepdim=True) * factor * summed.detach()
 
 
 def row_sums(workload: Workload) -> Iterator[Mistake]:
@@ -88,10 +89,8 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
         "is half of what it should be": 0.5,
     }
     for words, factor in factors.items():
-        form = partial(flash, sums=lambda right, _, factor=factor: factor * right)
-        yield only_backward(
-            "gradient_row_sums", f"the row sum of weights times their gradient {words}", form, "weights"
-        )
+        text = f"the row sum of weights times their gradient {words}"
+        yield only_backward("gradient_row_sums", text, partial(flash, factor=factor), "weights")
 
 
 def weights(workload: Workload) -> Iterator[Mistake]:
@@ -100,7 +99,7 @@ def weights(workload: Workload) -> Iterator[Mistake]:
         changes = {"masked scores": each.masked}
         forms: dict[str, Attend] = {
             "": partial(flash, seen=each.seen),
-            ", and so are its row sums": partial(flash, seen=each.seen, sums=lambda _, output: output),
+            ", and so are its row sums": partial(flash, seen=each.seen, is_own=True),
             ", with a softmax of its own": partial(right, changes=changes),
         }
         for more, form in forms.items():

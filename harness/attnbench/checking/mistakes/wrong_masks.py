@@ -26,7 +26,7 @@ MOST_ROWS = 256
 
 
 class WrongMask(NamedTuple):
-    """A wrong set of visible keys; `words` complete "It looks as if ..."."""
+    """A wrong set of visible keys."""
 
     name: str
     words: str
@@ -53,17 +53,6 @@ def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield from (numbers[::-1], (numbers[0],) * len(numbers), (max(numbers),) * len(numbers))
 
 
-def siblings(numbers: tuple[int, ...]) -> Iterator[tuple[type[Mask], tuple[int, ...]]]:
-    """Masks of other kinds with the same numbers, or with the numbers as other libraries read them."""
-    readings = [(), numbers, numbers[:1], numbers[:2][::-1]]
-    for length in numbers[:1]:
-        readings += [(length, length), (length - 1, length - 1), (length, 0), (length - 1, 0), (length + 1,)]
-        readings += [(length // 2, length // 2)]
-    for kind in masks.masks().values():
-        if not (kind.changes_scores or issubclass(kind, DRAWN) or kind is Mask):
-            yield from ((kind, reading) for reading in dict.fromkeys(readings))
-
-
 def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, Mask]]:
     """Masks that a part may be confused with, each with the mistake's name."""
     kinds, name = masks.masks(), type(part).name
@@ -74,7 +63,20 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
     if name.endswith("_bottom_right"):
         known.append(("top_left_for_bottom_right", kinds[name.removesuffix("_bottom_right")], numbers))
     known += (("mask_argument", type(part), near) for near in arguments_nearby(numbers))
-    known += (("mask_of_other_kind", kind, reading) for kind, reading in siblings(numbers))
+    readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
+    for length in numbers[:1]:
+        half = length // 2
+        readings += [
+            (length, length),
+            (length - 1, length - 1),
+            (length, 0),
+            (length - 1, 0),
+            (length + 1,),
+            (half, half),
+        ]
+    for kind in kinds.values():
+        if not (kind.changes_scores or issubclass(kind, DRAWN)):
+            known += (("mask_of_other_kind", kind, reading) for reading in dict.fromkeys(readings))
     for confused, kind, arguments in known:
         try:
             mask = kind(*arguments)
@@ -112,15 +114,6 @@ def by_head(mask: RowMask) -> Tensor:
     return mask.seen[place, 0]
 
 
-def of_queries(mask: RowMask) -> Tensor:
-    """The padding applied to queries instead of keys."""
-    parts = [part for part in mask.rule.parts if part.hides]
-    padding = next(part for part in parts if isinstance(part, masks.Padding))
-    lengths = torch.from_numpy(padding.table(*mask.sizes))[:, None, None, None].to(mask.rows.device)
-    others = (mask.seen_under(part) for part in parts if part is not padding)
-    return functools.reduce(operator.and_, others, (mask.queries < lengths).expand_as(mask.seen))
-
-
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
     """The whole mask ignored, inverted, shifted, or applied to the wrong queries, rows or heads."""
     rule, is_square = workload.mask_rule, workload.seq_len == workload.kv_len
@@ -139,9 +132,6 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
         yield WrongMask("mask_transposed", words, lambda mask: mask.seen.mT, "needs_all_rows")
         words = "the mask hides a query's own key"
         yield WrongMask("own_key_hidden", words, lambda mask: mask.seen & (mask.keys != mask.queries))
-    if workload.kv_len > workload.seq_len:
-        words = "a query sees nothing of the cache, the keys before the first query's own"
-        yield WrongMask("cache_hidden", words, lambda mask: mask.seen & (mask.keys >= mask.sizes[2] - mask.sizes[1]))
     if workload.batch_size > 1:
         words = "the mask of batch row 0 is used for every batch row"
         yield WrongMask("first_rows_mask_for_all", words, lambda mask: mask.seen[:1].expand_as(mask.seen))
@@ -149,9 +139,6 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
         yield WrongMask("mask_of_other_rows", words, lambda mask: mask.seen.roll(-1, 0))
         words = "the masks of batch rows are given to heads (repeat instead of repeat_interleave)"
         yield WrongMask("mask_per_head", words, by_head)
-    if is_square and any(isinstance(part, masks.Padding) for part in rule.parts):
-        words = "the padding is applied to the queries instead of the keys"
-        yield WrongMask("padding_of_queries", words, of_queries)
     for step in (step for step in MOVES if abs(step) < workload.kv_len):
         words = f"the mask is shifted: it treats a key as the one {abs(step)} {'before' if step > 0 else 'after'} it"
         yield WrongMask("mask_shifted", words, partial(moved, step=step))
