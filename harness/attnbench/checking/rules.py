@@ -97,9 +97,7 @@ class Candidate:
         self.implementation = implementation
         self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
-        self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
-        self.first = self.conduct  # of the call on the normal inputs
         self.tolerance = 2 * self.normal.tolerance("output")  # the largest difference of two honest answers
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
@@ -131,7 +129,7 @@ class Candidate:
 
     def run(self, case: Case) -> Tensor:
         """The output of a call, with its graph."""
-        with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
+        with conduct.watched(case.tensors, case.mask), case.grad_mode():
             output = case.output()
         require_form(self.workload, output)
         return output
@@ -600,11 +598,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
-def draws_nothing(candidate: Candidate) -> str:
-    """A call without dropout draws no random numbers."""
-    return candidate.first.notes.get(conduct.DRAWS, "")
-
-
 class Tried(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each of their values.
 
@@ -642,7 +635,6 @@ RULES: dict[str, Tried] = {
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
     HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
     REPEATABLE: Tried(repeatable, HIDING, is_noted=True),
-    conduct.DRAWS: Tried(draws_nothing, HIDING, is_noted=True),
 }
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""

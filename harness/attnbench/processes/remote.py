@@ -230,13 +230,12 @@ class Remote:
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Apply the candidate's in-place changes here, and note its other actions.
+        """Apply the candidate's in-place changes here.
 
         Raises:
             ConductError: it changed state outside of these tensors.
         """
         conduct.Conduct(faults=reply.faults).require_faultless()
-        conduct.note(reply.notes)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
         for call, place in reply.changed_outputs.items():
@@ -491,4 +490,4 @@ class Candidates:
         groups: dict[str, dict[str, Place]] = {"tensors": {}, "changed": {}, "changed_outputs": {}}
         for group, name in named:
             groups[group][name] = places[f"{group}/{name}"]
-        return Tensors(**groups, faults=seen.faults, notes=seen.notes, random=())
+        return Tensors(**groups, faults=seen.faults, random=())
