@@ -231,6 +231,12 @@ def test_a_published_kind_of_mistake_has_its_name(function, axes, name, words):
     assert "pruned" not in found.diagnosis
 
 
+def test_a_function_is_diagnosed_without_the_projections_of_a_module():
+    found = judged(wider_window, workload(scope="module", dtype="bfloat16", **WINDOW | FORWARD))
+    assert found.mistakes == ("mask_of_its_own",)
+    assert "key i-14 to key i+3" in found.diagnosis
+
+
 def test_float32_inside_is_a_convention_and_no_mistake():
     found = judged(in_float32, workload(dtype="float64"))
     assert (found.grade, found.conventions, found.mistakes) == (Grade.right, ("float32",), ())

@@ -57,7 +57,9 @@ SMALL_WEIGHT = 1e-3
 """Ratios to smaller right weights mean nothing."""
 CLOSE = 0.05
 WEIGHT_ROUNDINGS = 16
-"""Weights within this many roundings are right."""
+"""Weights within this many roundings are right ..."""
+MOST_OFF = 0.01
+"""... but none that is further off than this."""
 AXES = {
     4: ("batch row", "head", "row", "column"),
     3: ("batch row", "row", "column"),
@@ -177,7 +179,7 @@ def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers; at a short length, which is faster to diagnose, if it is wrong there too."""
+    """The candidate's answers; at a simpler workload, which is faster to diagnose, if it is wrong there too."""
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
         evidence: list[Evidence] = []
@@ -185,12 +187,11 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
             evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
         return evidence
 
-    workload = next(iter(references.values())).workload
-    for short in shorter(workload) if workload.num_scores > MOST_SCORES else ():
-        with contextlib.suppress(Exception):  # the candidate may not support these sizes
-            at_short = gathered(reference_for_probe(short, probe, seed) for probe in references)
-            if any(each.is_wrong(name) for each in at_short for name in each.names):
-                return at_short
+    for simple in simpler(next(iter(references.values())).workload):
+        with contextlib.suppress(Exception):  # the candidate may not support it
+            evidence = gathered(reference_for_probe(simple, probe, seed) for probe in references)
+            if any(each.is_wrong(name) for each in evidence for name in each.names):
+                return evidence
     every = gathered(references.values())
     worst = next((each for each in every if each.is_wrong("output")), every[0])
     return [each for each in every if torch.equal(each.rows, worst.rows)]  # probes may have different rows
@@ -210,13 +211,18 @@ def cut(evidence: list[Evidence]) -> None:
                 tensors["output"] = tensors["output"].index_select(-2, places)
 
 
-def shorter(workload: Workload) -> Iterator[Workload]:
-    """The workload at a short length: with fewer heads and batch rows first, then with all of them."""
-    short = workload.at_length(min(SHORT_LEN, workload.longest))
-    times = workload.num_heads // workload.num_kv_heads
-    groups = max(1, min(workload.num_kv_heads, MOST_HEADS // times))
-    sizes = {"batch_size": min(MOST_ROWS, workload.batch_size), "num_kv_heads": groups, "num_heads": groups * times}
-    yield from dict.fromkeys((msgspec.structs.replace(short, **sizes), short))
+def simpler(workload: Workload) -> Iterator[Workload]:
+    """Simpler workloads: without projections first, and at a short length, with fewer heads and batch rows first."""
+    bare = msgspec.structs.replace(workload, scope="attention", bias="all") if workload.scope == "module" else workload
+    for each in dict.fromkeys((bare, workload)):
+        if each.num_scores > MOST_SCORES:
+            short = each.at_length(min(SHORT_LEN, each.longest))
+            times = each.num_heads // each.num_kv_heads
+            groups = max(1, min(each.num_kv_heads, MOST_HEADS // times))
+            sizes = {"batch_size": min(MOST_ROWS, each.batch_size), "num_kv_heads": groups, "num_heads": groups * times}
+            yield from dict.fromkeys((msgspec.structs.replace(short, **sizes), short))
+        elif each != workload:
+            yield each
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
@@ -540,7 +546,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         share = float(is_lost.double().sum() / (right > SMALL_WEIGHT).sum())
         words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}."
         return Finding(f"{words} First step that differs: weights.", (f"dropout_{name}",), "weights")
-    allowed = WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps
+    allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
     apart, place = differences(actual, right)
     if float(apart.max()) <= allowed:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
