@@ -43,6 +43,8 @@ TINY = 1e-37
 CLAMPS = (10.0, 20.0, 50.0, 80.0)
 SMALL = {0.0: "", 1e-30: ", and a tiny number is added to the sum", 1e-6: ", and 1e-6 is added to the sum"}
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
+WIDE = {"float32", "float64"}
+"""In half precision, roundings to bfloat16 and small numbers in sums are within honest errors."""
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 
 
@@ -241,6 +243,8 @@ def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
 
 def merges(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes over tiles or parts that are merged wrongly."""
+    if workload.sinks != "none":
+        return
     length = workload.kv_len
     usual, keys = [tile for tile in TILE_LENS if tile < length], torch.arange(length)
     splits = {tuple(map(len, keys.split(tile))): f"over tiles of {tile} keys" for tile in usual}
@@ -329,8 +333,10 @@ def usual(masked: Tensor) -> Tensor:
     return masked.softmax(dim=-1).nan_to_num(0.0)
 
 
-def softmaxes(_: Workload) -> Iterator[Mistake]:
+def softmaxes(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes over other axes, without maximum or sum, or with an extra term in the sum."""
+    if workload.sinks != "none":
+        return
     for name, dim in (("queries", -2), ("heads", 1), ("batch", 0)):
         words, flags = f"the softmax runs over the {name} instead of the keys", "needs_all_rows" * (name == "queries")
         yield wrong(f"softmax_over_{name}", words, flags, weights=partial(softmax_over, dim=dim))
@@ -361,7 +367,7 @@ def softmaxes(_: Workload) -> Iterator[Mistake]:
     for most in CLAMPS:
         words = f"scores are clamped, to {most:g} say, before an exponential without maximum"
         kinds[words] = "no_maximum", partial(unusual, most=most)
-    for more in (1e-4, 1e-3, 1e-2):
+    for more in (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ():
         kinds[f"{more:g} is added to the softmax's sum"] = (
             "eps_in_the_sum",
             partial(unusual, floor=-math.inf, more=more),
@@ -377,7 +383,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
     """Hidden keys that have a score, or lose their weight too late."""
     if not workload.mask_rule.hides:
         return
-    nothing: Callable[..., Tensor] = lambda x, m: x.softmax(dim=-1).where(m.seen.any(dim=-1, keepdim=True), 0)  # noqa: E731
+    nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
     for fill in FILLS:
         name = "mask_too_weak" if fill > WEAK else "finite_fill"
         filled = lambda x, m, fill=fill: m.changed(x).where(m.seen, fill)  # noqa: E731
@@ -404,6 +410,7 @@ def extensions(workload: Workload) -> Iterator[Mistake]:
         yield wrong("bias_ignored", words, masked_scores=without)
     if parts:
         yield wrong("bias_sign_flipped", "the bias has the wrong sign", masked_scores=with_bias(lambda x, *_: -x))
+    if parts and workload.dtype in WIDE:
         words = "the biases are rounded to bfloat16 on the way"
         yield wrong("bfloat16_bias", words, masked_scores=with_bias(lambda bias, *_: coarse(bias)))
     if kinds := {type(part) for part in parts} & {*ALIBI}:
@@ -435,7 +442,7 @@ def coarse(tensor: Tensor) -> Tensor:
 
 
 def roundings(workload: Workload) -> Iterator[Mistake]:
-    """Intermediate results rounded to bfloat16; in half precision, rounded scores are within honest errors."""
+    """Intermediate results rounded to bfloat16."""
     everything = {"scores": before("scores", coarse, 0, 1), "context": before("context", coarse, 0, 1)}
     kinds: dict[str, dict[str, Callable[..., object]]] = {
         "queries, keys, weights and values": everything,
@@ -445,7 +452,7 @@ def roundings(workload: Workload) -> Iterator[Mistake]:
         "values": {"context": before("context", coarse, 1)},
         "results": {"context": after("context", coarse)},
     }
-    for what, changes in kinds.items() if workload.dtype in {"float32", "float64"} else ():
+    for what, changes in kinds.items() if workload.dtype in WIDE else ():
         yield wrong("bfloat16_inside", f"the {what} are rounded to bfloat16 on the way", "is_rounding", **changes)
 
 

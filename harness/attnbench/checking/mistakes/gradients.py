@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.forms import PARTS, in_order, orders, tiles_of
+from attnbench.checking.mistakes.forms import PARTS, WIDE, in_order, orders, tiles_of
 from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Changes, Mistake, hide, with_bias, with_change, wrong
@@ -161,7 +161,7 @@ def changes(workload: Workload) -> Iterator[Mistake]:
         }
         for (words, change), names in itertools.product(kinds.items(), SUMMED):
             yield changed("gradient_of_group", words, names, change)
-    for dtype in ROUNDED if workload.dtype in {"float32", "float64"} else ROUNDED[1:]:
+    for dtype in ROUNDED if workload.dtype in WIDE else ():
         words = f"is rounded to {str(dtype).removeprefix('torch.')}"
         for names in (*operands, PARTS):
             yield changed("gradient_rounded", words, names, partial(rounded, dtype=dtype))
@@ -175,7 +175,8 @@ def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def of_scores(workload: Workload) -> Iterator[Mistake]:
     """Gradients of learned biases, and through the softcap."""
     rule = workload.mask_rule
-    if rule.is_learned and workload.batch_size > 1:
+    is_shared = all(shape[0] != workload.batch_size for shape in workload.operands.values())
+    if rule.is_learned and workload.batch_size > 1 and is_shared:  # otherwise the others' gradients are 0
         words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
         of_first = with_bias(lambda bias, *_: torch.cat([bias[:1], bias[1:].detach()]))
         yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
