@@ -110,12 +110,10 @@ class Candidate:
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
     @staticmethod
-    def settled(
-        output: Tensor, reference: Reference, gradients: Mapping[str, Tensor] | None = None
-    ) -> tuple[Observation, str]:
+    def settled(output: Tensor, reference: Reference) -> tuple[Observation, str]:
         """Replace the answer for queries that see no key by the right one; also return its convention."""
         rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        return settle(Observation(output.detach(), {"output": rows} | dict(gradients or {})), reference)
+        return settle(Observation(output.detach(), {"output": rows}), reference)
 
     @property
     def is_trained(self) -> bool:
@@ -126,13 +124,6 @@ class Candidate:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
         inputs = (reference or self.normal).inputs
         return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
-
-    def run(self, case: Case) -> Tensor:
-        """The output of a call, with its graph."""
-        with conduct.watched(case.tensors, case.mask), case.grad_mode():
-            output = case.output()
-        require_form(self.workload, output)
-        return output
 
     def changed(
         self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = (), **of_mask: float | str
@@ -151,7 +142,10 @@ class Candidate:
         for name in frozen:
             case.leaves[name].requires_grad_(False)  # noqa: FBT003
         vars(case.mask).update(of_mask)
-        return case, self.run(case)
+        with conduct.watched(case.tensors, case.mask), case.grad_mode():
+            output = case.output()
+        require_form(self.workload, output)
+        return case, output
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
         """The output of a changed call."""
