@@ -254,7 +254,7 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def first_answer(session: nox.Session) -> None:
-    """Measure the time to first answers: renew results/gallery/first_answer (-- --old DIR: next to another tree)."""
+    """Measure the time to first answers: renew results/gallery/first_answer."""
     install(session)
     folder = str(RESULTS / "gallery" / "first_answer")
     session.run("python", "-m", "studies.first_answer", "--to", folder, *session.posargs)

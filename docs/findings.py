@@ -114,7 +114,9 @@ def _cells(command: str) -> pd.DataFrame:
         runs = list(Path(folder).glob("runs/*"))
         if done.returncode not in ({0, 1, 3} if is_check else {0, 1}) or not (is_check or runs):
             raise LookupError(f"{command} ends with {done.returncode}")
-        return pd.DataFrame(json.loads(done.stdout)["cells"]) if is_check else table(read(runs[0]))
+        if not is_check:
+            return table(read(runs[0]))
+        return pd.DataFrame([cell | cell["axes"] for cell in json.loads(done.stdout)["cells"]])
 
 
 def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:

@@ -17,6 +17,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.commands import EXIT_CODES, Command
+from attnbench.explained import KINDS, explanations
 from attnbench.storage import events
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,7 @@ def stage() -> None:
     reference = PAGES / "reference"
     reference.mkdir()
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
+    (reference / "words.md").write_text("\n".join(words()), encoding="utf-8")
     (reference / "journal.md").write_text("\n".join(journal()), encoding="utf-8")
     (reference / "decisions.md").write_text("\n".join(decisions()), encoding="utf-8")
 
@@ -97,6 +99,17 @@ def _help(name: str) -> str:
     asked = [sys.executable, "-m", "attnbench", name, "--help"]
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+def words() -> Iterator[str]:
+    """Build the page of words on screens and in JSON: an entry for each, as `attnbench explain NAME` prints it."""
+    yield from ("# What a word means", "", "`attnbench explain NAME` prints one of these entries.", "")
+    for kind, title in KINDS.items():
+        yield from (f"## {title}", "")
+        for each in explanations():
+            if each.kind == kind:
+                yield from (f"### {each.name}", "", f"{each.means} {each.why}", "", f"Example: `{each.example}`", "")
+                yield from (each.do, "")
 
 
 def journal() -> Iterator[str]:

@@ -37,15 +37,9 @@ class Gather(torch.autograd.Function):
         return torch.stack(found).sum(dim=0).to(ctx.dtype), None
 
 
-def gathered(tensor: Tensor, rank: Rank) -> Tensor:
-    """(B, G, t, K) -> (B, G, T, K)."""
-    output: Tensor = Gather.apply(tensor, rank)  # type: ignore[no-untyped-call]
-    return output
-
-
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
     """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
-    key, value = gathered(key, rank), gathered(value, rank)  # (B,G,t,K) -> (B,G,T,K), (B,G,t,V) -> (B,G,T,V)
+    key, value = (Gather.apply(each, rank) for each in (key, value))  # type: ignore[no-untyped-call] # t -> T tokens
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H,T,K), (B,H,T,V)
     scores = query.to(key.dtype) @ key.transpose(-2, -1) * rank.scale  # (B,H,t,K) @ (B,H,K,T) -> (B,H,t,T)
     if rank.is_causal:

@@ -8,13 +8,18 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import BoundMask
-from attnbench.contract.dispatch import attend_by_policy
+from attnbench.contract import dispatch
 from attnbench.contract.dispatch import reason_against as unsupported  # noqa: F401 - a plug's reasons
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, scale: float, num_kv_heads: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V): one lookup and one call."""
-    return attend_by_policy(query, key, value, bound_mask)
+    return dispatch.attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale)

@@ -43,21 +43,16 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None."""
+    """Return why the kernel cannot run a workload, or None.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers.
+    """
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
     if (workload.mask_rule.is_learned or workload.sinks != "none") and workload.direction != "inference":
         return "the flash kernel gives no gradient of a mask, as a learned bias or sinks need it"
-    if is_on("cuda", workload):
-        return unsupported_on_cuda(workload)
-    return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
-
-
-def unsupported_on_cuda(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload on CUDA, or None.
-
-    Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers.
-    """
+    if not is_on("cuda", workload):
+        return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the flash kernel on CUDA needs dtype bfloat16 or float16"
     if workload.mask not in {"none", "causal"} or workload.sinks != "none":

@@ -9,9 +9,9 @@ heads, B H T S + 3 B T D numbers. A call that records a graph holds the projecti
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Workload, nn
+from attnbench.contract import BoundMask, Workload
 from attnbench.contract.adapters import Sizes, adapt, packed
 
 

@@ -8,9 +8,9 @@ Shapes: B batch, T query length, S key length, H heads, D embedding width = H*K.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Workload, nn
+from attnbench.contract import BoundMask, Workload
 from attnbench.contract.adapters import Sizes, adapt, packed
 
 

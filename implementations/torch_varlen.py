@@ -43,19 +43,14 @@ def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
     batch_size, query_len, key_len = mask.sizes
     query_lens, key_lens = [query_len], [key_len]
     if mask.rule.name == "document":
-        query_lens = key_lens = document_lens(mask)
+        firsts, _ = mask.rule.table(*mask.sizes)
+        query_lens = key_lens = list(Counter(firsts.tolist()).values())
 
     def starts(lengths: list[int]) -> Tensor:
         ends = itertools.accumulate(lengths * batch_size, initial=0)
         return torch.tensor(list(ends), dtype=torch.int32, device=mask.device)
 
     return starts(query_lens), starts(key_lens), max(query_lens), max(key_lens)
-
-
-def document_lens(mask: BoundMask) -> list[int]:
-    """The lengths of a row's documents, in order."""
-    firsts, _ = mask.rule.table(*mask.sizes)
-    return list(Counter(firsts.tolist()).values())
 
 
 def takes_groups() -> bool:

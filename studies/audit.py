@@ -62,29 +62,27 @@ POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_l
 """Settings at which presets are measured."""
 
 
-def drawn(number: int, seed: int, num_threads: int) -> list[Workload]:
-    """Draw random shapes: short and long, one query with a cache, batches, grouped heads, both directions."""
-    draws, found = random.Random(seed), dict[str, Workload]()
-    while len(found) < number:
-        is_decode = draws.random() < DECODE
-        dtype = draws.choice(["float32", "float32", "float32", "bfloat16"])
-        mask = "none" if is_decode else draws.choice(["none", "causal"])
-        kind = "decode" if is_decode else "training" if draws.random() < TRAINING else "prefill"
-        workload = _drawn(draws, kind, mask=mask, dtype=dtype, num_threads=num_threads)
-        if _is_small(workload):
-            found.setdefault(workload.id, workload)
-    return list(found.values())
+def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = False) -> list[Workload]:
+    """Draw at least `number` random shapes: short and long, batches, grouped heads, with a cache, both directions.
 
-
-def of_each_kind(number: int, seed: int, num_threads: int) -> list[Workload]:
-    """Draw at least `number` random shapes, equally many of each kind, so that rare kinds are learned too."""
+    With `of_each_kind` there are equally many of each mask, kind of work and dtype, so that rare ones are learned too.
+    """
     draws, found = random.Random(seed), dict[str, Workload]()
+    kinds = list(itertools.product(("float32", "bfloat16"), KINDS))
     while len(found) < number:
-        for dtype, (mask, kind) in itertools.product(("float32", "bfloat16"), KINDS):
+        for dtype, (mask, kind) in kinds if of_each_kind else [_any_kind(draws)]:
             workload = _drawn(draws, kind, mask=mask, dtype=dtype, num_threads=num_threads)
-            if _is_small(workload):
+            if dense_flops(workload) <= MOST_FLOPS and score_matrix_bytes(workload) <= MOST_SCORE_BYTES:
                 found.setdefault(workload.id, workload)
     return list(found.values())
+
+
+def _any_kind(draws: random.Random) -> tuple[str, tuple[str, str]]:
+    """Draw a dtype, a mask and a kind of work."""
+    is_decode = draws.random() < DECODE
+    dtype = draws.choice(["float32", "float32", "float32", "bfloat16"])
+    mask = "none" if is_decode else draws.choice(["none", "causal"])
+    return dtype, (mask, "decode" if is_decode else "training" if draws.random() < TRAINING else "prefill")
 
 
 def _drawn(draws: random.Random, kind: str, *, mask: str, dtype: str, num_threads: int) -> Workload:
@@ -102,10 +100,6 @@ def _drawn(draws: random.Random, kind: str, *, mask: str, dtype: str, num_thread
         direction="forward_backward" if kind == "training" else "inference",
         num_threads=num_threads,
     )
-
-
-def _is_small(workload: Workload) -> bool:
-    return dense_flops(workload) <= MOST_FLOPS and score_matrix_bytes(workload) <= MOST_SCORE_BYTES
 
 
 def of_presets(num_threads: int) -> list[Workload]:
@@ -244,13 +238,9 @@ def table(run: Path, to: Path) -> str:
     centre, half = mean([each.log or 0.0 for each in own])
     worst = max(each.beyond for each in own)
     behind = sum(each.is_behind for each in own)
+    interval = f"{_share(centre)} ({_share(centre - half)} to {_share(centre + half)})"
     limits = [
-        (
-            "regret in the geometric mean",
-            f"{_share(centre)} ({_share(centre - half)} to {_share(centre + half)})",
-            percent(LARGEST_MEAN),
-            math.expm1(centre) <= LARGEST_MEAN,
-        ),
+        ("regret in the geometric mean", interval, percent(LARGEST_MEAN), math.expm1(centre) <= LARGEST_MEAN),
         ("worst, beyond the noise", _share(worst), percent(LARGEST_WORST), math.expm1(worst) <= LARGEST_WORST),
         ("behind PyTorch's choice beyond the noise", str(behind), "0", behind == 0),
     ]
@@ -271,9 +261,9 @@ def table(run: Path, to: Path) -> str:
 {misses}{markdown_table([row(name, found) for name, found in judged.items()])}
 
 Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
-same blocks of {visits(held_out.plan)}; a mean is geometric, with a 95 % interval by shapes. Noise is
-half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that shape, if it is
-more. What a dispatch adds is not in the times. The policy was learned from
+same blocks of {held_out.plan.num_rounds} visits, each in a fresh process; a mean is geometric, with a 95 % interval by
+shapes. Noise is half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that
+shape, if it is more. What a dispatch adds is not in the times. The policy was learned from
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random with seed {held_out.plan.seed} ({where}).
 "No time": not supported there, or too slow to try.
@@ -282,11 +272,6 @@ Made by `python -m studies.audit --run DIR train held_out table --to DIR`.
 """
     frame.save(to / "audit.md", text)
     return text
-
-
-def visits(plan: Plan) -> str:
-    """Count the visits and processes of each shape."""
-    return f"{plan.num_rounds} visits, each in a fresh process"
 
 
 def main(
@@ -304,7 +289,7 @@ def main(
         if step == "table":
             typer.echo(table(run, to))
         elif step == "train":
-            shapes = of_each_kind(number or NUM_TRAINED, SEED_TRAINED, num_threads)
+            shapes = drawn(number or NUM_TRAINED, SEED_TRAINED, num_threads, of_each_kind=True)
             measure(run / step, shapes, SEED_TRAINED, VISITS_TRAINED)
         else:
             shapes = of_presets(num_threads) + drawn(number or NUM_DRAWN, SEED_DRAWN, num_threads)

@@ -1,7 +1,6 @@
 """`python -m studies.first_answer`: time to the first answers, and the share that a quick sweep decides.
 
-With `--old FOLDER`, another working tree of the project, both trees run everything in turns: before and after. The
-machine must be idle, or its noise dominates; the A/A spread is printed, too.
+The machine must be idle, or its noise dominates; the A/A spread is printed, too.
 """
 
 import math
@@ -20,12 +19,11 @@ import typer
 
 from attnbench.analysis.comparisons import comparisons, control_effects
 from attnbench.analysis.results import read
-from attnbench.processes.worker_client import module_path
+from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.units import markdown_table
 from studies import frame
 from studies.frame import Piece, Row
 
-ROOT = Path(__file__).parents[1]
 MINE = '''"""Right attention and wrong attention, as functions and as modules."""
 
 from torch import nn
@@ -76,24 +74,18 @@ QUICK = "the quick sweep"
 FINDING = "WRONG"
 CLASSES = {"beyond 1.2": (1.2, math.inf, 1.0), "beyond 1.1": (1.1, math.inf, 0.9), "within 1.05": (1.0, 1.05, 0.7)}
 """Groups of comparisons by their measured ratio in either direction, and the share that must be decided."""
-TREES = ("before", "after")
 
 
 def first_answer(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/first_answer"),
-    old: Annotated[Path | None, typer.Option(metavar="DIR", help="Another working tree, to compare with.")] = None,
-    sweeps: Annotated[int, typer.Option(min=0, help="Quick sweeps of each tree.")] = 2,
-    checks: Annotated[int, typer.Option(min=0, help="Checks of each kind and tree.")] = 5,
+    sweeps: Annotated[int, typer.Option(min=0, help="Quick sweeps.")] = 2,
+    checks: Annotated[int, typer.Option(min=0, help="Checks of each kind.")] = 5,
 ) -> None:
     """Time the commands that a new user tries first; exit code 1 if a stated limit is missed."""
-    trees = {"after": ROOT} if old is None else {"before": old.resolve(), "after": ROOT}
     commands = {what: (command.split(), checks) for what, (command, _, _) in CHECKS.items()}
-    for what, (command, number) in (commands | {QUICK: (["run", "--sweep", "quick"], sweeps)}).items():
-        pieces = [
-            Piece(name=f"{what} {tree}", make=partial(timed, root, command), size=number)
-            for tree, root in trees.items()
-        ]
-        frame.complete(pieces, to)
+    commands[QUICK] = (["run", "--sweep", "quick"], sweeps)
+    for what, (command, number) in commands.items():
+        frame.complete([Piece(name=what, make=partial(timed, command), size=number)], to)
     rows = table(to)
     page = f"# The first answer\n\nMedians, with the smallest and the largest.\n\n{markdown_table(rows)}\n"
     frame.save(to / "first_answer.md", page)
@@ -103,9 +95,9 @@ def first_answer(
         raise typer.Exit(1)
 
 
-def timed(root: Path, command: Sequence[str], number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
-    """Run a command of a tree in an empty folder, and time its first diagnosis and its end."""
-    environment = os.environ | {"PYTHONPATH": module_path(root / "harness"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+def timed(command: Sequence[str], number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
+    """Run a command in an empty folder, and time its first diagnosis and its end."""
+    environment = os.environ | {"PYTHONPATH": module_path(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with tempfile.TemporaryDirectory(prefix="first-answer-") as name:
         folder = Path(name)
         (folder / "mine.py").write_text(MINE, encoding="utf-8")
@@ -124,7 +116,7 @@ def timed(root: Path, command: Sequence[str], number: int = 0) -> list[Row]:  # 
                     first_s = time.monotonic() - start
         row: Row = {"first_s": first_s, "total_s": time.monotonic() - start}
         if process.returncode not in {0, 1, 3}:
-            raise RuntimeError(f"{' '.join(command)} of {root} ends with {process.returncode}")
+            raise RuntimeError(f"{' '.join(command)} ends with {process.returncode}")
         for run in map(read, folder.glob("results/runs/*")):
             logs = [each.log for each in control_effects(run).values()]
             row["verdicts"] = [(each.ratio, str(each.verdict)) for each in comparisons(run)]
@@ -133,44 +125,42 @@ def timed(root: Path, command: Sequence[str], number: int = 0) -> list[Row]:  # 
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    """Build the rows: command, limit, before, after, and whether the limit is kept."""
+    """Build the rows: command, limit, times, and whether the limit is kept."""
     rows = []
     for what, (command, field, limit_s) in (CHECKS | {QUICK: ("run", "total_s", 240)}).items():
-        values = {tree: _values(folder, what, tree, field) for tree in TREES}
-        rows += _row(f"`{command.split()[0]}` of {what}", f"at most {limit_s} s", values, limit_s, unit=" s")
-    spreads = {tree: [100 * each for each in _values(folder, QUICK, tree, "spread")] for tree in TREES}
+        title = f"`{command.split()[0]}` of {what}"
+        rows += _row(title, f"at most {limit_s} s", _values(folder, what, field), limit_s, unit=" s")
+    spreads = [100 * spread for spread in _values(folder, QUICK, "spread")]
     rows += _row("spread of its A/A controls: identical code", "", spreads, math.inf, unit=" %")
     for name, (low, high, least) in CLASSES.items():
-        shares = {tree: _open_shares(folder, tree, low, high) for tree in TREES}
         limit = 100 * (1 - least)
+        shares = _open_shares(folder, low, high)
         rows += _row(f"undecided, of ratios {name}", f"at most {limit:.0f} %", shares, limit, unit=" %")
     return rows
 
 
-def _values(folder: Path, what: str, tree: str, field: str) -> list[float]:
-    rows = frame.rows(folder, f"{what} {tree}")
-    return [row[field] for row in rows if row.get(field) is not None]
+def _values(folder: Path, what: str, field: str) -> list[float]:
+    return [row[field] for row in frame.rows(folder, what) if row.get(field) is not None]
 
 
-def _open_shares(folder: Path, tree: str, low: float, high: float) -> list[float]:
+def _open_shares(folder: Path, low: float, high: float) -> list[float]:
     """The share of undecided comparisons in each sweep, in percent, among those with such a ratio."""
     shares = []
-    for row in frame.rows(folder, f"{QUICK} {tree}"):
-        own = [verdict for ratio, verdict in row["verdicts"] if low <= max(ratio, 1 / ratio) < high]
-        shares += [100 * own.count("undecided") / len(own)] if own else []
+    for row in frame.rows(folder, QUICK):
+        verdicts = [verdict for ratio, verdict in row["verdicts"] if low <= max(ratio, 1 / ratio) < high]
+        shares += [100 * verdicts.count("undecided") / len(verdicts)] if verdicts else []
     return shares
 
 
-def _row(what: str, limit: str, values: dict[str, list[float]], most: float, *, unit: str) -> list[dict[str, str]]:
-    """A row for values that may be at most `most` in the median; none without values of this tree."""
-    if not values["after"]:
+def _row(what: str, limit: str, values: list[float], most: float, *, unit: str) -> list[dict[str, str]]:
+    """A row for values that may be at most `most` in the median; none without values."""
+    if not values:
         return []
-    texts = {
-        tree: f"{median(own):.3g}{unit} ({min(own):.3g} to {max(own):.3g}, n={len(own)})" if own else "none"
-        for tree, own in values.items()
-    }
-    is_kept = median(values["after"]) <= most
-    return [{"what": what, "limit": limit, **texts, "result": "" if not limit else "met" if is_kept else "missed"}]
+    text = f"{median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g}, n={len(values)})"
+    is_kept = median(values) <= most
+    return [
+        {"what": what, "limit": limit, "found": text, "result": "" if not limit else "met" if is_kept else "missed"}
+    ]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The frame of a study: named pieces, made one repetition at a time and stored at once.
 
-An interrupted study goes on where it stopped. Each piece has a file, and each line of it the rows of one repetition.
+An interrupted study goes on where it stopped; one whose parts are deleted begins again. Each piece has a file below
+DIR/parts, and each line of it the rows of one repetition.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,21 +43,35 @@ def rows(folder: Path, name: str) -> list[Row]:
     return [row for line in _lines(file_of(folder, name)) for row in json.loads(line)]
 
 
-def complete(pieces: Sequence[Piece], folder: Path, most: int = 0) -> None:
-    """Make the missing repetitions, alternating between the pieces; `most` limits them for each piece."""
-    for number in range(max(piece.size for piece in pieces)):
-        for piece in pieces:
-            path = file_of(folder, piece.name)
-            lines = _lines(path)
-            if len(lines) <= number < min(piece.size, most or piece.size):
-                taken = list(piece.make(number))
-                save(path, "".join(f"{line}\n" for line in [*lines, json.dumps(taken)]))
-                progress(f"{piece.name}, {number + 1} of {min(piece.size, most or piece.size)}: {taken[:1]}")
+def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executor | None = None) -> None:
+    """Make the missing repetitions; `most` limits them for each piece.
+
+    Repetitions alternate between the pieces, so that all meet the same machine; with a pool, each piece is a job of it.
+    """
+    if pool is None:
+        for number in range(max((piece.size for piece in pieces), default=0)):
+            for piece in pieces:
+                _repeat(piece, folder, most, [number])
+    else:
+        jobs = [pool.submit(_repeat, piece, folder, most, range(piece.size)) for piece in pieces]
+        for job in jobs:
+            job.result()
 
 
 def progress(text: str) -> None:
     """Print a line about the work under way."""
     print(" ".join(text.split())[:300], file=sys.stderr, flush=True)  # noqa: T201 - progress
+
+
+def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> None:
+    """Make and store those repetitions of a piece that are missing."""
+    path, size = file_of(folder, piece.name), min(piece.size, most or piece.size)
+    for number in numbers:
+        lines = _lines(path)
+        if len(lines) <= number < size:
+            taken = list(piece.make(number))
+            save(path, "".join(f"{line}\n" for line in [*lines, json.dumps(taken)]))
+            progress(f"{piece.name}, {number + 1} of {size}: {taken[:1]}")
 
 
 def _lines(path: Path) -> list[str]:

@@ -28,6 +28,8 @@ from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.units import markdown_table
 from attnbench.workloads.workload import Workload
+from studies import frame
+from studies.frame import Piece, Row
 
 CAPABILITIES = ("default", "avx2", "avx512")
 THREADS = (1, 2)
@@ -101,18 +103,16 @@ def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, in
                 yield Margin(*place, seed, workload.id, probe, name, workload.dtype, kind, peak, rms)
 
 
-def measure(file: Path, seeds: int, place: tuple[str, int]) -> None:
-    """Measure the seeds missing from the file, and append a line for each."""
+def measure(to: Path, seeds: int, place: tuple[str, int]) -> None:
+    """Measure the seeds that are missing at one place."""
     torch.set_num_threads(place[1])
-    done = {json.loads(line)["seed"] for line in file.read_text().splitlines()} if file.exists() else set()
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED}
     every = {name: each for name, each in found.items() if not each.compiles}
-    with file.open("a", encoding="utf-8") as lines:
-        for seed in range(seeds):
-            if seed not in done:
-                margins = [msgspec.to_builtins(each) for each in margins_of(seed, every, place)]
-                lines.write(json.dumps({"seed": seed, "margins": margins}) + "\n")
-                lines.flush()
+
+    def make(seed: int) -> list[Row]:
+        return [msgspec.to_builtins(each) for each in margins_of(seed, every, place)]
+
+    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=seeds)], to)
 
 
 def capabilities() -> list[str]:
@@ -127,37 +127,34 @@ def main(
     only: Annotated[str, typer.Option(metavar="NAME,N", help="One instruction set and number of threads.")] = "",
 ) -> None:
     """Find the largest share of a limit that honest code uses; exit 1 above one half."""
-    folder = to / "parts"
-    folder.mkdir(parents=True, exist_ok=True)
     if only:
         name, _, number = only.partition(",")
-        measure(folder / f"{name}-{number}.jsonl", seeds, (name, int(number)))
+        measure(to, seeds, (name, int(number)))
         return
     rows = []
     for capability, threads in product(capabilities(), THREADS):
-        own = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
         subprocess.run(  # noqa: S603 - this very program
-            [*again, "--only", f"{capability},{threads}"], env=os.environ | own, check=True
+            [*again, "--only", f"{capability},{threads}"], env=os.environ | settings, check=True
         )
-        for line in (folder / f"{capability}-{threads}.jsonl").read_text().splitlines():
-            rows += json.loads(line)["margins"]
+        rows += frame.rows(to, f"{capability} {threads}")
     worst = write(pd.DataFrame(rows), to, seeds)
     typer.echo(json.dumps({"closest": round(worst, 3), "seeds": seeds, "written to": str(to)}))
     raise typer.Exit(int(worst > MOST_SHARE))
 
 
-def write(frame: pd.DataFrame, to: Path, seeds: int) -> float:
+def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
     """Write the table of every implementation and dtype, and a page; return the largest share."""
     places = ["capability", "threads"]
-    frame["share"] = frame[["largest", "rms"]].max(axis=1)
-    table = frame.loc[frame.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
+    margins["share"] = margins[["largest", "rms"]].max(axis=1)
+    table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
     columns = ["implementation", "dtype", "tensor", "probe", *places, "seed", "largest", "rms"]
     table[columns].to_csv(to / "margins.csv", index=False)
-    of_place = frame.groupby(places)[["largest", "rms"]].max().reset_index()
-    numbers = frame.groupby(places)["seed"].nunique()
-    of_kind = frame.loc[frame.groupby(["dtype", "tensor"])["share"].idxmax()]
-    beyond = frame[frame["share"] > MOST_SHARE].sort_values("share", ascending=False)
+    of_place = margins.groupby(places)[["largest", "rms"]].max().reset_index()
+    numbers = margins.groupby(places)["seed"].nunique()
+    of_kind = margins.loc[margins.groupby(["dtype", "tensor"])["share"].idxmax()]
+    beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
         f"{numbers.min()} to {numbers.max()} of {seeds} seeds for each instruction set and number of threads: "
         "`python -m studies.margins`. Shares of what is allowed (checking/tolerance.py); "
@@ -172,8 +169,8 @@ def write(frame: pd.DataFrame, to: Path, seeds: int) -> float:
         "\n## The closest of each kind\n",
         markdown_table([_row(row, CLOSEST) for row in of_kind.to_dict("records")]),
     ]
-    (to / "margins.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return float(frame["share"].max())
+    frame.save(to / "margins.md", "\n".join(lines) + "\n")
+    return float(margins["share"].max())
 
 
 def _row(row: dict[Hashable, Any], columns: Sequence[str]) -> dict[str, str]:

@@ -289,9 +289,9 @@ def test_a_retired_command_names_its_replacement(called, words, replacement):
     assert found.stderr.count("\n") == 1
 
 
-def test_there_are_fourteen_commands():
+def test_there_are_fifteen_commands():
     names = {each.name for each in cli.app.registered_commands}
-    assert len(names) == 14
+    assert len(names) == 15
     assert not names & set(commands.RETIRED_COMMANDS)
 
 

@@ -11,7 +11,7 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from itertools import count
 from pathlib import Path
 from types import CodeType
@@ -196,20 +196,33 @@ def held(path: Path) -> list[str]:
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
     classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
-    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored.
+    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored, and functions
+    that others in the file call with further arguments.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
     """
-    body = _parsed(path).body
+    tree = _parsed(path)
+    body = tree.body
     attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
-    found = [name for node in body for name in _names_of(node, attending) if not name.startswith("_")]
-    if not found:
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    attending -= {
+        node.name for node in body if isinstance(node, ast.FunctionDef) and node.name in calls and _needs_more(node)
+    }
+    found: list[str] = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in attending:
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and any(_makes(each, attending) for each in ast.walk(node)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    names = list(dict.fromkeys(name for name in found if not name.startswith("_")))
+    if not names:
         raise ValueError(
             f"{path} holds nothing that looks like an implementation: a function of query, key and value, a class with "
             f"attend, or a value that adapt made (docs/adapters.md); name it, as in {path}:NAME"
         )
-    return list(dict.fromkeys(found))
+    return names
 
 
 def plug_in(path: Path) -> str:
@@ -246,38 +259,32 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     return _heads(node.args)[:3] in HEADS
 
 
+def _needs_more(node: ast.FunctionDef) -> bool:
+    """Whether a function has a parameter without a default after query, key and value that the harness cannot fill."""
+    positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
+    required = positional[3 : len(positional) - len(node.args.defaults)]
+    required += [each for each, default in zip(by_name, node.args.kw_defaults, strict=True) if default is None]
+    return any(each.arg not in {*KEYWORDS, *ALIASES} for each in required)
+
+
 def _heads(arguments: ast.arguments) -> list[str]:
     """Lower-case names of the first four positional parameters."""
     return [each.arg.lower() for each in (*arguments.posonlyargs, *arguments.args)[:4]]
 
 
-def _names_of(node: ast.stmt, attending: Collection[str]) -> list[str]:
-    """Names that a statement binds to implementations."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name] if name in attending else []
-        case ast.Assign(targets=targets, value=value):
-            pass
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            targets = [target]
-        case _:
-            return []
-    is_made = any(_makes(each, attending) for each in ast.walk(value))
-    names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
-    return names if is_made else []
-
-
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
     """Whether an expression calls `adapt` or `Implementation`, makes one of the file's modules, or binds a function."""
-    match node:
-        case ast.Call(func=ast.Name(id="adapt" | "Implementation") | ast.Attribute(attr="adapt" | "Implementation")):
-            return True
-        case ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[bound, *_]):
-            name = bound.id if isinstance(bound, ast.Name) else bound.attr if isinstance(bound, ast.Attribute) else ""
-            return name == SDPA or name in attending
-        case ast.Call(func=ast.Name(id=name)):
-            return name in attending and name[:1].isupper()
-    return False
+    if not isinstance(node, ast.Call):
+        return False
+    name = _last_name(node.func)
+    if name == "partial" and node.args:
+        return _last_name(node.args[0]) in {SDPA, *attending}
+    return name in {"adapt", "Implementation"} or (name in attending and name[:1].isupper())
+
+
+def _last_name(node: ast.expr) -> str:
+    """The name of a variable, or the last part of a dotted one."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def passed_words(keywords: Iterable[str]) -> str:
@@ -328,6 +335,24 @@ class _FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+def _import_namesake(path: Path) -> None:
+    """Import the package that a file imports and is named like, which the file itself could hide.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder = path.parent.resolve()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
+    found = PathFinder.find_spec(path.stem, elsewhere)
+    if found is None or found.loader is None:
+        raise ValueError(
+            f"{path} imports {path.stem}, which is not installed, and would import itself: give the file another name, "
+            f"or install {path.stem}"
+        )
+    sys.modules[path.stem] = package = importlib.util.module_from_spec(found)
+    found.loader.exec_module(package)
+
+
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
     """Import the value of `name` or `path/to/file.py:Name`.
 
@@ -344,6 +369,8 @@ def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any va
         assert found is not None
         assert found.loader is not None
         module = importlib.util.module_from_spec(found)
+        if path.stem in imported(spec) and path.stem not in sys.modules:
+            _import_namesake(path)
         if str(path.parent.resolve()) not in sys.path:
             sys.path.append(str(path.parent.resolve()))  # as for a script: it can import files next to it
         sys.modules[found.name] = module  # as for any module: torch.compile, dataclasses and pickle need it there

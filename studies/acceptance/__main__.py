@@ -1,8 +1,7 @@
 """`python -m studies.acceptance V1 V4 --sessions 5`: tests of the method's promises, V1 to V9.
 
 Real sessions have a known truth; V2 and V3 also simulate worlds. Each session is stored when it ends, so that an
-interrupted study can be resumed, and each test prints one line. `--old PYTHON` also runs the attnbench of another
-environment, alternating session by session on the same machine. G1 to G5, of CUDA devices, are in on_cuda.py.
+interrupted study can be resumed, and each test prints one line. G1 to G5, of CUDA devices, are in on_cuda.py.
 """
 
 import math
@@ -22,7 +21,6 @@ from studies import frame
 from studies.acceptance import absolute, method, sessions
 from studies.acceptance.method import COVERAGE
 from studies.acceptance.outcome import Outcome, at_least, at_most
-from studies.acceptance.sessions import Engine
 from studies.frame import Row
 
 FOLDER = Path("results/gallery/acceptance")
@@ -30,7 +28,7 @@ FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
 """Limits: false verdicts (share), error of a time, width of "the same time" (both relative), and the share of equal
 comparisons that must be called equal."""
 BUDGET_S, OURS = 10.0, "attnbench"
-Take = Callable[[Engine, int], Sequence[Row]]
+Take = Callable[[int], Sequence[Row]]
 Judge = Callable[[Sequence[Row]], tuple[str, bool]]
 
 
@@ -44,11 +42,10 @@ class Test:
     number: int  # number of sessions
     take: Take
     judge: Judge
-    is_simulated: bool = False  # needs no other engine
 
 
 def _one(take: Callable[..., Row], **settings: float | bool) -> Take:
-    return lambda engine, number: [take(engine, number, **settings)]
+    return lambda number: [take(number, **settings)]
 
 
 def _count(rows: Sequence[Row], *verdicts: str) -> int:
@@ -143,10 +140,6 @@ def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool
     )
 
 
-def _simulated(take: Callable[[int], list[Row]]) -> Take:
-    return lambda _, number: take(number)
-
-
 def _tests() -> Iterator[Test]:
     """List all tests, with the numbers of sessions that their limits need."""
     for name, is_same in (("one file", True), ("two files", False)):
@@ -167,27 +160,24 @@ def _tests() -> Iterator[Test]:
         title="simulated sessions without any difference",
         limit=f"99 % limit of sessions with a false verdict at most {method.LARGEST_FALSE:.0%}",
         number=20,
-        take=_simulated(partial(method.rows, method.NULLS)),
+        take=partial(method.rows, method.NULLS),
         judge=method.judge_alarms,
-        is_simulated=True,
     )
     yield Test(
         id="V2 slowdown",
         title="simulated slowdowns of 3 %",
         limit=f"found in {method.POWER:.0%} at least, called equal in {method.LARGEST_EQUAL:.0%} at most (99 % limit)",
         number=10,
-        take=_simulated(partial(method.rows, method.SLOWDOWNS)),
+        take=partial(method.rows, method.SLOWDOWNS),
         judge=method.judge_power,
-        is_simulated=True,
     )
     yield Test(
         id="V3 simulated",
         title="coverage of one watched comparison by its intervals at all looks",
         limit=f"{low:.0%} to {high:.0%} in each world",
         number=2,
-        take=_simulated(partial(method.rows, method.ONE_CELL, num_runs=5000)),
+        take=partial(method.rows, method.ONE_CELL, num_runs=5000),
         judge=method.judge_coverage,
-        is_simulated=True,
     )
     for share in (0.0, 0.03):
         yield Test(
@@ -224,9 +214,8 @@ def _tests() -> Iterator[Test]:
         title=f"simulated tables of 120 comparisons, 16 processes, margin {method.MARGIN:.1%}",
         limit=f"99 % limit of false differences among the named at most {FALSE:.0%}",
         number=20,
-        take=_simulated(method.tables),
+        take=method.tables,
         judge=method.judge_tables,
-        is_simulated=True,
     )
     for name, share, limit, judge in (
         ("slower", 0.01, "slower in 90 % at least, equivalent in none", partial(_planted, least=0.9)),
@@ -297,37 +286,24 @@ def chosen(names: Sequence[str]) -> list[Test]:
     return [test for test in TESTS.values() if not names or test.id.startswith(tuple(names))]
 
 
-def take(test: Test, engines: dict[str, Engine], folder: Path, number: int = 0) -> None:
-    """Run the missing sessions, `number` at most, alternating between engines."""
-    own = {"new": engines["new"]} if test.is_simulated else engines
-    pieces = [
-        frame.Piece(name=f"{test.id} {label}", make=partial(test.take, engine), size=test.number)
-        for label, engine in own.items()
-    ]
-    frame.complete(pieces, folder, number)
+def take(test: Test, folder: Path, number: int = 0) -> None:
+    """Run the missing sessions, `number` at most."""
+    frame.complete([frame.Piece(name=test.id, make=test.take, size=test.number)], folder, number)
 
 
-def outcome(test: Test, folder: Path, label: str = "new") -> Outcome | None:
+def outcome(test: Test, folder: Path) -> Outcome | None:
     """Judge a test by its sessions; None without any."""
-    if not (rows := frame.rows(folder, f"{test.id} {label}")):
+    if not (rows := frame.rows(folder, test.id)):
         return None
     found, passes = test.judge(rows)
     return Outcome(id=test.id, title=test.title, limit=test.limit, found=found, passes=passes)
 
 
 def page(folder: Path, machine: str) -> str:
-    """Build the table of all outcomes so far, next to the other engine."""
+    """Build the table of all outcomes so far."""
     judged = {test.id: found for test in TESTS.values() if (found := outcome(test, folder))}
-    before = {test.id: found for test in TESTS.values() if (found := outcome(test, folder, "old"))}
     table = [
-        {
-            "test": each.id,
-            "what": each.title,
-            "limit": each.limit,
-            "found": each.found,
-            "by the engine before": before[each.id].found if each.id in before else "not run",
-            "result": each.word,
-        }
+        {"test": each.id, "what": each.title, "limit": each.limit, "found": each.found, "result": each.word}
         for each in judged.values()
     ]
     return f"""# Does the method hold what it promises?
@@ -354,14 +330,12 @@ def accept(
     tests: Annotated[list[str] | None, typer.Argument(help="Beginnings of names. Default: all.")] = None,
     *,
     number: Annotated[int, typer.Option("--sessions", help="Most of each test; 0: the number that it needs.")] = 0,
-    old: Annotated[str, typer.Option(metavar="PYTHON", help="An interpreter with an earlier attnbench.")] = "",
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes; sessions are kept there.")] = FOLDER,
 ) -> None:
     """Run sessions with a known truth, print a line for each test, and write the table. Exit code 1 if one misses."""
-    engines = {"new": Engine.of("")} | ({"old": Engine.of(old)} if old else {})
     missed = False
     for test in chosen(tests or []):
-        take(test, engines, to, number)
+        take(test, to, number)
         frame.save(to / "acceptance.md", page(to, machine()))
         found = outcome(test, to)
         assert found is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 
 from attnbench.devices import read_counters
-from studies.acceptance.sessions import FIXTURE, Engine
+from studies.acceptance.sessions import FIXTURE, run_python
 from studies.frame import Row
 
 MINE = """from torch.nn import functional as F
@@ -68,31 +68,31 @@ Reading = dict[str, float]
 """Seconds by implementation name."""
 
 
-def loop(engine: Engine, axes: Axes, folder: Path) -> Reading:
+def loop(axes: Axes, folder: Path) -> Reading:
     """Time a plain loop in a process of its own."""
-    found: Reading = json.loads(engine.run(["-c", LOOP, json.dumps(axes), *SPECS], folder).stdout.splitlines()[-1])
+    found: Reading = json.loads(run_python(["-c", LOOP, json.dumps(axes), *SPECS], folder).stdout.splitlines()[-1])
     return found
 
 
-def fixture(engine: Engine, axes: Axes, folder: Path) -> Reading:
+def fixture(axes: Axes, folder: Path) -> Reading:
     """Time each implementation next to `sdpa` by the pytest fixture."""
     found: Reading = {}
     for spec in SPECS[1:]:
-        printed = engine.run(["-c", FIXTURE, json.dumps(axes), spec, SPECS[0]], folder).stdout.splitlines()[-1]
+        printed = run_python(["-c", FIXTURE, json.dumps(axes), spec, SPECS[0]], folder).stdout.splitlines()[-1]
         found |= json.loads(printed)["seconds"]
     return found
 
 
-def command(isolation: str, engine: Engine, axes: Axes, folder: Path) -> Reading:
+def command(isolation: str, axes: Axes, folder: Path) -> Reading:
     """Time all of them by `attnbench run`."""
     sets = [f"--set={name}={value}" for name, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", *SPECS[1:], "-i", SPECS[0], *sets, "--conditions", isolation]
-    engine.run([*asked, f"--budget={BUDGET_S:g}", f"--results={isolation}"], folder)
+    run_python([*asked, f"--budget={BUDGET_S:g}", f"--results={isolation}"], folder)
     cells = pd.read_csv(max(folder.glob(f"{isolation}/runs/*/records.csv")))  # the latest: a reading may be repeated
     return dict(zip(cells["implementation"], map(float, cells["latency_s"]), strict=True))
 
 
-WAYS: dict[str, Callable[[Engine, Axes, Path], Reading]] = {
+WAYS: dict[str, Callable[[Axes, Path], Reading]] = {
     "plain": loop,
     "plain again": loop,
     "isolated": lambda *given: command("process", *given),
@@ -115,7 +115,7 @@ def quietly(take: Callable[[], Reading]) -> Reading:
     return {}
 
 
-def session(engine: Engine, number: int, *, num_threads: int, seq_len: int) -> list[Row]:
+def session(number: int, *, num_threads: int, seq_len: int) -> list[Row]:
     """Time one shape in every way, in random order; a row for each way."""
     axes: Axes = {"seq_len": seq_len, "mask": "none", "num_threads": num_threads, "direction": "inference"}
     rows = []
@@ -123,7 +123,7 @@ def session(engine: Engine, number: int, *, num_threads: int, seq_len: int) -> l
         with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
             folder = Path(name)
             (folder / "mine.py").write_text(MINE, encoding="utf-8")
-            found = quietly(lambda way=way, folder=folder: WAYS[way](engine, axes, folder))  # type: ignore[misc] # mypy knows no type of a default
+            found = quietly(lambda way=way, folder=folder: WAYS[way](axes, folder))  # type: ignore[misc] # mypy knows no type of a default
         rows.append({"session": number, "way": way, "seconds": found})
     return rows
 

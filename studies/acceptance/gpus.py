@@ -1,6 +1,10 @@
-"""The first CUDA device, with the interface that G1 to G5 need; studies/simulated/gpu.py simulates one."""
+"""The first CUDA device, with the methods that G1 to G5 need; studies/simulated/gpu.py simulates one.
+
+Calls queue their work, as torch's do.
+"""
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -8,13 +12,14 @@ from torch.nn import functional
 
 from attnbench.devices import described, device
 from attnbench.devices.cuda import cache_bytes
-from studies.simulated.gpu import Call, Gpu
+
+Call = Callable[[], object]
 
 DEVICE = "cuda"
 SPIN_CYCLES = 1_000_000
 
 
-class CudaGpu(Gpu):
+class CudaGpu:
     """The first CUDA device."""
 
     def __init__(self) -> None:
@@ -44,7 +49,7 @@ class CudaGpu(Gpu):
         return lambda: source + 1
 
     def copy(self) -> tuple[Call, int]:
-        """Return a copy of a quarter of the cache; its target takes another quarter."""
+        """Return a copy of a quarter of the cache to another, and the bytes that it reads and writes."""
         source = torch.ones(cache_bytes(DEVICE) // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 
@@ -53,7 +58,7 @@ class CudaGpu(Gpu):
         return device(DEVICE).flush()
 
     def busy(self, seconds: float) -> Call:
-        """Queue torch's spinning kernel, whose speed is measured once."""
+        """Return a call that queues torch's spinning kernel for this duration."""
 
         def spin(cycles: int) -> None:
             torch.cuda._sleep(cycles)  # noqa: SLF001 - as in attnbench.devices.cuda
@@ -62,7 +67,7 @@ class CudaGpu(Gpu):
         return lambda: spin(cycles)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Sum kernel times with torch's profiler."""
+        """Sum the seconds of the calls inside kernels, on all streams, with torch's profiler."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:

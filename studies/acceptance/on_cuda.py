@@ -18,9 +18,11 @@ from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
-from studies.acceptance.gpus import CudaGpu
+from studies.acceptance.gpus import Call, CudaGpu
 from studies.acceptance.outcome import Outcome, Row
-from studies.simulated.gpu import Call, Gpu
+from studies.simulated.gpu import SimulatedGpu
+
+Gpu = CudaGpu | SimulatedGpu
 
 NUM_CALLS, NUM_REPEATS = 50, 9
 NUM_ROUNDS = 6

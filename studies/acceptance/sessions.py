@@ -1,7 +1,7 @@
 """Real sessions of the command line with a known truth: V1, V3 to V7 and V9.
 
-A session is a fresh process that runs `attnbench compare` or `attnbench run`, from this tree or, for comparison,
-another Python. Its output becomes rows, and a test's verdict reads nothing else.
+A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test's
+verdict reads nothing else.
 """
 
 import json
@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +55,12 @@ BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """An attnbench under test: this tree's, or that of another Python."""
-
-    python: str = field(default_factory=lambda: sys.executable)
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, python: str) -> "Engine":
-        """Create the engine of this tree, or of the named interpreter."""
-        return cls(python=python) if python else cls(environment={"PYTHONPATH": module_path(ROOT)})
-
-    def run(self, arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run Python in the folder to its end, whatever its exit code."""
-        command = [self.python, *arguments]
-        environment = {**os.environ, **self.environment}
-        return subprocess.run(  # noqa: S603 - our own command
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+def run_python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in the folder to its end, whatever its exit code."""
+    environment = {**os.environ, "PYTHONPATH": module_path(ROOT)}
+    return subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @contextmanager
@@ -90,7 +76,6 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def compare(  # noqa: PLR0913 - what makes a session
-    engine: Engine,
     number: int,
     *,
     share: float,
@@ -111,7 +96,7 @@ def compare(  # noqa: PLR0913 - what makes a session
         options += [f"--budget={budget_s:g}", f"--seed={number}", "--json"]
         options += [f"--smallest-effect={smallest_effect:g}"] * bool(smallest_effect)
         start = time.monotonic()
-        done = engine.run(["-P", "-m", "attnbench", "compare", *sides, *options], folder)
+        done = run_python(["-P", "-m", "attnbench", "compare", *sides, *options], folder)
         row: Row = {
             "session": float(number),
             "share": share,
@@ -122,10 +107,21 @@ def compare(  # noqa: PLR0913 - what makes a session
         return row | _compared(done.stdout, folder)
 
 
+def flat(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell of --json with its time, ratio and verdict side by side."""
+    speed = cell["speed"] or {}
+    return cell | {
+        "latency_s": cell["seconds"],
+        "ratio": 1 / speed["speedup"] if speed else None,
+        "verdict": speed.get("verdict"),
+        "num_processes": speed.get("num_processes", 0),
+    }
+
+
 def _compared(printed: str, folder: Path) -> Row:
     try:
         said = json.loads(printed)
-        (cell,) = (each for each in said["cells"] if each["verdict"])
+        (cell,) = (each for each in map(flat, said["cells"]) if each["verdict"])
     except (ValueError, KeyError):
         return {"verdict": "none"}
     (journal,) = folder.glob("results/runs/*/journal.jsonl")
@@ -153,10 +149,10 @@ def _is_alike(visit: Mapping[str, Any]) -> bool:
     return len(counts) == 1
 
 
-def neighbour(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
+def neighbour(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
     """Time a function on a quiet machine and next to busy processes, with the warnings of the second run."""
-    quiet = _timed(engine, number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
-    busy = _timed(engine, number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
+    quiet = _timed(number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
+    busy = _timed(number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
     return {
         "session": float(number),
         "off": float(busy["seconds"]) / float(quiet["seconds"]) - 1,
@@ -165,41 +161,39 @@ def neighbour(engine: Engine, number: int, *, num_busy: int, num_threads: int, b
     }
 
 
-def _timed(engine: Engine, number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
+def _timed(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
     axes = {"seq_len": 256, "mask": "none", "direction": "inference", "num_threads": num_threads}
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
         (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
         if by_fixture:
-            done = engine.run(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
+            done = run_python(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
             found = json.loads(done.stdout.splitlines()[-1])
             return {**found, "seconds": float(found["seconds"]["mine"])}
-        cell, warnings = _cell(engine, number, folder, axes, budget_s=6.0)
+        cell, warnings = _cell(number, folder, axes, budget_s=6.0)
         return {"verdict": str(cell["verdict"]), "seconds": float(cell["latency_s"]), "warning": "; ".join(warnings)}
 
 
-def _cell(
-    engine: Engine, number: int, folder: Path, axes: Mapping[str, object], budget_s: float
-) -> tuple[dict[str, Any], list[str]]:
+def _cell(number: int, folder: Path, axes: Mapping[str, object], budget_s: float) -> tuple[dict[str, Any], list[str]]:
     """Return the cell of `mine.py:mine` in a run next to `sdpa`, and the warnings of the run."""
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
-    said = json.loads(engine.run([*asked, f"--seed={number}"], folder).stdout)
-    (cell,) = (each for each in said["cells"] if each["implementation"] == "mine")
+    said = json.loads(run_python([*asked, f"--seed={number}"], folder).stdout)
+    (cell,) = (each for each in map(flat, said["cells"]) if each["implementation"] == "mine")
     return cell, list(said.get("warnings", ()))
 
 
-def honest(engine: Engine, number: int, *, num_busy: int) -> Row:
+def honest(number: int, *, num_busy: int) -> Row:
     """Return the status of an honest function next to busy processes."""
     axes = {"seq_len": 256, "mask": "none", "direction": "inference", "dtype": "float32", "scope": "attention"}
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
         (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
-        cell, _ = _cell(engine, number, folder, axes, budget_s=1.5)
+        cell, _ = _cell(number, folder, axes, budget_s=1.5)
     return {"session": float(number), "status": str(cell["status"])}
 
 
-def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> list[Row]:
+def rivals(number: int, *, share: float, budget_s: float) -> list[Row]:
     """Compare a function with itself, slowed down by `share`, by every tool in equal time."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         folder = Path(name)
@@ -207,17 +201,17 @@ def rivals(engine: Engine, number: int, *, share: float, budget_s: float) -> lis
             (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
         files = [str(folder / file) for file in ("base.py", "candidate.py")]
         asked = ["-m", "studies.acceptance.rivals", *files, f"{budget_s:g}", str(number)]
-        rows: list[Row] = json.loads(engine.run(asked, Path(ROOT)).stdout.splitlines()[-1])
+        rows: list[Row] = json.loads(run_python(asked, Path(ROOT)).stdout.splitlines()[-1])
     return [{"session": float(number), **row} for row in rows]
 
 
-def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
+def sweep(number: int, *, budget_s: float = 0.0) -> list[Row]:
     """Run a quick sweep; a row for each comparison."""
     budget = [f"--budget={budget_s:g}"] * bool(budget_s)
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         start = time.monotonic()
         asked = ["-P", "-m", "attnbench", "run", "--sweep=quick", *budget, "--json", f"--seed={number}"]
-        done = engine.run(asked, Path(name))
+        done = run_python(asked, Path(name))
         elapsed_s = time.monotonic() - start
         said = json.loads(done.stdout)
     return [
@@ -231,7 +225,7 @@ def sweep(engine: Engine, number: int, *, budget_s: float = 0.0) -> list[Row]:
             "elapsed_s": elapsed_s,
             "is_warned": float(bool(said.get("warnings"))),
         }
-        for cell in said["cells"]
+        for cell in map(flat, said["cells"])
         if cell["verdict"] and cell["ratio"] and cell["status"] == "ok"
     ]
 

@@ -1,88 +1,96 @@
-"""`python -m studies.detection`: run all parts, write tables and picture. Rerun it to resume."""
+"""`python -m studies.detection`: plant every known mistake, run honest code, write the tables. Rerun it to resume."""
 
 import json
-import shutil
-import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import pandas as pd
 import psutil
 import typer
 
-from attnbench.checking.mistakes import GENERATORS
-from studies.detection import parts, power, table
+from attnbench.units import meant
+from attnbench.workloads.workload import DTYPES
+from studies import frame
+from studies.detection import honest, power, table
+from studies.frame import Piece, Row
 
-ONLY = "Only the known mistakes of this generator, and no honest results: one more section of the page."
-PAGE = "detection.md"
+SEEDS_AT_ONCE = 50
 PACKED: Any = {"method": "gzip", "mtime": 0}
 
 
 def detect(
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and picture go.")] = Path("results/detection"),
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the tables go.")] = Path("results/detection"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for the honest implementations.")] = 1000,
     lengths: Annotated[str, typer.Option(help="Lengths at which mistakes are tried.")] = "2,3,17,128,1021,8192",
-    only: Annotated[str, typer.Option(metavar="GENERATOR", help=ONLY)] = "",
+    only: Annotated[str, typer.Option(metavar="NAME,NAME", help="These mistakes alone.")] = "",
 ) -> None:
     """Plant every known mistake, run every honest implementation, and count the detections of each rule."""
     try:
         chosen = [int(length) for length in lengths.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{lengths}: give whole numbers with commas between them") from error
-    if only and only not in GENERATORS:
-        raise typer.BadParameter(f"--only {only}: choose among {', '.join(GENERATORS)}")
-    folder = to / "parts"
-    folder.mkdir(parents=True, exist_ok=True)
-    every = list(parts.names(chosen, seeds, only))
-    todo = [part for part in every if not (folder / f"{part}.json").exists()]
+    names = tuple(filter(None, only.split(",")))
+    if unknown := set(names) - set(power.kinds()):
+        wrong = min(unknown)
+        raise typer.BadParameter(f"--only {wrong}: there is no such mistake{meant(wrong, power.kinds())}")
+    planted = [
+        Piece(name=f"mistakes {length} {dtype}", make=partial(mistakes, length, dtype, names))
+        for length in sorted(chosen, reverse=True)  # the longest take longest
+        for dtype in DTYPES
+    ]
+    right = [
+        Piece(name=f"honest {first}", make=partial(trials, first, min(first + SEEDS_AT_ONCE, seeds)))
+        for first in range(0, seeds, SEEDS_AT_ONCE)
+    ]
     with ProcessPoolExecutor(psutil.cpu_count(logical=False), mp_context=get_context("spawn")) as pool:
-        for done, future in enumerate(as_completed(pool.submit(parts.make, part, folder) for part in todo), start=1):
-            print(f"{done} of {len(todo)}: {future.result()}", file=sys.stderr, flush=True)  # noqa: T201 - progress
-    made = parts.assemble(folder, every)
-    missed, rejected = (_write_section(made, to, only), 0) if only else _write(made, to)
-    shutil.rmtree(folder)
+        frame.complete([*planted, *right], to, pool=pool)
+    missed, rejected = write(rows_of(planted, to), rows_of(right, to), to)
     typer.echo(json.dumps({"missed": missed, "honest rejected": rejected, "written to": str(to)}))
     if missed or rejected:
         raise typer.Exit(1)
 
 
-def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
-    """Write tables and picture; return the numbers of missed mistakes and of rejected honest results."""
-    from studies.detection import chart
+def mistakes(length: int, dtype: str, names: tuple[str, ...], _: int = 0) -> list[Row]:
+    """Try every mistake at one length in one dtype: a row for each rule and input, or for each that is absent."""
+    _use_one_thread()
+    return [msgspec.to_builtins(cell) for cell in power.cells(length, dtype, names)]
 
-    cells = _in_order(made["mistakes"])
-    absent, trials = pd.DataFrame(made["absent"]), pd.DataFrame(made["honest"]).sort_values("seed", kind="stable")
-    for name, frame in (("mistakes", table.wide(cells)), ("absent", absent), ("honest", trials)):
-        frame.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
-    (to / PAGE).write_text(table.markdown(cells, absent, trials, _words()), encoding="utf-8")
-    steps = dict(zip(cells["mistake"], cells["step"], strict=True))
-    chart.draw(cells, steps).save(to / "detection.png")
+
+def trials(first: int, last: int, _: int = 0) -> list[Row]:
+    """Run honest implementations with some seeds."""
+    _use_one_thread()
+    return [msgspec.to_builtins(trial) for trial in honest.trials(range(first, last))]
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
+
+
+def rows_of(pieces: list[Piece], to: Path) -> list[Row]:
+    """Read the rows of all pieces, shortest lengths first."""
+    return [row for piece in pieces for row in frame.rows(to, piece.name)]
+
+
+def write(planted: list[Row], right: list[Row], to: Path) -> tuple[int, int]:
+    """Write the tables; return the numbers of missed mistakes and of rejected honest results."""
+    order = {name: number for number, name in enumerate(power.kinds())}
+    cells = pd.DataFrame([row for row in planted if "is_caught" in row])
+    cells = cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
+    absent = pd.DataFrame([row for row in planted if "is_caught" not in row])
+    tried = pd.DataFrame(right).sort_values("seed", kind="stable")
+    for name, rows in (("mistakes", table.wide(cells)), ("absent", absent), ("honest", tried)):
+        rows.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
+    words = {name: mistake.words for name, mistake in power.kinds().items()}
+    frame.save(to / "detection.md", table.markdown(cells, absent, tried, words))
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
-    rejected = trials[(trials["inputs"] == "all") & ~trials["is_right"]]
+    rejected = tried[(tried["inputs"] == "all") & ~tried["is_right"]]
     return len(missed), len(rejected)
-
-
-def _write_section(made: dict[str, list[dict[str, Any]]], to: Path, only: str) -> int:
-    """Write the page's section and table of some mistakes; return the number of missed ones."""
-    cells, absent = _in_order(made["mistakes"]), pd.DataFrame(made["absent"])
-    table.wide(cells).to_csv(to / f"{only}.csv.gz", index=False, compression=PACKED)
-    page = to / PAGE
-    above = page.read_text(encoding="utf-8") if page.exists() else ""
-    page.write_text(table.with_section(above, only, cells, absent, _words()), encoding="utf-8")
-    return int((~cells[cells["inputs"] == "all"]["is_caught"]).sum())
-
-
-def _words() -> dict[str, str]:
-    """Map each name to the description of its first mistake."""
-    return {name: mistake.words for name, mistake in power.kinds().items()}
-
-
-def _in_order(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Convert the cells to a table, in the order of the steps, short lengths first."""
-    order, cells = {name: number for number, name in enumerate(power.kinds())}, pd.DataFrame(rows)
-    return cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
 
 
 if __name__ == "__main__":

@@ -125,23 +125,27 @@ USUAL_LEN = 17
 
 
 @cache
-def forms(family: int, length: int, dtype: str, direction: str, only: str = "") -> dict[str, list[Mistake]]:
-    """List the mistakes that can be made at a family's workload by name, or those of one generator."""
+def forms(family: int, length: int, dtype: str, direction: str) -> dict[str, list[Mistake]]:
+    """List the mistakes that can be made at a family's workload by name."""
     found: dict[str, list[Mistake]] = {}
-    for mistake in catalogue(FAMILIES[family].at(length, dtype, direction), only):
+    for mistake in catalogue(FAMILIES[family].at(length, dtype, direction)):
         found.setdefault(mistake.name, []).append(mistake)
     return found
 
 
 @cache
-def kinds(only: str = "") -> dict[str, Mistake]:
-    """List the first mistake of every name in the order of the catalogue, or those of one generator."""
-    every = [forms(number, USUAL_LEN, "float32", "forward_backward", only) for number in range(len(FAMILIES))]
-    every += [forms(number, USUAL_LEN, "float32", "inference", only) for number in range(len(FAMILIES))]
-    found: dict[str, Mistake] = {}
-    for each in every:
-        found |= {name: mistakes[0] for name, mistakes in each.items() if name not in found}
-    return found
+def kinds() -> dict[str, Mistake]:
+    """List the first mistake of every name in the order of the catalogue."""
+    every = [
+        forms(number, USUAL_LEN, "float32", direction)
+        for direction in ("forward_backward", "inference")
+        for number in range(len(FAMILIES))
+    ]
+    first: dict[str, Mistake] = {}
+    for family in every:
+        for name, mistakes in family.items():
+            first.setdefault(name, mistakes[0])
+    return first
 
 
 def _differs(planted: Mistake, workload: Workload) -> bool:
@@ -175,9 +179,9 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
     return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
 
 
-def cells(length: int, dtype: str, only: str = "", names: Collection[str] = ()) -> Iterator[Cell | Absent]:
-    """Try every mistake at one length in one dtype: all, those of one generator, or some by name."""
-    for name, kind in kinds(only).items():
+def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell | Absent]:
+    """Try every mistake at one length in one dtype: all, or some by name."""
+    for name, kind in kinds().items():
         if not names or name in names:
             yield from _tried(kind, length, dtype)
     _bar.cache_clear()

@@ -1,8 +1,10 @@
-"""Tables and picture of detected mistakes; does not import torch."""
+"""Tables of detected mistakes; does not import torch."""
 
 import math
 
 import pandas as pd
+
+from attnbench.units import markdown_table
 
 TITLE = "# What the check detects\n"
 TEMPLATE = """{title}
@@ -28,18 +30,6 @@ Share of dtypes and lengths at which the best of the other rules, and ours, catc
 
 {mistakes}
 Not tried, since there it cannot be made, makes no difference, or is no coarser than an honest rounding: {absent}.
-"""
-SECTION = """
-## Only the mistakes of `{module}`
-
-Made by `python -m studies.detection --only {module}`: {num_mistakes} known mistakes, of which {num_above} are in the
-tables above, tried at lengths {lengths} in {dtypes}. No honest implementation is tried.
-
-Missed by our check: {missed}.
-
-{by_length}
-{mistakes}
-Not tried, since there it cannot be made or makes no difference: {absent}.
 """
 OURS = "ours"
 OUR_WHOLE = ("all", OURS)
@@ -97,34 +87,13 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
         dtypes=", ".join(cells["dtype"].unique()),
         num_implementations=whole["implementation"].nunique(),
         num_seeds=trials["seed"].nunique(),
-        rules=_as_markdown(_percent(summary(cells, trials).reset_index())),
-        by_length=_as_markdown(by_length(cells).reset_index()),
-        mistakes=_as_markdown(_mistakes(cells, words)),
+        rules=_markdown(_percent(summary(cells, trials).reset_index())),
+        by_length=_markdown(by_length(cells).reset_index()),
+        mistakes=_markdown(_mistakes(cells, words)),
         missed=", ".join(sorted(set(missed["mistake"]))) or "none",
         num_rejected=int((~whole["is_right"]).sum()),
         num_honest=len(whole),
         nearest=f"{whole['error_ratio'].max():.2f}",
-        absent=_absences(absent),
-    )
-
-
-def with_section(page: str, module: str, cells: pd.DataFrame, absent: pd.DataFrame, words: dict[str, str]) -> str:
-    """Append the section of one module's mistakes to the page, or replace it."""
-    first_line = f"\n## Only the mistakes of `{module}`\n"
-    before, _, old = (page or TITLE).partition(first_line)
-    _, heading, after = old.partition("\n## ")
-    above = before + heading + after
-    names = cells["mistake"].unique()
-    missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
-    return above + SECTION.format(
-        module=module,
-        num_mistakes=len(names),
-        num_above=sum(f"\n| {name} |" in above for name in names),
-        lengths=", ".join(map(str, sorted(cells["length"].unique()))),
-        dtypes=", ".join(cells["dtype"].unique()),
-        missed=", ".join(sorted(set(missed["mistake"]))) or "none",
-        by_length=_as_markdown(by_length(cells).reset_index()),
-        mistakes=_as_markdown(_mistakes(cells, words)),
         absent=_absences(absent),
     )
 
@@ -164,11 +133,11 @@ def _absences(absent: pd.DataFrame) -> str:
 
 
 def _percent(table: pd.DataFrame) -> pd.DataFrame:
-    made = table.copy()
-    made["share"] = [share(value) for value in made["share"]]
+    texts = table.copy()
+    texts["share"] = [share(value) for value in texts["share"]]
     for column in ("honest tried", "honest rejected"):
-        made[column] = ["-" if pd.isna(value) else str(int(value)) for value in made[column]]
-    return made
+        texts[column] = ["-" if pd.isna(value) else str(int(value)) for value in texts[column]]
+    return texts
 
 
 def share(value: float) -> str:
@@ -179,7 +148,5 @@ def share(value: float) -> str:
     return f"{min(99, max(1, shown)) if 0 < value < 1 else shown} %"
 
 
-def _as_markdown(table: pd.DataFrame) -> str:
-    rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    rows += [[str(value).replace("|", "\\|") for value in row] for row in table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+def _markdown(table: pd.DataFrame) -> str:
+    return markdown_table(table.astype(str).rename(columns=str).to_dict("records"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`python -m studies.gpu --out DIR`: each step in its own process, a ledger to resume from, and one archive.
+"""`python -m studies.gpu --out DIR`: each step in its own process, and one archive. Rerun it to resume.
 
 With `--rehearse` everything runs on the CPU, small, and G1 to G5 on a simulated device. `--stop-after` starts no step
 that would not end in time; the next call resumes.
@@ -10,10 +10,11 @@ import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from studies.gpu import ledger, plan
-from studies.gpu.ledger import FAILED, LEFT_OUT, OK, Ledger
+from studies import frame
+from studies.frame import Row
+from studies.gpu import plan, steps
+from studies.gpu.steps import FAILED, LEFT_OUT, OK
 
 ARCHIVE = "gpu.tar.gz"
 FINDING, INCOMPLETE = 1, 3
@@ -28,39 +29,33 @@ def main(arguments: list[str] | None = None) -> int:
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin nothing that ends later"
     )
     given = parser.parse_args(arguments)
-    book = Ledger(given.out.resolve())
-    size = plan.rehearsal() if given.rehearse else plan.full()
-    before = len(book.ended())
-    is_complete = ledger.run_all(plan.groups(size), book, say, given.stop_after)
-    ended = book.ended()
-    text = table(ended, dict(ledger.found(book.out)), is_complete=is_complete)
-    (book.out / "table.md").write_text(text, encoding="utf-8")
+    out, size = given.out.resolve(), plan.rehearsal() if given.rehearse else plan.full()
+    groups = plan.groups(size)
+    before = len(list(steps.ended(groups, out)))
+    is_complete = steps.run_all(groups, out, given.stop_after)
+    ended = dict(steps.ended(groups, out))
+    text = table(ended, is_complete=is_complete)
+    frame.save(out / "table.md", text)
     sys.stdout.write(text)
-    if len(ended) > before or not (book.out / ARCHIVE).exists():
-        archive(book.out)
+    if len(ended) > before or not (out / ARCHIVE).exists():
+        archive(out)
     planted = {f"planted-{each}" for each in size.planted}
-    is_good = all(line["outcome"] in {OK, LEFT_OUT} for name, line in ended.items() if name not in planted)
+    is_good = all(row["outcome"] in {OK, LEFT_OUT} for name, row in ended.items() if name not in planted)
     return 0 if is_good and is_complete else FINDING if not is_good else INCOMPLETE
 
 
-def say(text: str) -> None:
-    """Print progress to standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def table(ended: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]], *, is_complete: bool) -> str:
+def table(ended: dict[str, Row], *, is_complete: bool) -> str:
     """Format the answer first, then failures, then each step with its figure."""
-    counts = Counter(line["outcome"] for line in ended.values())
-    said = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
-    lines = [f"{len(ended)} steps: {said or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
-    bad = [(name, line) for name, line in ended.items() if line["outcome"] not in {OK, LEFT_OUT}]
-    lines += [f"- {name} {line['outcome']}: {line['reason']}" for name, line in bad] + [""] * bool(bad)
+    counts = Counter(row["outcome"] for row in ended.values())
+    numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
+    lines = [f"{len(ended)} steps: {numbers or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
+    bad = [(name, row) for name, row in ended.items() if row["outcome"] not in {OK, LEFT_OUT}]
+    lines += [f"- {name} {row['outcome']}: {row['reason']}" for name, row in bad] + [""] * bool(bad)
     lines += ["| step | outcome | seconds | found |", "| --- | --- | --- | --- |"]
-    for name, line in ended.items():
-        answer = found.get(name, {}).get("answer", "") if line["outcome"] in {OK, FAILED} else ""
-        shown = (answer or line["reason"]).replace("|", "/").replace("\n", " ")
-        lines.append(f"| {name} | {line['outcome']} | {line['took_s']:.1f} | {shown} |")
+    for name, row in ended.items():
+        answer = row.get("answer", "") if row["outcome"] in {OK, FAILED} else ""
+        text = (answer or row["reason"]).replace("|", "/").replace("\n", " ")
+        lines.append(f"| {name} | {row['outcome']} | {row['took_s']:.1f} | {text} |")
     return "\n".join([*lines, ""])
 
 

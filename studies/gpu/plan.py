@@ -1,10 +1,9 @@
 """The steps, their order and time limits; and the small steps of a rehearsal on the CPU."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.gpu.ledger import ROOT, Step
+from studies.gpu.steps import ROOT, Groups, Step
 
 CHECKS = {
     "check": (),
@@ -78,8 +77,8 @@ def rehearsal() -> Size:
     )
 
 
-def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
-    """Group the steps, with the number that run at once; timed steps have the machine to themselves."""
+def groups(size: Size) -> Groups:
+    """Group the steps; timed steps have the machine to themselves."""
     where, heads = size.device, size.heads
     lengths, backends = ",".join(map(str, size.lengths)), ",".join(size.backends)
 
@@ -96,7 +95,7 @@ def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
     if size.repeats:
         gauges += [step(f"gauge-{name}-again", "gauge", where, name, limit_s=120, group="gauges") for name in AGAIN]
     checks = [step(name, "check", *size.check_sets, *CHECKS[name], limit_s=240, group="checks") for name in size.checks]
-    checks.append(step("run", "run", *size.run_options, limit_s=300, group="run"))
+    checks.append(step("run", "run", "run", *size.run_options, limit_s=300, group="run"))
     times = [
         step(
             f"{direction}-{width}-{mask}",
@@ -109,7 +108,16 @@ def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
         for width in size.widths
         for mask in size.masks
     ]
-    traces = [step(f"trace-{name}", "trace", where, name, heads, limit_s=120, group="traces") for name in size.backends]
+    batch, num_heads, groups = heads.split(",")
+    axes = ["scope=attention", f"batch_size={batch}", f"num_heads={num_heads}", f"num_kv_heads={groups}", "mask=causal"]
+    axes += [f"device={where}", "head_dim=64", "direction=forward_backward"]
+    shape = [word for axis in axes for word in ("--set", axis)]
+    names = [word for name in size.backends for word in ("-i", name)]
+    growth = step("growth", "run", "growth", *names, *shape, "--set", f"seq_len={lengths}", limit_s=240, group="memory")
+    traces = [
+        step(f"trace-{name}", "run", "profile", "-i", name, *shape, "--set", "seq_len=256", limit_s=120, group="traces")
+        for name in size.backends
+    ]
     return [
         (1, [step("versions", "versions", limit_s=60, group="machine")]),
         (1, planted),
@@ -118,5 +126,5 @@ def groups(size: Size) -> Sequence[tuple[int, Sequence[Step]]]:
         (1, gauges),
         (1, checks),
         (1, times),
-        (1, [step("growth", "growth", where, lengths, heads, backends, limit_s=180, group="memory"), *traces]),
+        (1, [growth, *traces]),
     ]

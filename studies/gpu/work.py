@@ -3,7 +3,6 @@
 A missing package or device skips the step, and is its reason.
 """
 
-import gzip
 import json
 import math
 import os
@@ -12,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from studies.gpu.ledger import FAILED, LEFT_OUT, OK, POISONED, ROOT
+from studies.gpu.steps import FAILED, LEFT_OUT, OK, POISONED, ROOT
 
 Row = dict[str, Any]
 PACKAGES = (
@@ -31,12 +29,10 @@ PACKAGES = (
     *("nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "flashinfer-python", "sageattention", "xformers"),
     *("transformer-engine", "transformers", "pytest", "nox", "attnbench"),
 )
-HZ = 10
 NUM_REPEATS = 9
 TARGET_S = 0.02
 """Approximate duration of a sample."""
 TESTS = ROOT / "tests" / "devices" / "test_cuda.py"
-KEPT_TRACES = 3
 
 
 class Left(Exception):  # noqa: N818 - it is no error
@@ -133,55 +129,54 @@ def check(*options: str) -> tuple[str, list[Row]]:
         said = json.loads(done.stdout)
     except json.JSONDecodeError:
         raise Wrong(f"exit code {done.returncode}", []) from None
-    verdicts = {name: str(verdict) for name, verdict in said["verdicts"].items()}
+    verdicts = {name: str(each["verdict"]) for name, each in said["implementations"].items()}
     answer = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     if done.returncode == 1:
         raise Wrong(answer, said["cells"])
     return answer, said["cells"]
 
 
-def run(*options: str) -> tuple[str, list[Row]]:
-    """Run `attnbench run`, and keep its folder with the journal."""
-    done = _python("-m", "attnbench", "run", *options, "--results", "results", "--quiet")
-    runs = sorted(Path("results").glob("runs/*"))
-    rows: list[Row] = [{"run": run.name, "files": len(list(run.iterdir()))} for run in runs]
-    if done.returncode not in {0, 3} or not runs:
+def run(command: str, *options: str) -> tuple[str, list[Row]]:
+    """Run an attnbench command that keeps its results, and keep their folder with journal or traces."""
+    done = _python("-m", "attnbench", command, *options, "--results", "results", "--quiet")
+    kept = sorted(Path("results").glob("*/*"))
+    rows: list[Row] = [{"folder": str(folder), "files": len(list(folder.rglob("*")))} for folder in kept]
+    if done.returncode not in {0, 3} or not kept:
         raise Wrong(f"exit code {done.returncode}", rows)
-    return f"{runs[-1].name}, exit code {done.returncode}", rows
+    return f"{command}, exit code {done.returncode}", rows
 
 
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
 ) -> tuple[str, list[Row]]:
-    """Time calls by our clock, by triton.testing.do_bench on the same tensors, and by kernel sums; log clock rates."""
+    """Time calls by our clock, by triton.testing.do_bench on the same tensors, and by kernel sums."""
     here = _here(where)
     rows: list[Row] = []
-    with _clocks(Path(f"clocks-{direction}-{width}-{mask}.csv")):
-        for length in map(int, lengths.split(",")):
-            for name in names.split(","):
-                row: Row = {"implementation": name, "seq_len": length, "mask": mask, "head_dim": int(width)}
-                rows.append(row)
-                try:
-                    case = _case(where, name, direction, mask, int(width), length, heads)
-                    with case.grad_mode():
-                        made = case.call()
-                        made()
-                        one_s = here.clock.elapsed(made, 1)
-                        number = max(1, min(200, math.ceil(TARGET_S / max(one_s, 1e-7))))
-                        taken = [here.clock.elapsed(made, number) / number for _ in range(NUM_REPEATS)]
-                        row |= {"num_calls": number, "samples_s": taken, "time_s": median(taken)}
-                        row["do_bench_s"] = _do_bench(made, here)
-                        row["kernels"] = _kernels(made, here)
-                        row["kernels_s"] = sum(each["time_s"] for each in row["kernels"]) or None
-                        row["flops"] = _flops(case)
-                    del case, made
-                except Left as left:
-                    row["reason"] = str(left)
-                except Exception as error:  # noqa: BLE001 - one cell costs itself alone
-                    traceback.print_exc()
-                    row["error"] = f"{type(error).__name__}: {error}"
-                    if here.is_broken():
-                        raise Wrong(f"{name} at {length}: {row['error']}; the context is lost", rows) from None
+    for length in map(int, lengths.split(",")):
+        for name in names.split(","):
+            row: Row = {"implementation": name, "seq_len": length, "mask": mask, "head_dim": int(width)}
+            rows.append(row)
+            try:
+                case = _case(where, name, direction, mask, int(width), length, heads)
+                with case.grad_mode():
+                    made = case.call()
+                    made()
+                    one_s = here.clock.elapsed(made, 1)
+                    number = max(1, min(200, math.ceil(TARGET_S / max(one_s, 1e-7))))
+                    taken = [here.clock.elapsed(made, number) / number for _ in range(NUM_REPEATS)]
+                    row |= {"num_calls": number, "samples_s": taken, "time_s": median(taken)}
+                    row["do_bench_s"] = _do_bench(made, here)
+                    row["kernels"] = _kernels(made, here)
+                    row["kernels_s"] = sum(each["time_s"] for each in row["kernels"]) or None
+                    row["flops"] = _flops(case)
+                del case, made
+            except Left as left:
+                row["reason"] = str(left)
+            except Exception as error:  # noqa: BLE001 - one cell costs itself alone
+                traceback.print_exc()
+                row["error"] = f"{type(error).__name__}: {error}"
+                if here.is_broken():
+                    raise Wrong(f"{name} at {length}: {row['error']}; the context is lost", rows) from None
     timed = [row for row in rows if "time_s" in row]
     if errors := [row for row in rows if "error" in row]:
         raise Wrong(f"{len(errors)} of {len(rows)} fail: {errors[0]['implementation']}: {errors[0]['error']}", rows)
@@ -190,43 +185,6 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     last = max(row["seq_len"] for row in timed)
     shown = [f"{row['implementation']} {_rate(row)}{_beside(row)}" for row in timed if row["seq_len"] == last]
     return f"at {last}: {', '.join(shown)}", rows
-
-
-def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[Row]]:
-    """Measure the memory of a call against its length, as the device counts it."""
-    rows: list[Row] = []
-    for name in names.split(","):
-        for length in map(int, lengths.split(",")):
-            try:
-                found = _case(where, name, "forward_backward", "causal", 64, length, heads).footprint
-            except Left as left:
-                rows.append({"implementation": name, "seq_len": length, "reason": str(left)})
-                continue
-            sizes = {
-                "peak_bytes": found.peak_bytes,
-                "kept_bytes": found.kept_bytes,
-                "reserved_bytes": found.reserved_bytes,
-            }
-            rows.append({"implementation": name, "seq_len": length, **sizes})
-    last = [row for row in rows if "peak_bytes" in row][-1:]
-    return f"{last[0]['implementation']}: {last[0]['peak_bytes'] / 2**20:.1f} MiB" if last else "nothing counted", rows
-
-
-def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """Record a trace of a step; the first few are stored, compressed."""
-    from attnbench.tracing.capture import trace as write
-
-    case = _case(where, name, "forward_backward", "causal", 64, 256, heads)
-    folder = Path("traces")
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{name}.pt.trace.json"
-    write(case, file, lambda: None)
-    size = file.stat().st_size
-    if len(list(folder.glob("*.gz"))) < KEPT_TRACES:
-        with file.open("rb") as plain, gzip.open(f"{file}.gz", "wb") as packed:
-            shutil.copyfileobj(plain, packed)
-    file.unlink()
-    return f"{size / 2**20:.1f} MiB", [{"implementation": name, "bytes": size}]
 
 
 def hang() -> tuple[str, list[Row]]:
@@ -340,38 +298,6 @@ def _beside(row: Row) -> str:
     return f" ({', '.join(shares)})" * bool(shares)
 
 
-@contextmanager
-def _clocks(file: Path) -> Iterator[None]:
-    """Within the context, write clocks, temperature, power and throttling of the first GPU ten times a second."""
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:  # noqa: BLE001 - no package, or no driver: then there is no series
-        yield
-        return
-    ends = threading.Event()
-
-    def watch() -> None:
-        with file.open("w", encoding="utf-8") as out:
-            out.write("time_s,sm_mhz,memory_mhz,celsius,watts,throttle_reasons\n")
-            while not ends.wait(1 / HZ):
-                clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (1, 2)]  # SM, memory
-                celsius = pynvml.nvmlDeviceGetTemperature(handle, 0)
-                watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-                reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-                out.write(f"{time.time():.3f},{clocks[0]},{clocks[1]},{celsius},{watts:.1f},{reasons}\n")
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join(2.0)
-
-
 def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[str, list[Row]]]:
     """Wrap a step on a device so that the device is tested afterwards."""
 
@@ -383,11 +309,11 @@ def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[
     return watched
 
 
-ON_DEVICE = (kernels, gauge, times, growth, trace)
+ON_DEVICE = (kernels, gauge, times)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
     each.__name__: _watched(each) if each in ON_DEVICE else each
     for each in (
-        *(versions, kernels, tests, gauge, check, run, times, growth, trace),
+        *(versions, kernels, tests, gauge, check, run, times),
         *(hang, die, poison),
     )
 }

@@ -1,15 +1,13 @@
-"""The interface that G1 to G5 need from a GPU, and a simulated one on virtual time, with noise, heat and a cache.
+"""A simulated GPU on virtual time, with noise, heat and a cache.
 
-The real one is in studies/acceptance/gpus.py.
+G1 to G5 (studies/acceptance/on_cuda.py) call the same methods of a real one, studies/acceptance/gpus.py.
 """
 
 import math
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
-from attnbench.devices import Clock
 from attnbench.devices.queued import QueuedClock
 from studies.simulated.timeline import SimulatedRuntime
 
@@ -25,50 +23,7 @@ COPIED_BYTES, CACHED_S, COLD_S, PEAK = 25 * 2**20, 8e-6, 20e-6, 4.8e12
 POISONED = "CUDA error: an illegal memory access was encountered"
 
 
-class Gpu(Protocol):
-    """A device with a clock, and work for it. Calls queue their work, as torch's do."""
-
-    clock: Clock
-
-    def calls(self) -> dict[str, Call]:
-        """Calls of several lengths and numbers of kernels, by name: from some 10 us to some milliseconds."""
-
-    def fixed_work(self) -> Call:
-        """One call of some 100 us."""
-
-    def short_work(self) -> Call:
-        """One kernel of some microseconds."""
-
-    def copy(self) -> tuple[Call, int]:
-        """A copy that fits into the largest cache, and the bytes that it reads and writes."""
-
-    def flush(self) -> object:
-        """Empty the caches."""
-
-    def busy(self, seconds: float) -> Call:
-        """Return a call that queues work of this duration."""
-
-    def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Sum the seconds of `num_calls` calls inside kernels, on all streams, as a profiler does."""
-
-    def captured(self, call: Call) -> Call:
-        """Capture the call's kernels as a graph with a single launch.
-
-        Raises:
-            CaptureError: the call cannot be captured, as one that waits for the device.
-        """
-
-    def heat(self, seconds: float) -> None:
-        """Keep the device busy with work that takes much power."""
-
-    def interference_probe(self) -> Call:
-        """Return the interference probe of attnbench's devices."""
-
-    def peak_bytes_per_s(self) -> float | None:
-        """Return the peak memory bandwidth; None if unknown."""
-
-
-class SimulatedGpu(SimulatedRuntime, Gpu):
+class SimulatedGpu(SimulatedRuntime):
     """A GPU on virtual time.
 
     `drift(now_s)` multiplies the time of every kernel: changing clocks. With `carry`, a kernel right after the
@@ -150,7 +105,7 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         return partial(self.kernel, 5e-6)
 
     def copy(self) -> tuple[Call, int]:
-        """Return a copy that is faster if its data lies in the cache."""
+        """Return a copy that is faster if its data lies in the cache, and the bytes that it reads and writes."""
         return partial(self.touch, CACHED_S, COLD_S), COPIED_BYTES
 
     def flush(self, seconds: float = 100e-6) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,14 +9,14 @@ from pathlib import Path
 
 from attnbench.analysis.results import read
 from attnbench.storage.journal import JOURNAL, events, find_runs
-from studies.torture.trial import ATTNBENCH, LIMIT_S, TINY, Place, Trial, ended, note, wrong_end
+from studies.torture.trial import TINY, Place, Trial, ended, note, wrong_end
 
 ENOSPC = "No space left on device"
 NOBODY = 65534
 
 
 def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]:
-    """Try every surrounding; `whole` is the folder of a finished run."""
+    """Run every trial of this module; `whole` is the folder of a finished run, whose reports are written."""
     yield from disks(folder, whole)
     yield from together(folder, 1 if short else 10)
     for name, trial in (SURROUNDINGS | ({} if short else SLOW)).items():
@@ -120,17 +119,7 @@ def _ended(name: str, place: Place, code: int | None, printed: str) -> Trial:
 
 def _limited(name: str, place: Place, limit: str, *, may_fail: bool = False) -> Trial:
     """Run under a limit of the shell; if too little is left to run, an error in one line is right."""
-    command = shlex.join([*ATTNBENCH, "run", *TINY])
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        ["bash", "-c", f"{limit}; exec {command}"],  # noqa: S607
-        cwd=place.folder,
-        env=os.environ | {"TMPDIR": str(place.temporary), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    code, printed = ended(process, LIMIT_S)
+    code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
         return Trial(subject="surroundings", what=name, unclear="" if "error: " in printed else note(printed))
     return _ended(name, place, code, printed)
@@ -142,17 +131,7 @@ def _ordinary_user(name: str, place: Place) -> Trial:
     for folder in (place.folder, place.temporary):
         os.chown(folder, NOBODY, NOBODY)
     with contextlib.suppress(PermissionError):
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            [*ATTNBENCH, "run", *TINY],
-            cwd=place.folder,
-            env=os.environ | {"TMPDIR": str(place.temporary), "HOME": str(place.folder), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            user=NOBODY,
-            group=NOBODY,
-            start_new_session=True,
-        )
+        process = place.start("run", *TINY, user=NOBODY, variables={"HOME": str(place.folder)})
         return _ended(name, place, *ended(process))
     return Trial(subject="surroundings", what=name, skipped="it may not read this installation")
 

@@ -1,11 +1,12 @@
 """One trial, and runs of the command line for it."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,23 +45,31 @@ class Place:
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir(parents=True)
 
-    def start(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
-        """Start attnbench in its own session; `more` sets environment variables, "" removes one."""
-        given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | more
+    def start(
+        self, *arguments: str, limit: str = "", user: int | None = None, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start attnbench in its own session, under a limit of the shell or as another user.
+
+        `variables` sets environment variables, "" removes one.
+        """
+        command = [*ATTNBENCH, *arguments]
+        given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1", **(variables or {})}
         environment = {name: value for name, value in (os.environ | given).items() if value or name not in given}
         return subprocess.Popen(  # noqa: S603 - our own command
-            [*ATTNBENCH, *arguments],
+            ["bash", "-c", f"{limit}; exec {shlex.join(command)}"] if limit else command,
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            user=user,
+            group=user,
             start_new_session=True,
         )
 
     def run(self, *arguments: str, **more: str) -> tuple[int | None, str]:
         """Run attnbench to its end; return its exit code (None if it hung) and its output."""
-        return ended(self.start(*arguments, **more))
+        return ended(self.start(*arguments, variables=more))
 
     def left(self) -> list[str]:
         """List remaining temporary files, except those that PyTorch's compiler keeps for other runs."""

@@ -1,22 +1,21 @@
 """`python -m studies.trust`: run the corpus for real and write the tables. Rerun it to resume."""
 
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 
 from studies import frame
+from studies.frame import Piece
 from studies.trust import outcome, sessions, table, unusual
 from studies.trust.corpus import CONTROL, Case, cases, clean, control
 from studies.trust.outcome import Clean, Row
 from studies.trust.sessions import Session
 from studies.trust.unusual import Trial
 
-Kept = TypeVar("Kept", Session, Clean, list[Trial])
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 """Sessions without any cheat, at the usual settings and at others; their range shows the noise."""
 
@@ -38,31 +37,26 @@ def trust(
     forms = [form for form in unusual.names() if _is_chosen(form, only)] if family in {"all", "honest"} else []
     if not chosen and not forms:
         raise typer.BadParameter(f"{only}: there is no such case")
-    kept = to / "parts"
     references: dict[str, Clean] = {}
     rows: list[Row] = []
-    for number, case in enumerate(chosen, start=1):
+    for case in chosen:
         key = "-".join(map(str, case.settings.values())) or "usual"
         if key not in references:
-            references[key] = _kept(kept / f"clean-{key}.json", Clean, partial(_clean, case, short=short))
+            number = NUM_CLEAN_ELSEWHERE if short or case.settings else NUM_CLEAN
+            run = partial(sessions.run, clean(), case.settings, short=short)
+            references[key] = _usable(_sessions(to, f"clean {key}", run, number))
             rows += controls(references[key], f"honest-{key}")
         run = partial(sessions.run, case.source, case.settings, short=short)
-        row = outcome.row(case, _kept(kept / f"{case.id}.json", Session, run), references[key])
-        rows.append(row)
-        frame.progress(
-            f"{number} of {len(chosen)}, {row.id}: {row.outcome}: {row.reason[:90]} | {row.changed_bystanders}"
-        )
+        (session,) = _sessions(to, case.id, run, 1)
+        rows.append(outcome.row(case, session, references[key]))
     trials: list[Trial] = []
-    for group, own in unusual.groups(forms).items():
-        trials += _kept(kept / f"honest-{group}.json", list[Trial], partial(unusual.tried, own, short=short))
-    for trial in trials:
-        frame.progress(f"{trial.form}: {trial.num_right} right, {trial.num_rejected} rejected: {trial.reason[:90]}")
+    for group, names in unusual.groups(forms).items():
+        piece = Piece(name=f"honest {group}", make=partial(_tried, names, short))
+        frame.complete([piece], to)
+        trials += msgspec.convert(frame.rows(to, piece.name), list[Trial])
     table.write(rows, trials, to, name)
-    shutil.rmtree(kept, ignore_errors=True)
-    bad, rejected = (
-        sum(not row.is_good for row in rows if row.group != CONTROL),
-        sum(trial.num_rejected > 0 for trial in trials),
-    )
+    bad = sum(not row.is_good for row in rows if row.group != CONTROL)
+    rejected = sum(trial.num_rejected > 0 for trial in trials)
     typer.echo(f"{bad} of {len(chosen)} cases judged wrongly, {rejected} of {len(trials)} honest forms rejected: {to}")
     if bad or rejected:
         raise typer.Exit(1)
@@ -76,23 +70,22 @@ def _is_of(case: Case, family: str) -> bool:
     return {"all": True, "cheats": case.is_cheat, "contaminations": case.is_contamination}.get(family, False)
 
 
-def _kept(path: Path, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-    """Read the value from the file, or compute it and write it there."""
-    if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    value = make()
-    frame.save(path, msgspec.json.encode(value).decode())
-    return value
+def _sessions(to: Path, name: str, run: Callable[[], Session], number: int) -> tuple[Session, ...]:
+    """Run or read the sessions of one candidate."""
+    frame.complete([Piece(name=name, make=lambda _: [msgspec.to_builtins(run())], size=number)], to)
+    return msgspec.convert(tuple(frame.rows(to, name)), tuple[Session, ...])
 
 
-def _clean(case: Case, *, short: bool) -> Clean:
-    """Run the honest candidate at the settings of a case, several times.
+def _tried(names: Sequence[str], short: bool, _: int) -> list[frame.Row]:  # noqa: FBT001 - of a partial
+    return [msgspec.to_builtins(trial) for trial in unusual.tried(names, short=short)]
+
+
+def _usable(found: tuple[Session, ...]) -> Clean:
+    """The sessions as references.
 
     Raises:
         ValueError: an implementation has no time although none cheats.
     """
-    number = NUM_CLEAN_ELSEWHERE if short or case.settings else NUM_CLEAN
-    found = tuple(sessions.run(clean(), case.settings, short=short) for _ in range(number))
     for session in found:
         if session.lost or any(cell.latency_s is None for cell in session.cells.values()):
             raise ValueError(f"a run without any cheat failed: {session.lost or session.cells}; is the machine idle?")

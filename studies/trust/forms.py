@@ -83,14 +83,6 @@ def mask_as_bias(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | No
     return (scores + bias).softmax(dim=-1).masked_fill(~mask, 0.0) @ value
 
 
-def mask_as_where(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """The mask chooses between the score and -inf."""
-    scores = _scores(query, key)
-    if mask is None:
-        return scores.softmax(dim=-1) @ value
-    return torch.where(mask, torch.where(mask, scores, -torch.inf).softmax(dim=-1), 0.0) @ value
-
-
 def mask_as_logarithm(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """The logarithm of the mask as numbers is added; a query that sees nothing sees all, and gets 0 in the end."""
     scores = _scores(query, key)
@@ -123,12 +115,6 @@ def logsumexp(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None 
     return (weights if mask is None else weights.masked_fill(~mask, 0.0)) @ value
 
 
-def log_softmax(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Exponentials of log_softmax."""
-    weights = _hidden(_scores(query, key), mask).log_softmax(dim=-1).exp()
-    return (weights if mask is None else weights.masked_fill(~mask, 0.0)) @ value
-
-
 def softmin(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """The softmin of negated scores."""
     weights = F.softmin(-_hidden(_scores(query, key), mask), dim=-1)
@@ -155,16 +141,6 @@ def online(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = N
         total, summed = total * rescale + parts @ values, summed * rescale + parts.sum(dim=-1, keepdim=True)
         largest = now
     return _over(total, summed).to(value.dtype)
-
-
-def online_by_primes(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Online softmax over tiles of 7 keys."""
-    return online(query, key, value, mask=mask, tile=7)
-
-
-def online_backwards(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Online softmax that begins with the last key."""
-    return online(query, key.flip(-2), value.flip(-2), mask=None if mask is None else mask.flip(-1), tile=31)
 
 
 def two_passes(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -212,16 +188,6 @@ def key_by_key(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None
     parts = zip(weights.split(16, dim=-1), _wide(value)[0].split(16, dim=-2), strict=True)
     sums = [(part.unsqueeze(-1) * values.unsqueeze(-3)).cumsum(dim=-2)[..., -1, :] for part, values in parts]
     return torch.stack(sums).sum(dim=0).to(value.dtype)
-
-
-def vmapped(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """One head, mapped over heads and batch rows."""
-
-    def one(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-        return _softmax(_scores(query, key), seen) @ value
-
-    result: Tensor = torch.vmap(torch.vmap(one))(query, key, value, _full(mask, query, key))
-    return result
 
 
 def vmapped_over_queries(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -363,12 +329,6 @@ def centred_values(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | 
     return (moved + mean * _full(mask, query, key).any(dim=-1, keepdim=True)).to(value.dtype)
 
 
-def einsum_flat(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Einsum with scores in another order of axes, (T, S, B, H)."""
-    scores = torch.einsum("bhtk,bhsk->tsbh", query, key).permute(2, 3, 0, 1) / query.shape[-1] ** 0.5
-    return torch.einsum("bhts,bhsv->bhtv", _softmax(scores, mask), value)
-
-
 def einsum_with_ellipsis(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Einsum with an ellipsis, operands exchanged."""
     scores = torch.einsum("...sk,...tk->...ts", key, query) / math.sqrt(query.shape[-1])
@@ -401,19 +361,6 @@ def by_heads(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None =
     return torch.stack([textbook(query[:, h], key[:, h], value[:, h], mask=seen[:, h]) for h in heads], dim=1)
 
 
-def by_batch_rows(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """One batch row after another."""
-    seen = _full(mask, query, key)
-    rows = range(query.shape[0])
-    return torch.stack([textbook(query[b], key[b], value[b], mask=seen[b]) for b in rows])
-
-
-def by_queries(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """29 queries at a time."""
-    parts = zip(query.split(29, dim=-2), _full(mask, query, key).split(29, dim=-2), strict=True)
-    return torch.cat([textbook(part, key, value, mask=seen) for part, seen in parts], dim=-2)
-
-
 def by_values(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Weights of all keys, and the values of 19 at a time."""
     weights = _softmax(_wide(_scores(query, key))[0], mask)
@@ -440,37 +387,10 @@ def scaled_query(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | No
     return _softmax((query * query.shape[-1] ** -0.5) @ key.mT, mask) @ value
 
 
-def scaled_key(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """The scale is in the keys."""
-    return _softmax(query @ (key / query.shape[-1] ** 0.5).mT, mask) @ value
-
-
-def scaled_both(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """The root of the scale is in both."""
-    root = query.shape[-1] ** -0.25
-    return _softmax((query * root) @ (key * root).mT, mask) @ value
-
-
-def torch_sdpa(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own attention."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-
 def sdpa_with_bias(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """PyTorch's own attention with the mask as a bias."""
     bias = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-
-
-def torch_sdpa_math(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own attention by its math kernel alone."""
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-
-def sdpa_with_scale(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's own attention with an explicit scale, half of it in the queries."""
-    return F.scaled_dot_product_attention(2.0 * query, key, value, attn_mask=mask, scale=0.5 / query.shape[-1] ** 0.5)
 
 
 _WORKSPACES: dict[tuple[object, ...], Tensor] = {}
@@ -514,11 +434,6 @@ def complex_products(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor 
     return (_softmax(scores, mask) @ wide_value).to(value.dtype)
 
 
-def reversed_keys(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Keys and values in reversed order."""
-    return textbook(query, key.flip(-2), value.flip(-2), mask=None if mask is None else mask.flip(-1))
-
-
 def shuffled_keys(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Keys and values in an order drawn by a generator of its own."""
     order = torch.randperm(key.shape[-2], generator=torch.Generator().manual_seed(1))
@@ -530,11 +445,6 @@ def functional_module(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor
     """The softmax is a module that torch.func.functional_call calls."""
     weights: Tensor = torch.func.functional_call(nn.Softmax(dim=-1), {}, (_hidden(_scores(query, key), mask),))
     return (weights if mask is None else weights.masked_fill(~mask, 0.0)) @ value
-
-
-def keywords(query: Tensor, key: Tensor, value: Tensor, **given: Tensor | None) -> Tensor:
-    """Takes the mask among any keywords."""
-    return textbook(query, key, value, mask=given.get("mask"))
 
 
 def with_dropout(

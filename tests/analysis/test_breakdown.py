@@ -28,10 +28,6 @@ def op(name: str, start: int, end: int, thread: int = 1) -> Span:
     return Span(name=name, thread=thread, start_ns=start, end_ns=end)
 
 
-def block(at: int, size: int, thread: int = 1) -> Span:
-    return Span(name="[memory]", thread=thread, start_ns=at, end_ns=at, allocated_bytes=size)
-
-
 def operator(name: str, self_s: float, calls: int = 1) -> Operator:
     return Operator(name=name, kind=kind_of(name), num_calls=calls, self_s=self_s)
 
@@ -54,7 +50,7 @@ def test_own_time_leaves_out_what_was_called_and_sums_to_the_whole() -> None:
 
 
 def test_the_order_of_events_does_not_matter_and_threads_are_apart() -> None:
-    spans = [op("aten::bmm", 0, 100), op("aten::copy_", 10, 20), op("aten::softmax", 5, 95, thread=2), block(15, 8)]
+    spans = [op("aten::bmm", 0, 100), op("aten::copy_", 10, 20), op("aten::softmax", 5, 95, thread=2)]
     assert fold(spans) == fold(reversed(spans))
     assert {one.name: round(one.self_s * 1e9) for one in fold(spans)}["aten::softmax"] == 90
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgspec
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.results import Fold
 from attnbench.reports import story
 from attnbench.storage.events import ArmSamples, Event, VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Sample
 from tests import journals
 
@@ -21,11 +21,11 @@ def visit(number: int, doubt: str, arms=(OTHER, MINE)) -> VisitFinished:
 
 
 def test_the_last_visit_of_a_cell_decides_whether_its_time_is_doubtful():
-    timed = Fold()
-    timed.add(visit(0, "late"))
-    timed.add(visit(1, "", (OTHER,)))
+    timed = State()
+    timed.apply(visit(0, "late"))
+    timed.apply(visit(1, "", (OTHER,)))
     assert timed.doubts == {("w", MINE): "late"}
-    timed.add(visit(2, ""))
+    timed.apply(visit(2, ""))
     assert not timed.doubts
 
 

@@ -6,12 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against, set_dropout
-from attnbench.contract import Attention, Implementation, nn, repeat_heads
+from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload

@@ -1,7 +1,10 @@
 """`attnbench compare ... --bisect` exits as `git bisect run` wants it."""
 
+import os
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -59,3 +62,15 @@ def test_what_is_inconclusive_invalid_or_missing_is_passed_over(monkeypatch, end
     monkeypatch.setattr(compare, "_compare", compared)
     found = CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"])
     assert found.exit_code == code
+
+
+@pytest.mark.long
+def test_a_planted_history_of_16_commits_ends_at_the_right_one():
+    """With real times: the tenth commit computes the scores four times."""
+    program = Path(__file__).parents[2] / "examples" / "planted_history.py"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(Version 10), git's exit code 0" in done.stdout

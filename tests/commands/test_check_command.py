@@ -91,12 +91,19 @@ def checked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return command("check", *arguments, *FEW, cwd=folder)
 
 
+def verdicts(said: dict[str, dict[str, dict[str, str]]]) -> dict[str, str]:
+    """The verdict on each implementation, and on each spec that could not be loaded."""
+    words = {name: each["sentence"].partition(" on ")[0] for name, each in said["implementations"].items()}
+    short = {name: word.partition(":")[0].partition(" (")[0] for name, word in words.items()}
+    return short | dict.fromkeys(said["not_judged"], "not judged")
+
+
 def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     given = ("mine.py", "broken.py:f", "unreadable.py:g", "mine.py:rihgt", "fusde", "sdpa", "sdpa_cudnn")
     found = checked(folder, *given, "--json")
     said = json.loads(found.stdout)
     assert found.returncode == 1, found.stderr  # something is wrong
-    assert said["verdicts"] == {
+    assert verdicts(said) == {
         "right": "right",
         "sdpa": "right",
         "mistaken": "WRONG",
@@ -132,7 +139,7 @@ def test_what_is_only_noted_is_a_finding_where_that_is_asked_and_resume_keeps_it
     assert lenient.returncode == 0, lenient.stdout
     strict = command("check", "odd.py:filled", *few, f"--{option.replace('_', '-')}", value, "--json", cwd=folder)
     assert strict.returncode == 1, strict.stdout
-    assert json.loads(strict.stdout)["judgements"]["filled"]["verdict"] == "WRONG"
+    assert json.loads(strict.stdout)["implementations"]["filled"]["verdict"] == "WRONG"
     assert says in strict.stdout
     given = {"empty_rows": "any", "hidden_nan": "note"} | {option: value}
     planned = build_plan(sweep="check", implementations=["sdpa"], metrics=(), rejects=rejected(**given))
@@ -146,7 +153,7 @@ def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder
     (line,) = (line for line in found.stdout.splitlines() if line.startswith("near: "))
     assert line.startswith("near: approximate, neither judged nor timed: off by ")
     assert "WRONG" not in found.stdout
-    judged = json.loads(command("check", "odd.py:near", *FEW, "--json", cwd=folder).stdout)["judgements"]["near"]
+    judged = json.loads(command("check", "odd.py:near", *FEW, "--json", cwd=folder).stdout)["implementations"]["near"]
     assert judged["verdict"] == "approximate"
 
 
@@ -155,7 +162,7 @@ def test_an_approximation_has_no_time(folder: Path) -> None:
     few = [f"--set={axis}" for axis in ("seq_len=16", "direction=inference", "scope=attention", "num_heads=2")]
     done = command("run", "-i", "odd.py:near", "-i", "fused", *few, "--budget", "0", "--json", cwd=folder)
     (cell,) = (each for each in json.loads(done.stdout)["cells"] if each["implementation"] == "near")
-    assert (cell["status"], cell["latency_s"]) == ("approximate", None)
+    assert (cell["status"], cell["seconds"]) == ("approximate", None)
 
 
 def test_a_choice_that_does_not_exist_is_refused() -> None:

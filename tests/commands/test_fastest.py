@@ -55,7 +55,7 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
         "fastest", "mine.py:wrong", "mine.py:broken", "sdpa", *TINY, "--budget", "1", "--no-changes", "--json"
     )
     assert done.exit_code == 1, done.output
-    (found,) = json.loads(done.stdout)["recommendations"]
+    (found,) = json.loads(done.stdout)["choices"]
     assert found["choice"] == "sdpa"
     assert found["excluded"]["wrong"].startswith("wrong: ")
     assert "It looks as if" in found["excluded"]["wrong"]
@@ -118,7 +118,7 @@ def test_from_python_the_same_is_given() -> None:
 def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_path: Path) -> None:
     words = ("fused", "sdpa", *TINY, "--budget", "1")
     done = invoke("fastest", *words, "--no-changes", "--policy", "new/policy.json", "--json")
-    assert json.loads(done.stdout)["recommendations"][0]["choice"] is not None
+    assert json.loads(done.stdout)["choices"][0]["choice"] is not None
     found = json.loads(done.stdout)["policy"]
     assert found["file"] == "new/policy.json"
     assert Path(found["file"]).is_file()
@@ -128,7 +128,7 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
 
     again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1")
     assert again.exit_code == 3
-    (restricted,) = json.loads(again.stdout)["recommendations"]
+    (restricted,) = json.loads(again.stdout)["choices"]
     assert restricted["choice"] is None
     assert all("more than the 1.00 B allowed" in reason for reason in restricted["excluded"].values())
 

@@ -223,7 +223,7 @@ def test_biases_of_some_projections_alone_are_read_from_the_module():
 
 def test_what_an_adapter_cannot_is_reported_with_its_reason():
     unmasked = adapt(Packed, packed("qkv", out="proj"))
-    assert "passes on no mask causal, but none" in str(reason_against(unmasked, POINT))
+    assert "takes no mask causal: add call=lambda module" in str(reason_against(unmasked, POINT))
     assert "choose scope=module" in str(reason_against(unmasked, Workload()))
     for name, axis, value in (("split", "value_dim", 6), ("packed qkv", "num_kv_heads", 1), ("heads", "value_dim", 6)):
         assert axis in str(reason_against(RIGHT[name], Workload(**(POINT.axes() | {axis: value}))))
@@ -263,6 +263,10 @@ def test_what_cannot_be_meant_is_refused():
         adapt(lambda sizes: Packed(sizes, "qkv"))
     with pytest.raises(ValueError, match="extra is about modules"):
         adapt(lambda q, k, v: q, extra={"gain": 1.0})
+    with pytest.raises(ValueError, match=r"no argument of adapt mask .did you mean masks.*"):
+        adapt(lambda q, k, v: q, mask="causal")
+    with pytest.raises(ValueError, match=r"masks=.'none', 'causal'. and no call.*add call=lambda module"):
+        adapt(Packed, packed("qkv", out="proj"), masks=("none", "causal"))
 
 
 def made_of(**others):
@@ -416,7 +420,7 @@ def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():
 
     point = Workload(scope="module", mask="causal+alibi")
     assert "list causal+alibi among its masks" in str(adapted(None).unsupported(point))
-    assert "passes on no mask causal+alibi, but none, causal" in str(adapted(["none", "causal"]).unsupported(point))
+    assert "takes no mask causal+alibi, but none, causal" in str(adapted(["none", "causal"]).unsupported(point))
     assert adapted(["causal+alibi"]).unsupported(point) is None
     assert adapt(Split, SPLIT, call=across, changes_scores=True).unsupported(point) is None
     assert adapted(None).unsupported(Workload(scope="module", mask="causal+boolean(30)")) is None

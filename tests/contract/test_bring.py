@@ -158,7 +158,7 @@ def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
     sizes = adapters.Sizes(
         embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, value_dim=4, qkv_bias=True, out_bias=True
     )
-    one, other = (adapters.Made(lambda s: Gated(8, 2), adapters.packed("qkv", out="proj"), {}) for _ in range(2))
-    assert torch.equal(one.module(sizes).gate, other.module(sizes).gate)
+    adapter = adapters.ModuleAdapter(make=lambda s: Gated(8, 2), layout=adapters.packed("qkv", out="proj"))
+    assert torch.equal(adapter.module(sizes).gate, adapter.module(sizes).gate)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert made.built_in() == {"scope": "module", "bias": "all"}

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.contract import BoundMask, dispatch
-from attnbench.contract.dispatch import attend_by_policy, attention, usable
+from attnbench.checking.agreement import check
+from attnbench.contract import dispatch
+from attnbench.contract.dispatch import attention, usable
 from attnbench.contract.loading import implementation
 from attnbench.devices import environment
 from attnbench.models.in_model import REFERENCE, Candidate, build, expect, judge, register
 from attnbench.models.records import ModelSpec
-from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
+from tests.checks import references
 from tests.pairwise import pairwise
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -78,16 +79,12 @@ def calls(monkeypatch):
         return implementation(name)
 
     monkeypatch.setattr(dispatch, "implementation", seen)
-    dispatch._module.cache_clear()
-    dispatch._implementation.cache_clear()
-    yield built
-    dispatch._implementation.cache_clear()
+    return built
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_bound():
-    dispatch.bound.cache_clear()
-    dispatch._with_mask.cache_clear()
+    dispatch.chosen.cache_clear()
     yield
     dispatch.read.cache_clear()
 
@@ -151,22 +148,22 @@ def test_gradients_dtype_threads_shape_and_policy_are_part_of_what_is_looked_up(
         assert used() == "einsum"
     finally:
         torch.set_num_threads(before)
-    assert dispatch.bound.cache_info().currsize == 5
+    assert dispatch.chosen.cache_info().currsize == 5
     attention(*tensors(), policy=policy([row("fused")]))
-    assert dispatch.bound.cache_info().currsize == 6
+    assert dispatch.chosen.cache_info().currsize == 6
 
 
 def test_no_more_kinds_are_kept_than_the_limit():
     chosen = policy()
     for tokens in range(1, dispatch.MOST_KINDS + 6):
         attention(*tensors(tokens=tokens, heads=1, groups=1), policy=chosen)
-    assert dispatch.bound.cache_info().currsize == dispatch.MOST_KINDS
+    assert dispatch.chosen.cache_info().currsize == dispatch.MOST_KINDS
 
 
-@pytest.mark.parametrize(("more", "use"), [({}, "fused"), ({"tokens": 9, "keys": 9}, "fused"), ({"keys": 30}, "sdpa")])
+@pytest.mark.parametrize(("more", "use"), [({}, "fused"), ({"tokens": 9, "keys": 9}, "fused"), ({"keys": 30}, None)])
 def test_the_nearest_shape_chooses_within_a_factor_of_two(calls, more, use):
     attention(*tensors(**more), policy=policy([row("fused")]))
-    assert calls == [use]
+    assert calls == ([] if use is None else [use])
 
 
 def test_inside_of_autocast_pytorchs_own_runs(calls):
@@ -204,8 +201,7 @@ def test_on_another_machine_pytorchs_own_runs_and_it_says_so_once(calls):
 def test_what_the_chosen_one_does_not_support_is_pytorchs_own(calls):
     chosen = policy(always("torch_mha"))  # it has no attend
     torch.testing.assert_close(attention(*tensors(), policy=chosen), sdpa(*tensors()))
-    assert "torch_mha" in calls
-    assert not dispatch._module.cache_info().currsize
+    assert calls == ["torch_mha"]
 
 
 def test_the_policy_is_that_of_the_variable_or_else_none(tmp_path, monkeypatch):
@@ -234,21 +230,11 @@ def test_fastest_says_what_to_do_without_a_policy_and_follows_one(tmp_path, monk
     dispatch.read.cache_clear()
     policy().save(path)
     assert fastest.unsupported(Workload()) is None
-    assert fastest.unsupported(Workload(sinks="learned"))
-    dispatch._implementation.cache_clear()
-    given, rule = tensors(groups=2, keys=9), parse_mask("padding(5,9)")
-    mask = BoundMask(rule, (2, 6, 9), "cpu")
-    made = attend_by_policy(*given, mask)
-    torch.testing.assert_close(made, sdpa(*given, attn_mask=mask.visible, enable_gqa=True))
-    assert calls[-1] == "fused"
-
-
-def test_what_nobody_supports_is_an_error_and_no_silent_answer(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
-    mask = BoundMask(parse_mask("softcap(20)"), (2, 6, 6), "cpu", num_heads=4)
-    with pytest.raises(ValueError, match="no parameter softcap"):
-        attend_by_policy(*tensors(), mask)
+    assert "no parameter softcap" in fastest.unsupported(Workload(mask="softcap(20)"))
+    for axes in ({"mask": "causal"}, {"mask": "causal+padding", "kv_len": 30, "sinks": "learned"}):
+        workload = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, **axes)
+        assert check(references(workload, is_brief=True), fastest).agrees
+    assert "fused" in calls
 
 
 def test_inside_of_a_model_of_transformers_logits_and_gradients_are_right(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Plain functions: each receives the parameters it names, right ones pass, wrong ones are named; errors are clear."""
 
 import re
+import sys
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from attnbench import plugins
 from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract.functions import from_function, keywords
-from attnbench.contract.loading import compiled, from_value
+from attnbench.contract.loading import compiled, from_value, implementation
 from attnbench.processes.worker import attempts
 from attnbench.storage.records import Agreement, Status
 from attnbench.workloads.workload import Workload
@@ -227,6 +228,11 @@ def test_windows_and_softcaps_reach_a_function_that_names_them(mask):
     assert "only none, causal and sliding windows" in judged(by_window, mask="padding")
 
 
+def test_a_window_by_default_is_named():
+    found = judged(lambda q, k, v, window_size=(9, 9): by_window(q, k, v, window_size=window_size), seq_len=37)
+    assert "query i sees key i-9 to key i+9, where the mask is none" in found.diagnosis
+
+
 def needs_more(query, key, value, window, layer):
     return query
 
@@ -344,6 +350,9 @@ class Core(Module):
 
 core = Core()
 def quick(quantity, kernel, variance): ...
+def banded(q, k, v, left, right): ...
+def by_band(q, k, v): return banded(q, k, v, 8, right=0)
+a, b, c = adapt(short), adapt(mine), adapt(by_band)
 number = 3
 """
 HELD = [
@@ -359,6 +368,10 @@ HELD = [
     "bound",
     "Core",
     "core",
+    "by_band",
+    "a",
+    "b",
+    "c",
 ]
 
 
@@ -374,9 +387,24 @@ def test_what_a_file_holds_is_read_without_running_it(tmp_path):
 def test_a_list_says_what_a_function_is_given(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def mine(query, key, value, *, mask=None, scale=None): ...\n")
-    from attnbench.contract.loading import implementation
-
     assert implementation(f"{file}:mine").source == f"{file}:mine, given query, key, value, mask, scale"
+
+
+def test_a_file_may_be_named_like_the_package_that_it_imports(tmp_path, monkeypatch):
+    package = tmp_path / "installed"
+    package.mkdir()
+    file = tmp_path / "namesake.py"
+    file.write_text("import namesake\ndef mine(query, key, value): return namesake.NUMBER * value\n")
+    monkeypatch.syspath_prepend(tmp_path)  # as with `python -m attnbench` in that folder
+    with pytest.raises(ValueError, match=r"imports namesake, which is not installed.*another name"):
+        implementation(f"{file}:mine")
+    (package / "namesake.py").write_text("NUMBER = 3\n")
+    sys.path.append(str(package))
+    try:
+        assert plugins.load(f"{file}:mine")(0, 0, 2) == 6
+    finally:
+        sys.path.remove(str(package))
+        del sys.modules["namesake"]
 
 
 def with_sinks(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
@@ -413,8 +441,8 @@ def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(ax
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"scale": 0.3}, "the function has no parameter scale, and the workload has a scale of the scores"),
-        ({"sinks": "learned"}, "the function has no parameter sinks"),
+        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale, or declare one"),
+        ({"sinks": "learned"}, "it takes no sinks: name a parameter sinks"),
         ({"mask": "relative_buckets"}, "the function has no parameter bias"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place
-from attnbench.contract import Attention, NotOneGraphError, compile_whole, missing_compiler, settle
+from attnbench.contract import Attention, NotOneGraphError, compile_whole, missing_compiler
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
 from attnbench.reports import style
@@ -28,7 +28,7 @@ def _captured_only(monkeypatch):
     """Capture graphs as for Inductor, and run them unchanged."""
 
     def capture(function):
-        settle()
+        compile_whole(function)  # sets the limits
         return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
 
     monkeypatch.setattr("attnbench.contract.loading.compile_whole", capture)
@@ -171,7 +171,7 @@ def test_what_is_not_one_graph_is_unsupported_with_the_reason(tmp_path):
 
 def test_sizes_beyond_pytorchs_own_limit_are_compiled_too():
     torch.compiler.reset()
-    settle()
+    compile_whole(torch.add)  # sets the limits
     counters.clear()
     compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False, fullgraph=True)
     for size in range(1, 13):

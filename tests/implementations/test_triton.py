@@ -53,7 +53,7 @@ def checked(spec: str, folder: Path, *settings: str) -> tuple[int, dict[str, obj
 def test_triton_flash_is_right_forward_and_backward(settings: tuple[str, ...], tmp_path: Path) -> None:
     small = () if any(each.startswith("head_dim") for each in settings) else ("head_dim=16",)
     code, report = checked("triton_flash", tmp_path, "direction=forward_backward", "batch_size=2", *small, *settings)
-    assert (code, report["verdicts"]) == (0, {"triton_flash": "right"})
+    assert (code, report["implementations"]["triton_flash"]["verdict"]) == (0, "right")
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.inspection import page, walkthrough
+from attnbench.inspection import walkthrough
 from attnbench.inspection.oracle_diff import look
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -59,14 +59,11 @@ def test_two_sentences_share_their_words():
     assert one.words == tuple(TIME.split())
     assert two.words == tuple(FRUIT.split())
     np.testing.assert_array_equal(one.steps["query"][0, :, 1], two.steps["query"][0, :, 1])
-    assert set(page.draw(found)) == {"weights", "beside"}
 
 
-def test_hidden_pairs_are_those_of_the_mask():
-    causal = look("fused", [TIME]).walks[0]
-    np.testing.assert_array_equal(causal.seen, np.tril(np.ones((5, 5), dtype=bool)))
-    assert (causal.steps["weights"][0, :, ~causal.seen] == 0).all()
-    assert look("fused", [TIME], ["mask=none"]).walks[0].seen is None
+def test_a_causal_mask_hides_later_words():
+    weights = look("fused", [TIME]).walks[0].steps["weights"][0]
+    np.testing.assert_array_equal(weights != 0, np.broadcast_to(np.tril(np.ones((5, 5), dtype=bool)), weights.shape))
 
 
 @pytest.mark.parametrize(

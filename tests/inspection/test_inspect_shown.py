@@ -14,22 +14,10 @@ from typer.testing import CliRunner
 from attnbench.cli import app
 from attnbench.inspection import page, text
 from attnbench.inspection.oracle_diff import look
-from attnbench.reports import style
-from tests.test_cli import command
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 SLIPS = Path(__file__).with_name("slips.py")
 EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Save empty pictures, in tests of other things: drawing takes most of an inspection's time."""
-    monkeypatch.setattr(style, "_drawn", lambda *_, **__: b"<svg />")
-
-
-def found_in(name, *sentences, settings=()):
-    return look(f"{SLIPS}:{name}", sentences or [TIME], settings)
 
 
 def shown(found, width=100):
@@ -41,10 +29,11 @@ def shown(found, width=100):
 class Tags(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.names, self.texts = set(), []
+        self.names, self.texts, self.shades = set(), [], set()
 
     def handle_starttag(self, tag, attrs):
         self.names.add(tag)
+        self.shades |= {value for name, value in attrs if name == "style"}
         assert not [name for name, _ in attrs if name.startswith("on")]
 
     def handle_data(self, data):
@@ -52,33 +41,34 @@ class Tags(HTMLParser):
 
 
 def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
-    found = found_in("raising", EVIL)
-    paths = page.write(found, tmp_path)
-    source = paths[0].read_text()
+    found = look(f"{SLIPS}:raising", [EVIL])
+    source = page.write(found, tmp_path).read_text()
     tags = Tags()
     tags.feed(source)
     assert not tags.names & {"script", "img", "link", "iframe"}
-    assert any("<script>alert(1)</script>" in reported for reported in tags.texts)
-    assert any("out of <ideas>" in reported for reported in tags.texts)
+    assert any("<script>alert(1)</script>" in text for text in tags.texts)
+    assert any("out of <ideas>" in text for text in tags.texts)
     assert "\x1b" not in source
-    reported = shown(found)
-    assert "\x1b" not in reported
-    assert "[bold]not" in reported
-    assert "<svg " in source
+    printed = shown(found)
+    assert "\x1b" not in printed
+    assert "[bold]not" in printed
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
-    two = page.write(look("fused", [TIME, FRUIT]), tmp_path)
-    assert tmp_path / "beside.png" in two
-    page.prepare(tmp_path)
-    page.write(look("torch_mha", [TIME]), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"inspect.html", "weights.png"}
+def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
+    found = look("fused", [TIME], ["mask=none"])
+    tags = Tags()
+    tags.feed(page.write(found, tmp_path).read_text())
+    walk = found.walks[0]
+    weights = text.step_tables(walk, "weights")
+    assert {text for table in weights for row in table.rows for text in row} <= set(tags.texts)
+    assert all(walk.shape(name) in tags.texts for name in walk.steps)
+    assert f"background: rgba(86, 180, 233, {walk.steps['weights'].max():.2f})" in tags.shades
+    assert not text.step_tables(walk, "scores")[0].shades
 
 
 def test_tables_are_aligned_and_fit_the_terminal():
-    reported = shown(look("fused", ["all of it is attention", "a b c d"]), width=80)
-    assert all(len(line) <= 80 for line in reported.splitlines())
+    printed = shown(look("fused", ["all of it is attention", "a b c d"]), width=80)
+    assert all(len(line) <= 80 for line in printed.splitlines())
     table = text.step_tables(look("fused", [TIME]).walks[0], "weights")[0]
     assert len({len(line) for line in table.lines(200)[2:]}) == 1
 
@@ -98,24 +88,18 @@ def test_numbers_have_as_many_digits_as_they_need(values, expected):
     assert text.formatted(np.array(values)) == expected
 
 
-def test_the_command_prints_and_draws(tmp_path):
-    found = command("inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert "fused agrees with the oracle" in found.stdout
-    assert {"inspect.html", "weights.png", "beside.png"} <= {
-        p.name for p in (tmp_path / "results/inspect/fused").iterdir()
-    }
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_command_exits_as_it_found(tmp_path, monkeypatch):
+def test_the_command_prints_writes_a_page_and_exits_by_its_finding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
+    right = CliRunner().invoke(app, ["inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1"])
+    assert right.exit_code == 0
+    assert "fused agrees with the oracle" in right.stdout
+    assert FRUIT in (tmp_path / "results/inspect/fused/inspect.html").read_text()
     wrong = CliRunner().invoke(app, ["inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json"])
     assert wrong.exit_code == 1
-    reported = json.loads(wrong.stdout)
-    assert "SystemExit" in reported["first_difference"][0]
-    assert all((tmp_path / file).exists() for file in reported["files"])
+    printed = json.loads(wrong.stdout)
+    assert "SystemExit" in printed["first_difference"][0]
+    assert all((tmp_path / file).exists() for file in printed["files"])
     assert CliRunner().invoke(app, ["inspect", "broken.py:f"]).exit_code == 1
     assert CliRunner().invoke(app, ["inspect", f"{SLIPS}:unmasked"]).exit_code == 3
 

@@ -1,4 +1,4 @@
-"""The detection study plants the mistakes of ranks, too, and adds those of one module to its page."""
+"""The detection study plants the mistakes of ranks, too, counts what is missed, and can be resumed."""
 
 import json
 
@@ -6,83 +6,83 @@ import pandas as pd
 import pytest
 import typer
 
-from studies.detection import parts, power, table
-from studies.detection.__main__ import PAGE, _write_section, detect
+from attnbench.checking.mistakes import catalogue
+from attnbench.workloads.workload import Workload
+from studies import frame
+from studies.detection import __main__ as detection
+from studies.detection import power, table
 
-OF_RANKS = list(power.kinds("ranks"))
+OF_RANKS = list(dict.fromkeys(each.name for each in catalogue(Workload(world_size=2, mask="causal"), "ranks")))
+RIGHT = [
+    {"implementation": "sdpa", "seed": 1, "workload": "w", "inputs": inputs, "rule": rule, "is_right": True, **ratio}
+    for inputs, rule, ratio in (("all", "ours", {"error_ratio": 0.25}), ("normal", "allclose 1e-2/1e-2", {}))
+]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parts")
-    (part,) = (each for each in parts.names([17], 50, "ranks") if each.endswith("float32"))
-    parts.make(part, folder)
-    return parts.assemble(folder, [part])
-
-
-@pytest.fixture
-def cells(made):
-    return pd.DataFrame(made["mistakes"])
+def planted():
+    return detection.mistakes(17, "float32", tuple(OF_RANKS[:3]))
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("mistake", OF_RANKS)
 def test_each_mistake_of_ranks_is_planted_and_caught(mistake):
-    found = list(power.cells(17, "float32", "ranks", [mistake]))
+    found = list(power.cells(17, "float32", [mistake]))
     assert not [each for each in found if isinstance(each, power.Absent)]
     whole = [each for each in found if each.inputs == power.EVERYTHING]
     assert whole
     assert all("world_size2" in each.workload and each.is_caught for each in whole)
 
 
-def test_only_one_module_is_its_mistakes_and_nothing_honest(made, cells):
-    assert len(list(parts.names([2, 17], 50))) == 2 * 4 + 1
-    assert not [part for part in parts.names([2, 17], 50, "ranks") if not part.startswith("ranks-")]
-    assert set(cells["mistake"]) == set(OF_RANKS)
-    assert made["honest"] == []
+def test_a_mistake_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(typer.BadParameter, match="there is no such mistake"):
+        detection.detect(to=tmp_path, seeds=1, lengths="17", only="no_scal")
 
 
-def test_a_module_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(typer.BadParameter, match="choose among masks, permutations"):
-        detect(to=tmp_path, seeds=1, lengths="17", only="rank")
+def test_a_missed_mistake_and_a_rejected_honest_result_are_counted_and_named(planted, tmp_path):
+    absent = [{"mistake": OF_RANKS[3], "dtype": "float32", "length": 17}]
+    assert detection.write([*planted, *absent], RIGHT, tmp_path) == (0, 0)
+    page = (tmp_path / "detection.md").read_text(encoding="utf-8")
+    assert "Missed by our check: none." in page
+    assert f"`{OF_RANKS[3]}` (float32 at 17)" in page
+    missed = [row | {"is_caught": row["is_caught"] and row["mistake"] != OF_RANKS[0]} for row in planted]
+    rejected = [row | {"is_right": row["rule"] != "ours"} for row in RIGHT]
+    assert detection.write([*missed, *absent], rejected, tmp_path)[1] == 1
+    page = (tmp_path / "detection.md").read_text(encoding="utf-8")
+    assert f"Missed by our check: {OF_RANKS[0]}." in page
+    assert "Honest results that it rejected: 1 of 1" in page
 
 
-def test_a_section_takes_its_own_place_and_leaves_the_rest_of_the_page(made, tmp_path):
-    page = tmp_path / PAGE
-    above = f"{table.TITLE}\n| mistake |\n| {OF_RANKS[0]} |\n\n## Only the mistakes of `scores`\n\nKept.\n"
-    page.write_text(above, encoding="utf-8")
-    assert _write_section(made, tmp_path, "ranks") == 0
-    once = page.read_text(encoding="utf-8")
-    assert once.startswith(above)
-    assert "11 known mistakes, of which 1 are in the\ntables above, tried at lengths 17 in float32." in once
-    assert "Missed by our check: none." in once
-    page.write_text(f"{once}\n## Only the mistakes of `weights`\n\nKept, too.\n", encoding="utf-8")
-    missed = [
-        {**each, "is_caught": each["is_caught"] and each["mistake"] != "zigzag_not_undone"} for each in made["mistakes"]
-    ]
-    assert _write_section({**made, "mistakes": missed}, tmp_path, "ranks") == 1
-    again = page.read_text(encoding="utf-8")
-    assert again.startswith(
-        f"{above}\n## Only the mistakes of `weights`\n\nKept, too.\n\n## Only the mistakes of `ranks`\n"
-    )
-    assert again.count("## Only the mistakes of `ranks`") == 1
-    assert "Missed by our check: zigzag_not_undone." in again
-
-
-def test_the_kept_table_holds_every_cell(cells, tmp_path):
-    path = tmp_path / "cells.csv"
-    table.wide(cells).to_csv(path, index=False)
-    kept = pd.read_csv(path, dtype=str, keep_default_na=False)
+def test_the_kept_table_holds_every_cell(planted):
+    cells = pd.DataFrame(planted)
+    kept = table.wide(cells)
     assert len(kept) == len(cells[["mistake", "form"]].drop_duplicates())
     found = {
-        (row["mistake"], row["form"], row["dtype"], row["length"], row["workload"], asked): row[asked]
-        for row in json.loads(kept.to_json(orient="records"))
+        (row["mistake"], row["form"], row["workload"], asked): row[asked]
+        for row in kept.to_dict("records")
         for asked in kept.columns[6:]
-        if row[asked]
+        if isinstance(row[asked], bool)
     }
     assert found == {
-        (each.mistake, each.form, each.dtype, str(each.length), each.workload, f"{each.inputs}: {each.rule}"): str(
-            each.is_caught
-        )
-        for each in cells.itertuples()
+        (row["mistake"], row["form"], row["workload"], f"{row['inputs']}: {row['rule']}"): row["is_caught"]
+        for row in planted
     }
+
+
+def test_stored_repetitions_are_not_made_again_with_or_without_a_pool(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    numbers = []
+
+    def make(number):
+        numbers.append(number)
+        return [{"number": number}]
+
+    piece = frame.Piece(name="A piece", make=make, size=4)
+    path = frame.file_of(tmp_path, piece.name)
+    frame.save(path, json.dumps([{"number": 0}]) + "\n" + '[{"cut off": ')
+    frame.complete([piece], tmp_path, most=2)
+    with ThreadPoolExecutor(2) as pool:
+        frame.complete([piece, frame.Piece(name="other", make=make)], tmp_path, pool=pool)
+    assert sorted(numbers) == [0, 1, 2, 3]
+    assert [row["number"] for row in frame.rows(tmp_path, piece.name)] == [0, 1, 2, 3]

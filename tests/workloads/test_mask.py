@@ -103,7 +103,6 @@ def test_dense_form_count_and_tiles_are_what_the_words_say(name):
         rows = np.array([0, sizes[1] - 1])
         assert (mask.dense(*sizes, rows=rows) == expected[:, rows]).all()
         bound = BoundMask(mask, sizes, "cpu", num_heads=HEADS)
-        assert bound.is_none == (name == "none")
         assert (bound.visible is None) == (not mask.hides)
         full = torch.ones(1, dtype=torch.bool) if bound.visible is None else bound.visible
         assert (full.expand(sizes[0], 1, *sizes[1:]).squeeze(1).numpy() == expected).all()

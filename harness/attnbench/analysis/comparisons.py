@@ -35,6 +35,7 @@ from attnbench.storage.records import (
     Verdict,
 )
 from attnbench.storage.samples import Samples
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent
 
 LARGEST_DETECTABLE = 1.0
@@ -172,8 +173,8 @@ def num_processes(results: Results) -> int:
     return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
 
 
-def too_noisy(results: Results) -> str:
-    """Warn if noise hides the margin in at least half of the comparisons; "" otherwise.
+def too_noisy(results: Results) -> Warned | None:
+    """Warn if noise hides the margin in at least half of the comparisons; None otherwise.
 
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
@@ -185,21 +186,22 @@ def too_noisy(results: Results) -> str:
     )
     margin = results.plan.smallest_effect
     if not found or 2 * len(found) < len(every):
-        return ""
+        return None
     half, detectable = found[len(found) // 2]
     if half <= math.log1p(margin):
-        return ""
+        return None
     shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
-    return f"This session is too noisy for a margin of {percent(margin)}: {shown}."
+    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {shown}.")
 
 
-def contention(results: Results) -> str:
-    """Describe the processor time taken by other programs and the hypervisor; "" if it is small."""
+def contention(results: Results) -> Warned | None:
+    """Describe the processor time taken by other programs and the hypervisor; None if it is small."""
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
-        return ""
+        return None
     taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
-    return f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
+    text = f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
+    return Warn.contention.says(text)
 
 
 def waiting(results: Results) -> dict[Key, float]:
@@ -219,32 +221,35 @@ def cell_doubts(results: Results) -> set[Key]:
 
 
 @lru_cache(maxsize=1)
-def session_doubts(results: Results) -> list[str]:
+def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
     Contention alone is no reason if the samples show whether threads waited: a busy neighbour may cost nothing on one
     thread and a factor of ten on two.
     """
-    lines, load, waits = [], results.system_load, waiting(results)
+    lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
     if (said := contention(results)) and (is_stolen or not waits):
         lines.append(said)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
-        lines.append(f"Other work kept the processors busy: {kept}. Times are too long.")
+        text = f"Other work kept the processors busy: {kept}. Times are too long."
+        lines.append(Warn.waiting_threads.says(text))
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
     by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
     parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in found):  # each of two sides may have one fingerprint
-        lines.append("The machine changed during this run: times are not comparable.")
-    said, is_usual = throttled(results)
-    return lines if is_usual else [*lines, said]
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
+    slowed, is_usual = throttled(results)
+    return lines if is_usual or slowed is None else [*lines, slowed]
 
 
-def doubts(results: Results) -> list[str]:
+def doubts(results: Results) -> list[Warned]:
     """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
@@ -253,12 +258,13 @@ def doubts(results: Results) -> list[str]:
         workload, arm = worst = max(slow, key=lambda key: slow[key])
         who = f"The time of {arm} on {workload}" + f" and {len(slow) - 1} more" * (len(slow) > 1)
         why = f"threads waited for a processor in {percent(slow[worst])} of the samples"
-        lines = [f"{who} is doubtful, as other work kept the machine busy: {why}."]
+        lines = [Warn.waiting_threads.says(f"{who} is doubtful, as other work kept the machine busy: {why}.")]
     counts = Counter(arm for _, arm in results.doubts)
     for (workload, arm), doubt in results.doubts.items():
         if others := counts.pop(arm, 0):
             where = workload + f" and {others - 1} more" * (others > 1)
-            lines = [*lines, f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."]
+            text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
+            lines = [*lines, Warn.disturbed.says(text)]
     return lines
 
 
@@ -283,8 +289,8 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
     return is_disturbed(results, key)
 
 
-def throttled(results: Results) -> tuple[str, bool]:
-    """Describe what throttled the device during comparisons ("" if nothing), and whether it is harmless.
+def throttled(results: Results) -> tuple[Warned | None, bool]:
+    """Describe what throttled the device during comparisons (None: nothing), and whether it is harmless.
 
     A power cap is harmless: it is the usual state of a busy GPU.
     """
@@ -292,11 +298,11 @@ def throttled(results: Results) -> tuple[str, bool]:
     workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:
-        return "", True
+        return None, True
     why = functools.reduce(operator.or_, during)
     counted = f"during {len(during)} of {len(workloads)} comparisons ({nvml.reasons(why)})"
     said = f"The driver throttled the device {counted}: times are those of a slower clock, and who needs more power may"
-    return f"{said} lose more.", not why & ~nvml.POWER_CAP
+    return Warn.throttled.says(f"{said} lose more."), not why & ~nvml.POWER_CAP
 
 
 def losses(results: Results) -> list[str]:

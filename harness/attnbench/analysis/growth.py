@@ -15,7 +15,7 @@ from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.statistics.verdict import half_widths
-from attnbench.storage.memory_events import SHARE_OF_FREE
+from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.workloads.workload import Workload
 
 PEAK = "peak_memory_bytes"

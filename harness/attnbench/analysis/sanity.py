@@ -32,6 +32,7 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.storage.samples import Samples
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -50,7 +51,7 @@ TELLING = 0.2
 FAR_FASTER = 2.0
 """A backward pass this many times faster than the forward pass is suspicious; if it includes one, it is impossible."""
 
-Warnings = dict[Key, tuple[str, ...]]
+Warnings = dict[Key, tuple[Warned, ...]]
 
 FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
@@ -66,10 +67,14 @@ ELSEWHERE = (
     "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
 )
 ON_A_QUEUE = {
-    Flag.host_bound: "host-bound: the device is done before the host has issued the call",
-    Flag.host_near: "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call",
-    Flag.not_hidden: "the device waited for the host while it was timed",
-    Flag.waits: "the host waits for the device inside the call: it synchronises, or launches more than the queue holds",
+    Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
+    Flag.host_near: Warn.host_near.says(
+        "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call"
+    ),
+    Flag.not_hidden: Warn.device_waited.says("the device waited for the host while it was timed"),
+    Flag.waits: Warn.host_waits.says(
+        "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
+    ),
 }
 
 
@@ -178,7 +183,7 @@ def _share(record: Record, flag: Flag) -> float:
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
-def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
+def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
     """Rates above a ceiling, and whether each is impossible: beyond any copy, even one inside a cache."""
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
     copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
@@ -192,51 +197,55 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
         least = f"{show(time_s, 's')} a call is at least {show(rate, unit)}"
         if is_certain:
             above = f"{significant(rate / highest.rate, 3)} times the fastest {what} of this run"
-            yield f"impossible: {least}, {above} ({show(highest.rate, unit)})", True
+            yield Warn.above_ceiling.says(f"impossible: {least}, {above} ({show(highest.rate, unit)})"), True
         else:
             above = f"{significant(rate / ceiling.rate, 3)} times the fastest {what}{like}"
-            yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
+            text = f"{least}, {above}: the machine was slower when that was measured, or the time is wrong"
+            yield Warn.above_ceiling.says(text), False
 
 
-def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
+def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
     """Suspicious features of a time, and whether each proves it wrong."""
     workload, time_s = record.workload, times.seconds[record.key]
     if time_s <= 0:
-        yield "impossible: no time passed", True
+        yield Warn.above_ceiling.says("impossible: no time passed"), True
         return
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
     forward_s, inference_s = map(times.directions[_but(record, "direction")].get, ("forward", "inference"))
     if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
+        text = f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
+        yield Warn.fast_backward.says(text), True
     forward_s = forward_s or inference_s
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"its forward pass is {significant(forward_s / time_s, 2)}x slower", False
+        yield Warn.fast_backward.says(f"its forward pass is {significant(forward_s / time_s, 2)}x slower"), False
     if ceilings is None or ceilings.matmul is None:
         return
     work = time_s * ceilings.matmul.rate
     least = counts.least_flops(workload)
     if least <= work < counts.useful_flops(workload):
-        yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again", False
+        text = "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
+        yield Warn.counted_backward.says(text), False
     for other, other_s in times.lengths[_but(record, "seq_len", "kv_len")]:
         is_far_longer = workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
-            yield f"takes no longer than at length {other.seq_len}: is all of it computed?", False
+            text = f"takes no longer than at length {other.seq_len}: is all of it computed?"
+            yield Warn.free_length.says(text), False
             return
 
 
-def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[str]:
+def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[Warned]:
     """All warnings about an ok cell."""
     if record.status is not Status.ok:
         return
     if record.message:
-        yield plain(record.message)
+        yield Warn.checked_with_note.says(plain(record.message))
     latency = record.measurement(LATENCY)
     if time is None or latency is None:
-        yield "agrees, not timed"
+        yield Warn.not_timed.says("agrees, not timed")
         return
     if time.num_samples < FEW_SAMPLES:
-        yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
+        yield Warn.few_samples.says(f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only")
     own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
@@ -244,26 +253,28 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
     with suppress(ValueError):  # the run may name a device that is not installed here
-        yield from device(record.workload.device).notes(record.workload, record.environment)
+        notes = device(record.workload.device).notes(record.workload, record.environment)
+        yield from map(Warn.device_precision.says, notes)
     if record.operators is not None and record.operators.copies:
-        yield plain(f"its time includes copies: {record.operators.copies}")
+        yield Warn.copies.says(plain(f"its time includes copies: {record.operators.copies}"))
     for measurement in record.measurements:
-        yield from map(plain, measurement.warnings)
+        yield from (Warn.measured_with_note.says(plain(text)) for text in measurement.warnings)
 
 
-def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[str]:
+def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[Warned]:
     """Disagreements between the clock and the profiled kernels of a call, and kernels on other streams."""
     if seen.elsewhere:
-        yield plain(f"kernels on another stream: {', '.join(seen.elsewhere)}")
+        yield Warn.other_stream.says(plain(f"kernels on another stream: {', '.join(seen.elsewhere)}"))
     kernel_s = seen.kernel_s
     is_longer = time_s > (1 + APART) * kernel_s
     if not kernel_s or max(time_s, kernel_s) < SHORTEST_S or (is_longer and may_take_longer):
         return
     if is_longer:
         rest = f"{_percent(1 - kernel_s / time_s)} of its time are pauses between them, or the profiler missed some"
-        yield f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}"
+        yield Warn.kernels_shorter.says(f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}")
     elif kernel_s > (1 + APART) * time_s:
-        yield f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        text = f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        yield Warn.kernels_longer.says(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +308,7 @@ def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
     )
 
 
-def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
+def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
     falls, fallen, states = list[float](), 0, list[DeviceState]()
     for visit in visits:
@@ -310,15 +321,17 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
         for state in visit if fall > FALL else ():
             fallen |= state.slowed_by
     if falls and (typical := median(falls)) > FALL:
-        yield f"the clock fell {_percent(typical)} within the visit: {reasons(fallen) or 'the driver gives no reason'}"
+        why = reasons(fallen) or "the driver gives no reason"
+        yield Warn.clock_fell.says(f"the clock fell {_percent(typical)} within the visit: {why}")
         return
     held = [state for state in states if reasons(state.slowed_by)]
     if len(held) > MOST * len(states):
         why = reasons(functools.reduce(operator.or_, (state.slowed_by for state in held)))
-        yield f"the clock was held at {median([state.clock_mhz for state in held]):,.0f} MHz: {why}"
+        clock_mhz = median([state.clock_mhz for state in held])
+        yield Warn.clock_held.says(f"the clock was held at {clock_mhz:,.0f} MHz: {why}")
 
 
-def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
+def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
     """Describe the page faults of a call and their share of its time, by the cost measured in this run."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
@@ -329,9 +342,9 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
     hint = "" if retains else ": --conditions retain"
     part = f"about {_percent(share)} of the time"
     if share >= MOST_FAULTS:
-        yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"
+        yield Warn.page_faults.says(f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}")
     else:
-        yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
+        yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call ({part}){hint}")
 
 
 def _percent(share: float) -> str:

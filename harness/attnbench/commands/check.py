@@ -1,6 +1,5 @@
 """`attnbench check`: is it right?"""
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,10 +121,9 @@ def check(
 
     if report is not None:
         stock.write(report, checked)
+    conclusion = endings.of_check(judgements(checked), not_judged)
     if as_json:
-        verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
-        shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
-        typer.echo(json.dumps(shown | terminal.summary(checked), indent=2))
+        running.print_report(checked, conclusion, not_judged=not_judged)
     else:
         terminal.print_check(checked, not_judged)
     for line in scripts(checked, planned, repro, options.timeout_s) if repro is not None else ():
@@ -133,7 +131,7 @@ def check(
     if stopped is not None:
         typer.echo(f"stopped: {len(checked.records)} of {planned.num_cells} cells were checked", err=True)
         raise stopped
-    running.finish(endings.of_check(judgements(checked), not_judged), is_silent=as_json)
+    running.finish(conclusion, is_silent=as_json)
 
 
 def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:

@@ -1,6 +1,5 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -100,9 +99,10 @@ def _compare(
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
-            typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
+            running.print_report(measured, endings.of_sides(measured), has_failed=failed)
         else:
             terminal.print_results(measured)
+            terminal.print_changes(measured)
     return measured, partial(running.finish, endings.of_sides(measured), has_failed=failed, is_silent=as_json)
 
 
@@ -135,24 +135,6 @@ def _are_stored(names: tuple[str, str], results: Path) -> bool:
         return all(stored.locate(name, results) for name in names)
     except ValueError:
         return False
-
-
-def summary(results: "Results") -> dict[str, object]:
-    """Findings and the verdict on all cells, for JSON."""
-    from attnbench.analysis.comparisons import losses, whole
-
-    found = whole(results)
-    verdict = found and {
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "verdict": str(found.verdict),
-        "reason": found.reason and str(found.reason),
-        "margin": found.margin,
-        "num_processes": found.effect.num_processes,
-        "minimum_detectable_effect": found.detectable,
-    }
-    return {"findings": losses(results), "suite": verdict}
 
 
 COMMAND = Command(

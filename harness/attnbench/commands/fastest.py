@@ -1,6 +1,5 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +55,7 @@ def fastest(
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan_to_choose, plan_to_search
-    from attnbench.reports import endings, recommended
+    from attnbench.reports import endings
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
@@ -81,7 +80,7 @@ def fastest(
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     if "choose" not in planned.stages:
         if as_json:
-            typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
+            running.print_report(measured, endings.of_search(measured), found=())
         else:
             recommending.print_crossings(measured)
         running.finish(endings.of_search(measured), is_silent=as_json)
@@ -93,8 +92,8 @@ def fastest(
             learned[1].save(policy)
     finally:  # even if no policy can be learned, print the measurements
         if as_json:
-            of_policy = {} if learned is None else {"policy": recommending.policy_facts(*learned)}
-            typer.echo(json.dumps(recommended.facts(measured, found) | of_policy, indent=2))
+            of_policy = None if learned is None else recommending.policy_facts(*learned)
+            running.print_report(measured, endings.of_choice(measured, found), found=found, policy=of_policy)
         else:
             recommending.print_recommendations(measured, found, learned)
     running.finish(endings.of_choice(measured, found), is_silent=as_json)

@@ -27,7 +27,7 @@ def inspect(
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
-    """Walk a sentence step by step, with pictures of the weights, and compare an implementation with the oracle."""
+    """Walk a sentence step by step, with every number, and compare an implementation with the oracle."""
     from rich.console import Console
 
     from attnbench.inspection import page, text
@@ -35,17 +35,15 @@ def inspect(
 
     results = look(implementation or name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation
-    page.prepare(folder)
-    console = Console()
-    if not as_json:
-        text.write(results, console)  # pictures take seconds: print something to read meanwhile
-    files = page.write(results, folder)
+    file = page.write(results, folder)
     if as_json:
-        typer.echo(json.dumps(results.json(text.first_difference(results), files), indent=2))
+        typer.echo(json.dumps(results.json(text.first_difference(results), [file]), indent=2))
     else:
-        console.print(f"\nPage and pictures: {folder}", markup=False, highlight=False, soft_wrap=True)
+        console = Console()
+        text.write(results, console)
+        console.print(f"\nEvery step with its numbers: {file}", markup=False, highlight=False, soft_wrap=True)
     if open_page:
-        typer.launch(str(files[0].resolve()))
+        typer.launch(str(file.resolve()))
     if not results.is_checked:
         raise typer.Exit(ExitCode.inconclusive)
     raise typer.Exit(ExitCode.finding if results.differs else ExitCode.passed)

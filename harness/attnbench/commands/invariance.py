@@ -1,4 +1,4 @@
-"""`attnbench check --invariance`: a certificate, or the first difference, and its price in time."""
+"""`attnbench check --invariance`: a certificate, or the first difference."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -8,16 +8,12 @@ import msgspec
 import typer
 
 from attnbench.commands import VERBOSITY, ExitCode
-from attnbench.invariance.records import Certificate, LawTried, Price
+from attnbench.invariance.records import Certificate, LawTried
 from attnbench.processes import asides
-from attnbench.units import plain, show
+from attnbench.units import plain
 
 if TYPE_CHECKING:
     from attnbench.storage.events import Plan
-
-BASELINE = "sdpa"
-PRICE_S = 6.0
-"""Seconds for the price of one implementation at one shape."""
 
 
 def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> NoReturn:
@@ -27,7 +23,7 @@ def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> N
     found = []
     for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
         running.note(f"trying {spec} at {shape.id}")
-        certificate = asides.certify(planned, spec, shape, BASELINE, PRICE_S)
+        certificate = asides.certify(planned, spec, shape)
         found.append(certificate)
         if not as_json:
             print_certificate(certificate)
@@ -41,7 +37,7 @@ def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> N
 
 
 def print_certificate(found: Certificate) -> None:
-    """Print the verdict, each violated law, untried laws, and the price."""
+    """Print the verdict, each violated law, and untried laws."""
     from attnbench.commands.terminal import say
 
     shape = found.workload
@@ -66,8 +62,6 @@ def print_certificate(found: Certificate) -> None:
         say(plain(f"{found.implementation} ({where}): nothing could be tried"), "bold yellow")
     for reason, laws in _reasons(found.laws).items():
         say(f"  not tried: {', '.join(laws)}: {plain(reason)}", "dim")
-    for price in found.prices:
-        say(f"  {_price(price)}")
 
 
 def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
@@ -76,15 +70,6 @@ def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
         if law.reason:
             found.setdefault(law.reason, []).append(law.law)
     return found
-
-
-def _price(price: Price) -> str:
-    from attnbench.analysis.conclusion import factor
-
-    took = f"{price.phase}: {show(price.seconds, 's')}"
-    if price.ratio is None:
-        return took
-    return f"{took}, {factor(price.ratio, price.low, price.high, BASELINE)}: {price.verdict}"
 
 
 def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:

@@ -33,8 +33,7 @@ class SelectionOptions:
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help="A sweep by name (attnbench list sweeps), a TOML file, or a .jsonl file of flashinfer-trace "
-            "workloads.",
+            help="A sweep by name (attnbench list sweeps), or a TOML file.",
         ),
     ]
     names: Annotated[

@@ -1,6 +1,5 @@
 """`attnbench run`: sweep, check, measure, store and report."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,7 +85,7 @@ def run(
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
-            typer.echo(json.dumps(terminal.summary(measured), indent=2))
+            running.print_report(measured, endings.of_run(measured), has_failed=failed)
         else:
             terminal.print_results(measured)
     running.finish(endings.of_run(measured), has_failed=failed, is_silent=True)

@@ -1,10 +1,11 @@
 """Shared parts of the commands that run something: progress, interruption, resuming, reports, the end."""
 
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -222,6 +223,23 @@ def write_reports(results: Results, folder: Path) -> bool:
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
     return failed
+
+
+def print_report(
+    results: Results,
+    conclusion: Conclusion,
+    *,
+    has_failed: bool = False,
+    **more: Any,  # noqa: ANN401 - other parameters of reports.verdict.report
+) -> None:
+    """Print the verdict for programs: docs/verdict.schema.json."""
+    from attnbench.reports import verdict
+
+    command = results.plan.command if "choose" not in results.plan.stages else "fastest"
+    command = "compare" if results.plan.sides is not None else command
+    words = sys.argv[1:] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else [command]
+    exit_code = ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending]
+    typer.echo(verdict.encoded(verdict.report(results, conclusion, int(exit_code), words, **more)))
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:

@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from attnbench.analysis.breakdown import where
-from attnbench.analysis.comparisons import doubts, num_processes
+from attnbench.analysis.changed import changed
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, metric_columns, rows, table
+from attnbench.analysis.table import Row
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status
@@ -19,10 +20,6 @@ from attnbench.units import MISSING, plain, show
 
 LONGEST_NAME = 32
 WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
-SUMMARY_KEYS = (
-    *("workload", "implementation", "side", "host", "status", "is_predicted", "message", "latency_s", "ratio"),
-    *("verdict", "minimum_detectable_effect", "margin", "num_processes", "flops_per_s", "matmul_share", "error_ratio"),
-)
 
 
 def say(text: str, style: str = "") -> None:
@@ -146,23 +143,6 @@ def verdicts(results: Results) -> dict[str, str]:
     return {each.implementation: each.word for each in judgements(results)}
 
 
-def checked(results: Results) -> dict[str, object]:
-    """The findings of a check, for programs: for each implementation its verdict, coverage and conventions."""
-    return {
-        each.implementation: {
-            "verdict": str(each.verdict),
-            "sentence": each.sentence,
-            "is_enough": each.is_enough,
-            "num_compared": len(each.compared),
-            "num_planned": len(each.planned),
-            "never_tried": list(each.never_tried),
-            "conventions": list(each.conventions),
-            "worst_share_of_tolerance": each.worst,
-        }
-        for each in judgements(results)
-    }
-
-
 def _say_others(records: Sequence[Record]) -> None:
     if records:
         plural = "s" if len(records) > 1 else ""
@@ -195,6 +175,15 @@ def _print_not_tried(records: Iterable[Record]) -> None:
         say("Not tried:")
     for line, number in reasons.items():
         say(f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
+
+
+def print_changes(results: Results) -> None:
+    """Print what differs in results, not in time, between two states of the code."""
+    lines = [] if VERBOSITY.is_quiet else changed(results)
+    if lines:
+        say("Results that differ:", "bold")
+    for line in lines:
+        say(f"  {line}")
 
 
 def print_kept_memory(results: Results) -> None:
@@ -256,22 +245,3 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     texts = [[plain(text) for text in row] for row in rows]
     for place, line in enumerate(text_lines(columns, texts, width=console.width)):
         console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)
-
-
-def summary(found: Results) -> dict[str, object]:
-    """The cells of a run as data."""
-    columns = [*SUMMARY_KEYS, *(metric.name for metric in metric_columns(found))]
-    return {
-        "run": found.run,
-        "folder": str(found.folder),
-        "seed": found.plan.seed,
-        "allocator": found.plan.allocator,
-        "margin": found.plan.smallest_effect,
-        "num_processes": num_processes(found),
-        "warnings": [plain(line) for line in doubts(found)],
-        "counts": Counter(str(record.status) for record in found.records),
-        "cells": [
-            {column: row[column] for column in columns} | {"message": row["message"] or ""}
-            for row in rows(table(found))
-        ],
-    }

@@ -1,10 +1,7 @@
-"""Everything that an implementation may import: canonical weights, the bound mask, the base module, Implementation.
+"""Names that an implementation may import: canonical weights, the bound mask, the base module, Implementation.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
-
-The last part checks requirements of implementations (a device, a package, a compiler) and configures torch.compile as
-this project uses it.
 """
 
 import importlib.util
@@ -22,40 +19,23 @@ from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.outside import repeat_heads
 from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
-from attnbench.workloads.counts import dense_flops, product_flops
-from attnbench.workloads.masks import (
-    Causal,
-    CausalBottomRight,
-    Mask,
-    Padding,
-    SlidingWindow,
-    attention_window,
-    not_a_window,
-)
+from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
 
 __all__ = [
     "Attention",
     "BoundMask",
-    "Causal",
-    "CausalBottomRight",
     "Implementation",
-    "Mask",
-    "Padding",
-    "SlidingWindow",
     "Weights",
     "Workload",
     "attention_window",
     "compile_whole",
     "compute_capability",
-    "dense_flops",
     "is_on",
     "missing_compiler",
     "missing_package",
-    "nn",
     "not_a_window",
     "only_on",
-    "product_flops",
     "repeat_heads",
     "softmax_with_sinks",
 ]
@@ -116,9 +96,8 @@ class Weights:
         """These weights, with zeros for missing biases of query, key or value if another of the three has one."""
         if not self.has_bias:
             return self
-        given = self.tensors()
-        absent = [name for name in ("query", "key", "value") if f"{name}_bias" not in given]
-        return Weights(**given, **{f"{name}_bias": torch.zeros_like(given[name][..., 0]) for name in absent})
+        zeros = {f"{name}_bias": torch.zeros_like(getattr(self, name)[..., 0]) for name in ("query", "key", "value")}
+        return Weights(**(zeros | self.tensors()))
 
     @property
     def has_bias(self) -> bool:
@@ -144,10 +123,7 @@ class Attention(nn.Module):
         self.has_bias = weights.has_bias
         self.dropout = 0.0
         self.make_layers()
-        self.out: nn.Linear | None = None
-        if weights.out is not None:
-            width = self.num_heads * self.value_dim
-            self.out = nn.Linear(width, weights.out.shape[0], bias=weights.out_bias is not None)
+        self.out = out_layer(weights)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         self.load_state_dict(self.pack(weights) | self.pack_out(weights))
 
@@ -162,17 +138,15 @@ class Attention(nn.Module):
 
         The check sends gradients back through this function, to compare gradients of packed weights.
         """
-        state = {}
-        for name, tensor in weights.tensors().items():
-            layer, _, bias = name.partition("_")
-            if layer != "out":
-                state[f"{layer}.{bias or 'weight'}"] = tensor.flatten(0, 1)  # (H,K,D) -> (H*K,D), (H,K) -> (H*K,)
+        rows = {name: tensor.flatten(0, 1) for name, tensor in weights.tensors().items() if not name.startswith("out")}
+        state: dict[str, Tensor] = {}  # (H,K,D) -> (H*K,D), (H,K) -> (H*K,)
+        for name in ("query", "key", "value"):
+            state |= linear(name, rows[name], rows.get(f"{name}_bias"))
         return state
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:
         """The output projection's state dict from the canonical weights; empty if there is none."""
-        named = {"out.weight": weights.out, "out.bias": weights.out_bias}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        return out_state(weights, "out")
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
@@ -195,6 +169,26 @@ class Attention(nn.Module):
         return output if has_backward else output.detach()  # there is no backward pass through the projections either
 
 
+def out_layer(weights: Weights) -> nn.Linear | None:
+    """An output projection of the size of these weights; None if they have none."""
+    if weights.out is None:
+        return None
+    embed_dim, width = weights.out.shape
+    return nn.Linear(width, embed_dim, bias=weights.out_bias is not None)
+
+
+def linear(name: str, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    """The entries of a linear layer in a state dict; `name` may have {} in place of `weight` and `bias`."""
+    path = name if "{}" in name else f"{name}.{{}}"
+    entries = {path.replace("{}", "weight"): weight}
+    return entries if bias is None else entries | {path.replace("{}", "bias"): bias}
+
+
+def out_state(weights: Weights, name: str | None) -> dict[str, Tensor]:
+    """The entries of the output projection (D, H*V), (D,); empty if there is none."""
+    return {} if name is None or weights.out is None else linear(name, weights.out, weights.out_bias)
+
+
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax over the keys, the last axis, with `sinks` as the score of one more key whose value is 0.
 
@@ -215,10 +209,12 @@ def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the
     return None
 
 
+Axes = Mapping[str, int | float | str]
+"""Values of axes of a workload."""
+
+
 def _reason_against(
-    unsupported: Callable[[Workload], str | None],
-    built_in: Callable[[], Mapping[str, int | float | str]],
-    workload: Workload,
+    unsupported: Callable[[Workload], str | None], built_in: Callable[[], Axes], workload: Workload
 ) -> str | None:
     """The first axis that has another value built in, or the implementation's own reason."""
     for axis, value in built_in().items():
@@ -261,7 +257,7 @@ class Implementation:
     compiles: bool = False
     distributes: bool = False
     copies: str = ""
-    built_in: Callable[[], Mapping[str, int | float | str]] = dict
+    built_in: Callable[[], Axes] = dict
     is_approximate: bool = False
 
     def __post_init__(self) -> None:
@@ -298,10 +294,8 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         return None
     package, *rest = module.split(".")
     found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
-    for part in rest:
-        if found is None:
-            break
-        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    while found is not None and rest:
+        found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
     if is_missing and (there := described.assumed()) is not None:
         there.packages.append(distribution or package)
@@ -317,33 +311,19 @@ def missing_compiler(name: str) -> str | None:
 class NotOneGraphError(Exception):
     """A function cannot be captured as one graph; the message says where it breaks."""
 
-    def __init__(self, reason: object) -> None:
-        """Keep the first line of torch.compile's message."""
-        first = (str(reason).strip().splitlines() or ["no reason given"])[0]
-        super().__init__(f"torch.compile cannot take it as one graph: {first}")
-
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call, and again for other sizes, strides, dtypes and gradient modes.
 
-    It compiles whole graphs at fixed sizes or raises; it never falls back to eager silently.
-
-    Raises, when called:
-        torch._dynamo.exc.Unsupported: it cannot be captured as one graph.
-    """
-    settle()
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
-    return compiled
-
-
-def settle() -> None:
-    """Configure torch.compile in this process; call it before anything is compiled.
-
-    After `recompile_limit` compilations PyTorch runs a function eagerly, with only a warning. A run needs more sizes
-    than that, so the limit is lifted, and reaching it is an error.
+    It compiles whole graphs at fixed sizes or raises; it never falls back to eager silently: after `recompile_limit`
+    compilations PyTorch would run a function eagerly, with only a warning, so the limit is lifted, and reaching it is
+    an error.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html, on recompilation:
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
+
+    Raises, when called:
+        torch._dynamo.exc.Unsupported: it cannot be captured as one graph.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
@@ -353,3 +333,5 @@ def settle() -> None:
     dynamo.fail_on_recompile_limit_hit = True
     functorch.donated_buffer = False  # direction `backward` runs the backward pass of one graph many times
     inductor.cpp.enable_kernel_profile = True  # gives generated kernels their own names in profiles
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
+    return compiled

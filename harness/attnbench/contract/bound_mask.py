@@ -13,15 +13,15 @@ from attnbench.workloads.masks import Causal, Mask, Padding
 
 Kept = TypeVar("Kept")
 HALVES = (torch.bfloat16, torch.float16)
-FORMS = ("_table", "per_head", "visible", "hidden", "empty", "_indices")
-"""Forms of a mask that are kept after their first use, each after those that it depends on."""
 
 
 class BoundMask:
     """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    Tensors are created at first use and kept, so that later calls pay nothing for them; they count as inputs. `inputs`
+    Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
+    `form` is one of MASK_FORMS, in which functions get the mask; `is_inference` says that an isolated process calls in
+    torch.inference_mode.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -44,20 +44,15 @@ class BoundMask:
         """
         if rule.changes_scores and not num_heads:
             raise ValueError(f"mask {rule} changes the scores of each head: give num_heads")
-        self.rule = rule
-        self.sizes = sizes
-        self.num_heads = num_heads
-        self.scale = scale
-        self.world_size = world_size
+        self.rule, self.sizes, self.device = rule, sizes, torch.device(device)
+        self.num_heads, self.scale, self.world_size = num_heads, scale, world_size
         self.inputs: Mapping[str, Tensor] = {}
-        self.form = ""  # one of MASK_FORMS, the form in which functions get it
-        self.is_inference = False  # whether an isolated process calls in torch.inference_mode
-        self.device = torch.device(device)
+        self.form = ""
+        self.is_inference = False
         self.changes_scores = rule.changes_scores
-        self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
         self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key only
-        self._sums: dict[tuple[torch.dtype, bool], Tensor] = {}
+        self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
         self._kept: dict[Hashable, Any] = {}
 
     def scale_for(self, head_dim: int) -> float:
@@ -76,17 +71,19 @@ class BoundMask:
         kept: Kept = self._kept[name]
         return kept
 
+    def _form(self, name: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
+        """A form of the mask, memoized with the way to make it again."""
+        if name not in self._forms:
+            self._forms[name] = make(), make  # forms that it depends on come before it
+        return self._forms[name][0]
+
     def restore(self) -> list[str]:
         """Restore tensors that a caller has overwritten; return their names. Forms kept by `keep` are left alone."""
         changed = []
-        for name in FORMS:
-            if name in vars(self) and not _are_equal(vars(self)[name], right := getattr(type(self), name).func(self)):
-                vars(self)[name] = right
-                changed.append(name.lstrip("_"))
-        for key, form in self._sums.items():
-            if not torch.equal(form, added := self._sum(*key)):
-                self._sums[key] = added
-                changed.append(f"bias in {key[0]}")
+        for name, (form, make) in self._forms.items():
+            if form is not None and (right := make()) is not None and not torch.equal(form, right):
+                self._forms[name] = right, make
+                changed.append(name if isinstance(name, str) else f"bias in {form.dtype}")
         return changed
 
     @cached_property
@@ -103,23 +100,29 @@ class BoundMask:
         seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
         return seen
 
-    @cached_property
+    @property
     def visible(self) -> Tensor | None:
         """Boolean, True where visible, broadcastable to (B, H, T, S); None if every key is visible."""
+        return self._form("visible", self._make_visible)
+
+    def _make_visible(self) -> Tensor | None:
         if not self.rule.hides:
             return None
         batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
         seen = self.sees(batch[:, None, None, None], query[:, None], key)
         return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
-    @cached_property
+    @property
     def hidden(self) -> Tensor | None:
         """The opposite of `visible`."""
-        return None if self.visible is None else ~self.visible
+        return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
 
-    @cached_property
+    @property
     def empty(self) -> Tensor | None:
         """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if there is none."""
+        return self._form("empty", self._make_empty)
+
+    def _make_empty(self) -> Tensor | None:
         if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
             return None
         return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
@@ -140,24 +143,19 @@ class BoundMask:
             return None
         if self.rule.is_learned:
             return self._sum(dtype, hides)
-        if (dtype, hides) not in self._sums:
-            self._sums[dtype, hides] = self._sum(dtype, hides)
-        return self._sums[dtype, hides]
+        return self._form(("bias", dtype, hides), lambda: self._sum(dtype, hides))
 
-    def _sum(self, dtype: torch.dtype, hides: bool) -> Tensor:  # noqa: FBT001 - a key of `_sums`
+    def _sum(self, dtype: torch.dtype, hides: bool) -> Tensor:  # noqa: FBT001 - a key of `_forms`
         batch_size, query_len, key_len = self.sizes
         sizes = (batch_size, self.num_heads, query_len, key_len)
         indices = [torch.arange(size, device=self.device) for size in sizes]
         row, head, query, key = (index[(..., *[None] * (3 - axis))] for axis, index in enumerate(indices))
         total = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
-        for number, part in enumerate(self.rule.changes):
+        for part, per_head, index in zip(self.rule.changes, self.per_head, self._indices, strict=True):
             if part.is_learned:
-                total = total + part.looked_up(widened(self.inputs), (row, head, query), self._indices[number]).to(
-                    dtype
-                )
+                total = total + part.looked_up(widened(self.inputs), (row, head, query), index).to(dtype)
             elif part.is_additive:
-                per_head = self.per_head[number][:, None, None]
-                total = total + part.bias(per_head, query, key, key_len - query_len).to(dtype)
+                total = total + part.bias(per_head[:, None, None], query, key, key_len - query_len).to(dtype)
         return torch.where(self.hidden, -torch.inf, total) if hides and self.hidden is not None else total
 
     @cached_property
@@ -180,14 +178,6 @@ def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     In half precision, late terms of a long sum are lost: of 10^5 numbers in bfloat16, nearly all.
     """
     return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
-
-
-def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, tuples of them, or None
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    return bool(one is other or one == other)
 
 
 def on_device(table: Any, device: torch.device) -> Any:  # noqa: ANN401 - whatever a mask's `table` gives

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from attnbench import plugins
 from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
-from attnbench.contract.adapters import Adapted, ModuleAdapter, Sizes
-from attnbench.contract.functions import ByFunction, Declared, FunctionAttention, from_function
+from attnbench.contract.adapters import Adapted, ModuleAdapter
+from attnbench.contract.declared import Declared
+from attnbench.contract.functions import ByFunction, FunctionAttention, from_function
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
@@ -52,14 +53,14 @@ def from_module(module: ModuleType, name: str) -> Implementation:
     """The implementation that a module holds; `name` is its row in the catalogue."""
     row, holds = catalogue().get(name, {}), vars(module)
     if "IMPLEMENTATION" in holds:
-        found: Implementation = module.IMPLEMENTATION
-        return found
+        value: Implementation = module.IMPLEMENTATION
+        return value
     declared = Declared(
         unsupported=holds.get("unsupported", supports_everything),
         has_sdpa_mask=True,
         has_no_empty_rows=row.get("rows") == "outside",
     )
-    made = replace(
+    function = replace(
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
         executed_flops=FLOPS[row.get("flops", "unknown")],
@@ -67,13 +68,29 @@ def from_module(module: ModuleType, name: str) -> Implementation:
         compiles=row.get("compiles", False),
         copies=row.get("copies", ""),
     )
-    return with_module(made, module, declared) if "MODULE" in holds else made
+    return with_module(function, module, declared) if "MODULE" in holds else function
+
+
+class BothScopes(ByFunction, Adapted):
+    """A file's module in scope `module`, and its function in scope `attention`."""
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
     """An implementation that uses its own module instead of the harness's projections in scope `module`."""
+
+    def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
+        return module(x, mask=mask.added(x.dtype) if mask.changes_scores else mask.visible, scale=mask.scale)
+
     core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
-    whole = adapter(module, core, None)
+    whole = ModuleAdapter(
+        make=module.MODULE,
+        layout=module.LAYOUT,
+        declared=Declared(
+            call=call, changes_scores=True, dropout=lambda module, share: setattr(module, "dropout", share)
+        ),
+        takes=("scale",),
+    )
+    kind = type("BothScopes", (BothScopes,), {"signature": core.signature})
 
     def unsupported(workload: Workload) -> str | None:
         """Return why it cannot run a workload, or None."""
@@ -88,38 +105,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
 
     def build(weights: Weights) -> nn.Module:
         """The file's module, or the function alone if the module cannot have heads of these sizes."""
-        if weights.query.shape[:2] != weights.key.shape[:2] or weights.key.shape[:2] != weights.value.shape[:2]:
-            return core(weights)
-        return adapter(module, core, weights).build(weights)
+        has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
+        return whole.build(weights, kind) if has_equal_heads and weights.out is not None else core(weights)
 
     return replace(function, build=build, unsupported=unsupported)
-
-
-def adapter(module: ModuleType, core: type[ByFunction], weights: Weights | None) -> ModuleAdapter:
-    """An adapter of a file's MODULE; its layer `out` fits the output projection of `weights`, or is left out."""
-
-    def make(sizes: Sizes) -> nn.Module:
-        made: nn.Module = module.MODULE(sizes)
-        if weights is not None and weights.out is None:
-            made.out = nn.Identity()
-        elif weights is not None and weights.out is not None and len(weights.out) != sizes.embed_dim:
-            made.out = nn.Linear(weights.out.shape[1], len(weights.out), bias=sizes.out_bias)
-        return made
-
-    def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
-        return module(x, mask=mask.added(x.dtype) if mask.changes_scores else mask.visible, scale=mask.scale)
-
-    return ModuleAdapter(
-        make=make,
-        layout=module.LAYOUT,
-        call=call,
-        declared=Declared(),
-        built_in={"scale": 0.0},  # it takes any
-        extra={},
-        has_residual=False,
-        has_cache=False,
-        changes_scores=True,
-        axes=(),
-        set_dropout=lambda module, share: setattr(module, "dropout", share),
-        kind=type("BothScopes", (ByFunction, Adapted), {"signature": core.signature}),
-    )

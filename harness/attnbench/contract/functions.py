@@ -2,29 +2,12 @@
 
     def mine(query, key, value, *, mask=None, scale=None): ...
 
-Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by name. ALIASES are other packages' names
-for them, including all names of `scaled_dot_product_attention`:
-
-- `mask`: boolean, True where a key is visible, broadcastable to (B, H, T, S); or None.
-- `is_causal`: whether the mask is the causal one, aligned at the start; then `mask` is None.
-- `is_causal_bottom_right`: whether it is the causal one, aligned at the end: the last query sees every key.
-- `key_padding_mask`: boolean (B, S), True where a key is hidden, for a function without `mask`; or None.
-- `bias`: numbers to add to the scores, broadcastable to (B, H, T, S), such as ALiBi's; or None. For a function without
-  `mask` it is -inf where a key is hidden. A learned bias has a gradient.
-- `scale`: the factor of the products of query and key, 1 / sqrt(K) or the workload's.
-- `sinks`: for each head (H,) the score of one more key, whose value is 0; or None.
-- `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then passed unchanged; otherwise each key/value head is
-  repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V). `enable_gqa` is passed G != H.
-- `softcap`: x if scores become x * tanh(score / x) before anything is added to them, or None.
-- `window_size`: (left, right), the keys that a query sees before and after its place, counted from the end; -1: all.
-- `dropout`: the share of the weights to drop.
-- `world_size`: the number of ranks that compute the call together (attnbench/ranks).
-- `bound_mask`: the BoundMask itself, for kernels that compile its rule; the function then takes any mask.
-
-A function with `Declared.has_sdpa_mask` gets `mask` as scaled_dot_product_attention does: boolean, or numbers to add;
-the harness then adds sinks to it.
-
-Shapes as in the contract.
+Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by name, as the table in docs/adapters.md
+says. ALIASES are other packages' names for them, including all names of `scaled_dot_product_attention`. Besides these,
+`world_size` is the number of ranks that compute the call together (attnbench/ranks), and `bound_mask` the BoundMask
+itself, for kernels that compile its rule. A function with `Declared.has_sdpa_mask` gets `mask` as
+scaled_dot_product_attention does: boolean, or numbers to add; the harness then adds sinks to it. Shapes as in the
+contract.
 """
 
 import inspect
@@ -37,21 +20,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
-from attnbench.contract import Attention, BoundMask, Implementation, supports_everything
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract.declared import END, Declared
 from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, as_numbers, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
-from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, attention_window, not_a_window
+from attnbench.workloads.masks import (
+    UNLIMITED,
+    Causal,
+    CausalBottomRight,
+    Mask,
+    Padding,
+    attention_window,
+    not_a_window,
+)
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
+NO_WINDOW = (UNLIMITED, UNLIMITED)
 HAS_PROJECTIONS = (
     "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
     "(docs/adapters.md)"
 )
-
-Call = Callable[..., Tensor]
-"""f(function, query, key, value, mask) -> (B, H, T, V), with mask a BoundMask."""
+CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
+"""Keywords that stand for a causal mask, by its alignment."""
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
@@ -60,54 +52,11 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """Facts about a function or a module beyond its signature.
-
-    `masks` are the masks that it takes, by name or in the form of a workload; None: those that its signature can be
-    passed. `built_in` are fixed values of axes. `has_sdpa_mask` says that its mask may be numbers to add, as in
-    scaled_dot_product_attention. `has_no_empty_rows` says that its output for a query without visible keys is
-    undefined.
-    """
-
-    masks: tuple[str, ...] | None = None
-    built_in: Mapping[str, int | float | str] | None = None
-    unsupported: Callable[[Workload], str | None] = supports_everything
-    has_sdpa_mask: bool = False
-    has_no_empty_rows: bool = False
-
-    @property
-    def axes(self) -> dict[str, int | float | str]:
-        """The fixed values of axes; a single mask is one."""
-        only = self.masks[0] if self.masks is not None and len(self.masks) == 1 else ""
-        try:
-            named = {"mask": Workload(mask=only).mask} if only else {}
-        except ValueError:  # the mask needs numbers and so stands for several
-            named = {}
-        return {**named, **(self.built_in or {})}
-
-    def takes_mask(self, workload: Workload) -> bool:
-        """Whether the workload's mask is one of `masks`; if T = S, both alignments of a mask are the same."""
-        rule, names = workload.mask_rule, {workload.mask, workload.mask_rule.name}
-        if workload.seq_len == workload.kv_len and len(rule.parts) == 1:
-            other = rule.name.removesuffix(END) if rule.name.endswith(END) else f"{rule.name}{END}"
-            names |= {workload.mask.replace(rule.name, other), other}
-        return self.masks is None or not names.isdisjoint(self.masks)
-
-
-END = "_bottom_right"
-WITHOUT = {
-    "scale": "the function has no parameter scale, and the workload has a scale of the scores",
-    "sinks": "the function has no parameter sinks, and the workload has sinks",
-    "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
-}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Signature:
     """A function of query, key and value, and its names for some of KEYWORDS.
 
-    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, as callers do.
-    A function whose default does not work is passed the number.
+    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, or if there is
+    no window, as callers do. A function whose default does not work is passed the numbers.
     """
 
     function: Callable[..., Tensor]
@@ -115,24 +64,55 @@ class Signature:
     names: dict[str, str]
     declared: Declared
     layout: str = TENSOR_LAYOUTS[0]
-    call: Call | None = None
     omitted: set[str] = field(default_factory=set)
+
+    @property
+    def has_sdpa_mask(self) -> bool:
+        """Whether its mask may be numbers to add, to which the harness adds sinks."""
+        return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:
         """Return why the function cannot be passed a workload's operands, or None."""
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the share of the weights to drop"
-        known = {*names, *declared.axes, *(["sinks"] if declared.has_sdpa_mask and "mask" in names else [])}
-        needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
-        for keyword, is_needed in needs.items():
-            if is_needed and keyword not in known:
-                return WITHOUT[keyword]
-        if not declared.takes_mask(workload):
-            return f"it takes the masks {', '.join(declared.masks or ())}"
         is_open = declared.masks is not None or "bound_mask" in names
         reason = None if is_open else _reason_in_mask(self, workload)
-        return reason or declared.unsupported(workload)
+        return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
+
+
+def arguments(
+    signature: Signature, mask: BoundMask, query: Tensor, num_groups: int
+) -> tuple[dict[str, Any], Tensor | None]:
+    """The arguments of one call by the function's own names, and the queries whose output becomes 0.
+
+    SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks in the mask alone.
+    """
+    names, rule = signature.names, mask.rule
+    has_numbers, is_square = any(part.is_additive for part in rule.changes), mask.sizes[1] == mask.sizes[2]
+    causal = next((name for name, kind in CAUSAL.items() if name in names and _hides_as(rule, kind, is_square)), "")
+    if signature.has_sdpa_mask and (has_numbers or mask.sinks is not None):
+        causal = ""
+    has_empty = signature.declared.has_no_empty_rows and not causal and mask.sinks is None  # every query sees a sink
+    empty = mask.empty if has_empty else None
+    values: dict[str, Any] = {keyword: keyword == causal for keyword in CAUSAL}
+    values |= {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks}
+    values |= {"world_size": mask.world_size, "bound_mask": mask}
+    is_flag = names.get("num_kv_heads") == "enable_gqa"
+    values["num_kv_heads"] = num_groups != query.shape[1] if is_flag else num_groups
+    values["softcap"] = next((float(part.arguments[0]) for part in rule.changes if not part.is_additive), None)
+    values["window_size"] = attention_window(_hiding(rule), *mask.sizes[1:])
+    if "mask" in names:
+        is_added = signature.has_sdpa_mask and has_numbers
+        dense = None if causal else mask.added(query.dtype) if is_added else mask.visible
+        values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
+    elif "key_padding_mask" in names:
+        hidden = mask.hidden if _hides_as(rule, Padding) else None
+        values["key_padding_mask"] = None if hidden is None else hidden[:, 0, 0]
+    if "bias" in names:
+        hides = rule.hides and not causal and "mask" not in names
+        values["bias"] = mask.handed(mask.added(query.dtype, hides=hides))
+    return {name: values[keyword] for keyword, name in names.items() if keyword in values}, empty
 
 
 class ByFunction:
@@ -144,28 +124,25 @@ class ByFunction:
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
         """Prepare the function's call with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
         signature, names = self.signature, self.signature.names
-        passed, empty = _of_mask(signature, mask, query)
-        if name := names.get("num_kv_heads"):
-            passed[name] = key.shape[1] != query.shape[1] if name == "enable_gqa" else key.shape[1]
-        else:
+        passed, empty = arguments(signature, mask, query, key.shape[1])
+        passed |= {names["dropout"]: self.dropout} if "dropout" in names else {}
+        if "num_kv_heads" not in names:
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        if mask.sinks is not None and signature.declared.has_sdpa_mask and "sinks" not in names:
+        if mask.sinks is not None and signature.has_sdpa_mask and "sinks" not in names:
+            passed[names["mask"]] = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2]), mask.sinks)
             key, value = add_key(key), add_key(value)
-            numbers = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2] - 1), mask.sinks)
-            passed[names["mask"]] = numbers
-        values: dict[str, Any] = {
-            "scale": mask.scale_for(query.shape[-1]),
-            "sinks": mask.sinks,
-            "dropout": self.dropout,
-        }
-        values |= {"world_size": mask.world_size, "bound_mask": mask}
-        passed |= {names[keyword]: value for keyword, value in values.items() if keyword in names}
-        if mask.scale is None:
-            passed = {name: value for name, value in passed.items() if name not in signature.omitted}
+        for name in signature.omitted:
+            if passed[name] == NO_WINDOW or (name == names.get("scale") and mask.scale is None):
+                del passed[name]
         tensors: tuple[Tensor, ...] = (query, key, value)
         if signature.layout == "bthk":
             tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.layout == "bthk")
+
+    def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
+        """The function, to be called with prepared arguments; by the adapter's `call` if it has one."""
+        function, call = self.signature.function, self.signature.declared.call
+        return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
         """The function's call, with all outside work already done."""
@@ -173,33 +150,26 @@ class ByFunction:
         if signature.omitted and not signature.declared.has_sdpa_mask:
             with torch.no_grad():
                 self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
-        function, call = signature.function, signature.call
-        if call is not None:
-            function = lambda *tensors: call(signature.function, *tensors, mask)  # noqa: E731
-        return Bound(function, partial(self.prepare, mask=mask), [query, key, value])
+        return Bound(self.caller(mask), partial(self.prepare, mask=mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         signature = self.signature
         prepared = self.prepare(query, key, value, mask)
-        passed, call = prepared.passed, signature.call
         try:
-            if call is None:
-                output: object = signature.function(*prepared.tensors, **passed)
-            else:
-                output = call(signature.function, *prepared.tensors, mask)
+            output: object = self.caller(mask)(*prepared.tensors, **prepared.passed)
         except (AttributeError, TypeError) as error:
-            if mask.scale is None and signature.omitted and "NoneType" in str(error):
-                signature.omitted.clear()  # pass the number from now on
+            if signature.omitted and "NoneType" in str(error):
+                signature.omitted.clear()  # pass numbers from now on
                 return self.attend(query, key, value, mask)
-            absent = [name for name, tensor in passed.items() if tensor is None]
+            absent = [name for name, tensor in prepared.passed.items() if tensor is None]
             if not absent or "NoneType" not in str(error):
                 raise
             raise ValueError(f"{signature.spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
-        expected = (*query.shape[:3], value.shape[3])
-        shape = (expected[0], expected[2], expected[1], expected[3]) if prepared.is_tokens_first else expected
-        if not isinstance(output, Tensor) or output.shape != shape:
-            raise ValueError(_unfit(signature.spec, output, expected, signature.layout))
+        batch, heads, tokens, width = (*query.shape[:3], value.shape[3])
+        expected = (batch, tokens, heads, width) if prepared.is_tokens_first else (batch, heads, tokens, width)
+        if not isinstance(output, Tensor) or output.shape != expected:
+            raise ValueError(f"{signature.spec} returned {_unfit(output, expected, prepared.is_tokens_first)}")
         return prepared.finish(output)
 
 
@@ -221,75 +191,60 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
         )
     instance: Any = kind()
     function = instance if method == "forward" else getattr(instance, method)
-    return from_function(function, f"{spec}.{method}" if spec else method, source=spec)
+    return from_function(function, f"{spec}.{method}" if spec else method, declared=Declared(source=spec))
 
 
-def from_function(  # noqa: PLR0913 - each says one thing that functions differ in
-    function: Callable[..., Tensor],
-    spec: str,
-    *,
-    source: str = "",
-    layout: str = TENSOR_LAYOUTS[0],
-    declared: Declared = Declared(),
-    call: Call | None = None,
-    is_approximate: bool = False,
+def from_function(
+    function: Callable[..., Tensor], spec: str, *, layout: str = TENSOR_LAYOUTS[0], declared: Declared | None = None
 ) -> Implementation:
     """The implementation from a function of query, key, value and some of KEYWORDS; `spec` is its name.
 
-    With `call` it is called only through that, and its signature is not read.
+    If a `call` is declared, the function is called only through that, and its signature is not read.
 
     Raises:
         ValueError: it cannot be called like that.
     """
-    names = {} if call else keywords(function, spec)
+    declared = declared or Declared()
+    names = {} if declared.call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
+    parameters = _signature(function, spec).parameters if {"scale", "window_size"} & set(names) else {}
+    scale, window = names.get("scale"), names.get("window_size")
+    omitted = {scale} if scale and parameters[scale].default is None else set()
+    omitted |= {window} if window and parameters[window].default is not inspect.Parameter.empty else set()
     taken = Signature(
         function=function,
         spec=spec,
         names=names,
         declared=declared,
         layout=layout,
-        call=call,
-        omitted=_omissible(function, names, spec),
+        omitted=omitted,
     )
-    built_in = declared.axes
+    built_in = declared.built_in
     return Implementation(
         build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
-        source=f"{source or spec}, given {passed_words(names.values())}",
+        source=f"{declared.source or spec}, given {passed_words(names.values())}",
         unsupported=taken.reason_against,
         has_dropout="dropout" in names,
         distributes="world_size" in names,
         built_in=lambda: built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
-        is_approximate=is_approximate,
+        is_approximate=declared.approximate,
     )
 
 
-def _omissible(function: Callable[..., Tensor], names: Mapping[str, str], spec: str) -> set[str]:
-    """The name of the parameter `scale` if its default is None, which means 1 / sqrt(K)."""
-    name = names.get("scale", "")
-    has_default = name and _signature(function, spec).parameters[name].default is None
-    return {name} if has_default else set()
-
-
-def _unfit(spec: str, output: object, expected: tuple[int, ...], layout: str) -> str:
-    """The message for an output that is no tensor of the expected shape (B, H, T, V)."""
-    batch, heads, tokens, width = expected
-    wanted = f"it must return one tensor (B, H, T, V), here {expected}"
-    if layout == "bthk":
-        wanted = f"it must return one tensor (B, T, H, V), here {(batch, tokens, heads, width)}"
+def _unfit(output: object, expected: tuple[int, ...], is_tokens_first: bool) -> str:  # noqa: FBT001 - a private helper
+    """A message about an output that is no tensor of the expected shape."""
+    wanted = f"it must return one tensor ({'B, T, H, V' if is_tokens_first else 'B, H, T, V'}), here {expected}"
     if not isinstance(output, Tensor):
         several = "; of several, return the output alone" if isinstance(output, tuple | list) else ""
-        return f"{spec} returned a {type(output).__name__}: {wanted}{several}"
-    shape = tuple(output.shape)
-    if layout == "bthk" and output.dim() == 4:  # noqa: PLR2004
-        shape = (shape[0], shape[2], shape[1], shape[3])
+        return f"a {type(output).__name__}: {wanted}{several}"
+    batch, heads, tokens, width = expected
     hints = {
-        (batch, tokens, heads, width): 'heads and tokens have changed places: adapt(..., layout="bthk")',
-        (batch, tokens, heads * width): "heads are merged, and must stay apart",
+        (batch, tokens, heads, width): ' (heads and tokens have changed places: adapt(..., layout="bthk"))',
+        (batch, tokens, heads * width): " (heads are merged, and must stay apart)",
     }
-    hint = hints.get(shape) if layout != "bthk" else None
-    return f"{spec} returned {shape}: {wanted}{f' ({hint})' if hint else ''}"
+    hint = "" if is_tokens_first else hints.get(tuple(output.shape), "")
+    return f"{tuple(output.shape)}: {wanted}{hint}"
 
 
 def takes_heads(parameters: Collection[str]) -> bool:
@@ -357,7 +312,7 @@ def _with_bound(function: object, names: dict[str, str], declared: Declared) -> 
         declared = replace(declared, masks=("causal",))
         names = {keyword: name for keyword, name in names.items() if keyword not in {"mask", "bias"}}
     if isinstance(scale := bound.get("scale"), float):
-        declared = replace(declared, built_in={"scale": scale, **(declared.built_in or {})})
+        declared = replace(declared, scale=declared.scale or scale)
     is_at_end = declared.masks is not None and f"causal{END}" in declared.masks and "causal" not in declared.masks
     if is_at_end and "is_causal" in names:
         names[f"is_causal{END}"] = names.pop("is_causal")
@@ -387,20 +342,21 @@ def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
 def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
     """Return why a function with this signature cannot be passed the mask, or None."""
     rule, names, only = workload.mask_rule, signature.names, ""
-    takes_numbers = "bias" in names or (signature.declared.has_sdpa_mask and "mask" in names)
+    takes_numbers = "bias" in names or signature.has_sdpa_mask
     if not rule.is_additive and "softcap" not in names:
         return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
     if any(not part.is_additive for part in rule.changes[1:]):
         return f"mask {rule} adds to scores before its softcap, and the function after it"
     if any(part.is_additive for part in rule.changes) and not takes_numbers:
         return f"the function has no parameter bias, and mask {rule} changes scores"
-    if not rule.hides or signature.call is not None or {"mask", "bias"} & set(names):
+    if not rule.hides or signature.declared.call is not None or {"mask", "bias"} & set(names):
         return None
     if "window_size" in names:
         return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)
-    for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight), ("key_padding_mask", Padding)):
+    kinds: dict[str, type[Mask]] = {**CAUSAL, "key_padding_mask": Padding}
+    for keyword, kind in kinds.items():
         if keyword in names:
-            if _hides_as(rule, kind, is_square=workload.seq_len == workload.kv_len):
+            if _hides_as(rule, kind, workload.seq_len == workload.kv_len):
                 return None
             only = f"{keyword} passes on the {kind.name} mask alone"
     return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
@@ -420,45 +376,7 @@ def hides_by_bias(made: Implementation, workload: Workload) -> bool:
     return "bias" in signature.names and not {"mask", "is_causal", f"is_causal{END}"} & set(signature.names)
 
 
-def _of_mask(signature: Signature, mask: BoundMask, query: Tensor) -> tuple[dict[str, Any], Tensor | None]:
-    """The mask arguments of one call by the function's own names, and the queries whose output becomes 0."""
-    names, rule, dtype = signature.names, mask.rule, query.dtype
-    passed: dict[str, Any] = {}
-    if "softcap" in names:
-        caps = [part.arguments[0] for part in rule.changes if not part.is_additive]
-        passed[names["softcap"]] = float(caps[0]) if caps else None
-    if "window_size" in names:
-        passed[names["window_size"]] = attention_window(_hiding(rule), *mask.sizes[1:])
-    has_changes, is_square = any(part.is_additive for part in rule.changes), mask.sizes[1] == mask.sizes[2]
-    if signature.declared.has_sdpa_mask and "mask" in names:
-        is_causal = "is_causal" in names and not has_changes and _hides_as(rule, Causal, is_square=is_square)
-        is_causal = is_causal and mask.sinks is None
-        if "is_causal" in names:
-            passed[names["is_causal"]] = is_causal
-        dense = mask.added(dtype) if has_changes else None if is_causal else mask.visible
-        has_empty = (
-            signature.declared.has_no_empty_rows and not is_causal and mask.sinks is None
-        )  # every query sees a sink
-        empty = mask.empty if has_empty else None
-        passed[names["mask"]] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
-        return passed, empty
-    is_passed = False
-    for keyword, kind in (("is_causal", Causal), (f"is_causal{END}", CausalBottomRight)):
-        if keyword in names:
-            passed[names[keyword]] = is_kind = not is_passed and _hides_as(rule, kind, is_square=is_square)
-            is_passed |= is_kind
-    if "mask" in names:
-        passed[names["mask"]] = None if is_passed else mask.handed(mask.visible)
-    elif "key_padding_mask" in names:
-        is_padding = _hides_as(rule, Padding)
-        passed[names["key_padding_mask"]] = mask.hidden[:, 0, 0] if is_padding and mask.hidden is not None else None
-    if "bias" in names:
-        hides_by_bias = rule.hides and not is_passed and "mask" not in names
-        passed[names["bias"]] = mask.handed(mask.added(dtype, hides=hides_by_bias))
-    return passed, None
-
-
-def _hides_as(rule: Mask, kind: type[Mask], *, is_square: bool = False) -> bool:
+def _hides_as(rule: Mask, kind: type[Mask], is_square: bool = False) -> bool:  # noqa: FBT001, FBT002 - a private helper
     """Whether a mask hides the same keys as one of that kind; if T = S, both causal alignments do."""
-    kinds = (Causal, CausalBottomRight) if is_square and kind in {Causal, CausalBottomRight} else (kind,)
+    kinds = tuple(CAUSAL.values()) if is_square and kind in CAUSAL.values() else (kind,)
     return isinstance(_hiding(rule), kinds)

@@ -84,24 +84,24 @@ def from_value(value: object, spec: str) -> Implementation:
     )
 
 
-def compiled(given: Implementation) -> Implementation:
+def compiled(plain: Implementation) -> Implementation:
     """The implementation with its `attend` and its `forward` compiled."""
 
     def build(weights: Weights) -> nn.Module:
-        module = given.build(weights)
-        plain = copy.copy(module).eval()  # the same parameters; its forward calls the uncompiled attend
+        module = plain.build(weights)
+        eager = copy.copy(module).eval()  # the same parameters; its forward calls the uncompiled attend
         for name in ("attend", "forward"):
-            if hasattr(plain, name):
-                setattr(module, name, _compiled(getattr(plain, name)))
+            if hasattr(eager, name):
+                setattr(module, name, _compiled(getattr(eager, name)))
         return module
 
     def unsupported(workload: Workload) -> str | None:
-        if given.compiles:
+        if plain.compiles:
             return "it compiles itself already: name it without +compile"
-        return given.unsupported(workload) or missing_compiler(workload.device)
+        return plain.unsupported(workload) or missing_compiler(workload.device)
 
     return dataclasses.replace(
-        given,
+        plain,
         build=build,
         unsupported=unsupported,
         compiles=True,
@@ -115,19 +115,20 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     run = compile_whole(function)
     ready: WeakSet[BoundMask] = WeakSet()
 
-    def call(*given: Any, **named: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
-        mask: BoundMask = named["mask"] if "mask" in named else given[-1]
+    def call(*by_position: Any, **by_name: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
+        mask: BoundMask = by_name["mask"] if "mask" in by_name else by_position[-1]
         if mask not in ready:  # tensors created at first use must not be captured in the graph
-            if mask.is_none:
-                assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
-            else:
+            if mask.rule.hides or mask.changes_scores:
                 with torch.no_grad():
-                    function(*given, **named)
+                    function(*by_position, **by_name)
+            else:
+                assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
             ready.add(mask)
         try:
-            output: Tensor = run(*given, **named)
+            output: Tensor = run(*by_position, **by_name)
         except torch._dynamo.exc.Unsupported as error:  # noqa: SLF001 - it has no public name
-            raise NotOneGraphError(error) from error
+            first = (str(error).strip().splitlines() or ["no reason given"])[0]
+            raise NotOneGraphError(f"torch.compile cannot take it as one graph: {first}") from error
         return output
 
     return call

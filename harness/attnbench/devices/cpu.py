@@ -23,7 +23,6 @@ import psutil
 from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
-from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Environment
 from attnbench.workloads.workload import Workload
 
@@ -38,6 +37,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
+SLACK_BYTES = 2**23
+"""Memory of a call that is ignored: buffers inside libraries, and leftovers of the heap."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}

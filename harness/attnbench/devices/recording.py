@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.storage.memory_events import MemoryEvent
-from attnbench.storage.operator_kinds import Kernel, Span, nested
+from attnbench.storage.operator_kinds import Kernel, Span
 
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
@@ -26,7 +25,6 @@ HOST = "CPU"
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
 both have the same ids."""
-BARE_ALLOCATIONS = ("aten::empty", "aten::resize", "aten::new_empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +66,10 @@ class Recording:
         )
 
     def spans(self) -> Iterator[Span]:
-        """Operators on the host, and allocations and releases among them."""
+        """Operators on the host."""
         for event in self.events:  # a loop over tokens has a hundred thousand
-            name, start_ns = event.name(), event.start_ns()
-            if name == MEMORY:
-                yield Span(name, event.start_thread_id(), start_ns, start_ns, event.nbytes())
-            elif _is_operator(event):
-                yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
+            if _is_operator(event):
+                yield Span(event.name(), event.start_thread_id(), event.start_ns(), event.end_ns())
 
     def kernels(self) -> list[Kernel]:
         """Kernels on other devices, each with the operator that launched it; empty for the host."""
@@ -92,17 +87,6 @@ class Recording:
             for event in self.events
             if event.device_type() != DeviceType.CPU and event.name() != MEMORY and not event.is_user_annotation()
         ]
-
-    def memory_events(self) -> Iterator[MemoryEvent]:
-        """Allocations and releases in the order of time, each with the operator that was running on its thread.
-
-        This is the innermost operator that does more than allocate.
-        """
-        for span, running in nested(self.spans()):
-            if span.allocated_bytes is not None:
-                names = [each.name for each in reversed(running)] or [""]
-                operator = next((name for name in names if not name.startswith(BARE_ALLOCATIONS)), names[0])
-                yield MemoryEvent(span.allocated_bytes, operator)
 
 
 def _is_operator(event: Any) -> bool:  # noqa: ANN401 - the profiler's

@@ -34,6 +34,7 @@ class Table:
     rows: Sequence[Sequence[str]]  # each starts with its heading
     marked: tuple[int, int] | None = None
     is_prose: bool = False  # words, aligned to the left
+    shades: Sequence[Sequence[float]] = ()  # of the cells after the headings, from 0 to 1
 
     def lines(self, width: int) -> list[str]:
         """The table as lines for a terminal, with the marked cell in brackets."""
@@ -70,11 +71,15 @@ def brief(number: float) -> str:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Values (T or S, S or a width) of an array with those letters; words label the rows, and columns that are keys."""
+    """Values (T or S, S or a width) of an array with those letters; words label the rows, and columns that are keys.
+
+    Values from 0 to 1 for each pair of words, such as weights, are shaded.
+    """
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
     rows = [[label, *texts] for label, texts in zip(labels, formatted(values), strict=True)]
-    return Table(title=title, headings=headings, rows=rows, marked=marked)
+    is_shaded = is_of_keys and bool(((values >= 0) & (values <= 1)).all())
+    return Table(title=title, headings=headings, rows=rows, marked=marked, shades=values.tolist() if is_shaded else ())
 
 
 def step_tables(walk: Walkthrough, name: str) -> list[Table]:

@@ -17,11 +17,9 @@ from attnbench.checking import oracle, steps
 from attnbench.checking.case import Inputs, draw_operands, draw_weights, generator
 from attnbench.units import plain
 from attnbench.workloads import sweep
-from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
-Seen = npt.NDArray[np.bool_]
 LETTERS = {
     "x": "BTD",
     "query": "BHTK",
@@ -71,7 +69,6 @@ class Walkthrough:
     workload: Workload
     inputs: Inputs
     steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
-    seen: Seen | None  # (T, S): the pairs that the mask shows; None without a mask
 
     @property
     def labels(self) -> list[str]:
@@ -156,7 +153,6 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
         workload=point,
         inputs=given,
         steps={name: made[name].numpy() for name in LETTERS},
-        seen=None if type(point.mask_rule) is Mask else mask.seen[0, 0].numpy(),
     )
 
 

@@ -1,1 +1,1 @@
-"""Invariance: is a query's answer bitwise equal whatever else the same call computes, and at what price?"""
+"""Invariance: is a query's answer bitwise equal whatever else the same call computes?"""

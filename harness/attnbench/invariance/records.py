@@ -14,25 +14,13 @@ class LawTried(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a call and the baseline's, from interleaved blocks."""
-
-    phase: str
-    seconds: float
-    ratio: float | None
-    low: float | None
-    high: float | None
-    verdict: str
-
-
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
-    """The laws and the price of one implementation at one shape; `failed` says why nothing could be tried."""
+    """The laws of one implementation at one shape; `failed` says why nothing could be tried."""
 
     implementation: str
     workload: Workload
     seed: int
     laws: tuple[LawTried, ...] = ()
-    prices: tuple[Price, ...] = ()
     failed: str = ""
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from attnbench.models.in_model import NAME, Candidate, Model
@@ -51,18 +52,11 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
     found = []
     for attention in attentions:
         seconds = median_estimate(compared.samples[Arm(implementation=attention)]).point
-        judged = compared.judgements.get(attention)
-        found.append(
-            StepTime(
-                attention=attention,
-                seconds=seconds,
-                ratio=None if judged is None else judged.ratio,
-                low=None if judged is None else judged.low,
-                high=None if judged is None else judged.high,
-                verdict="" if judged is None else str(judged.verdict),
-                attention_share=shares.get(attention),
-            )
-        )
+        step = StepTime(attention=attention, seconds=seconds, attention_share=shares.get(attention))
+        if (judged := compared.judgements.get(attention)) is not None:
+            verdict = str(judged.verdict)
+            step = replace(step, ratio=judged.ratio, low=judged.low, high=judged.high, verdict=verdict)
+        found.append(step)
     return found
 
 

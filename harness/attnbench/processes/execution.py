@@ -38,8 +38,7 @@ from attnbench.processes.worker_client import ProcessClient, Template, WorkerCli
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
-from attnbench.storage.journal import JOURNAL, Journal
-from attnbench.storage.journal import events as read_events
+from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.timing.schedule import Choice, Race
 from attnbench.workloads.workload import Workload
@@ -92,14 +91,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """
     if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
         refuse_interpreted(plan)
-    state, path = State(), folder / JOURNAL
-    earlier = list(read_events(path)) if path.exists() else []
-    for event in earlier:
-        state.apply(event)
+    path = folder / JOURNAL
+    state = fold(path) if path.exists() else State()
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
         session = Session(plan, journal, worker, watch, clock, read_counters, state)
-        if not earlier:
+        if state.started is None:
             session.record(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )

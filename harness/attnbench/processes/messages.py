@@ -235,11 +235,9 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
 
 
 class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
-    """Test every law of invariance, then time prefill and decoding."""
+    """Test every law of invariance."""
 
     seed: int
-    baseline: str  # a spec
-    budget_s: float  # for timing; 0: no timing
 
 
 class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):

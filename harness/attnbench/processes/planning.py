@@ -14,14 +14,12 @@ from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
-from attnbench.workloads import flashinfer_trace, huggingface, models, policy
+from attnbench.workloads import huggingface, models, policy
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-LIMITS = "quick"
-"""The sweep with the limits for workloads from a file."""
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 MOST_TRIED = 6
@@ -92,19 +90,15 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.
     """
-    file = Path(sweep)
-    is_traced = file.suffix == flashinfer_trace.SUFFIX
-    chosen = sweeps.load(LIMITS if is_traced else sweep)
+    chosen = sweeps.load(sweep)
     parsed = sweeps.parse_settings(settings)
     here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
-    stands_alone = is_traced or (bool(model or parsed) and is_exact)
+    stands_alone = bool(model or parsed) and is_exact
     mixes: tuple[Mix, ...] = ()
     source = huggingface.load(model) if model else None
     if source is not None:
         workloads, mixes = models.mixes(source, phase, {"device": [present[-1]]} | parsed)
-    elif is_traced:
-        workloads, mixes = flashinfer_trace.load(file, {"device": [present[-1]]} | parsed)
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
@@ -124,7 +118,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
         specs.append(baseline)
     plugins.check_specs(specs)
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
-    if not (source or is_traced):
+    if not source:
         declarations = declared(specs) if declarations is None else declarations
         workloads, left_out = _suited(workloads, specs, declarations, parsed, left_out, is_alike=with_baseline)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
@@ -136,7 +130,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     usual_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s
     usual_effect = SMALLEST_EFFECT if stands_alone else chosen.smallest_effect
     return Plan(
-        sweep=f"{source.name}-{phase}" if source else "set" if stands_alone and not is_traced else file.stem,
+        sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(baseline_spec),

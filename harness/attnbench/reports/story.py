@@ -26,6 +26,7 @@ from attnbench.reports import Picture, Report, answers, cells, endings, grouped,
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
 from attnbench.storage.records import KEPT_MEMORY, Comparison, Environment, Verdict
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import (
     MISSING,
     duration,
@@ -168,7 +169,7 @@ def sides(results: Results) -> str:
     return plain(f"Base {base}, candidate {candidate}, {how}{new}.")
 
 
-def unlike(results: Results) -> list[str]:
+def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
     base, candidate = (
         next((each.environment for each in records if each.environment is not None), None)
@@ -179,7 +180,9 @@ def unlike(results: Results) -> list[str]:
     before, after = described(base), described(candidate)
     kept = ("Python", "versions", "threads", "settings", "flags")
     parts = [f"{name} {before[name]} and {after[name]}" for name in kept if before[name] != after[name]]
-    return [f"The environments of base and candidate differ: {'; '.join(parts)}."] if parts else []
+    if not parts:
+        return []
+    return [Warn.environments_differ.says(f"The environments of base and candidate differ: {'; '.join(parts)}.")]
 
 
 def _machine(results: Results) -> list[str]:
@@ -254,30 +257,34 @@ def described(environment: Environment) -> dict[str, str]:
     return {name: plain(text) for name, text in facts.items()}
 
 
-def troubles(results: Results) -> list[str]:
+def troubles(results: Results) -> list[Warned]:
     """Warnings that precede all results: the run was cut short, or the machine was busy."""
-    lines = []
+    lines = list[Warned]()
     if results.elapsed_s is None:
-        lines.append("This run did not come to its end: missing cells were not measured.")
+        text = "This run did not come to its end: missing cells were not measured."
+        lines.append(Warn.unfinished.says(text))
     if results.num_left_out and results.plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(results.plan.budget_s)
-        lines.append(f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more.")
+        text = f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more."
+        lines.append(Warn.left_out.says(text))
     if results.num_lost:
-        lines.append(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}.")
+        lines.append(Warn.salvaged.says(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}."))
     if results.num_restored:
-        lines.append("Another program changed its journal during the run; the earlier lines were restored.")
+        text = "Another program changed its journal during the run; the earlier lines were restored."
+        lines.append(Warn.journal_changed.says(text))
     if not results.has_digests:
-        lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
-    said, is_usual = throttled(results)
-    if said and is_usual:  # if unusual, it is listed elsewhere
-        lines.append(said)
-    noisy = too_noisy(results) if results.plan.command == "run" else ""  # others have verdicts of their own
+        text = "Its journal is older than digests: a number that was changed since would not be noticed."
+        lines.append(Warn.no_digests.says(text))
+    slowed, is_usual = throttled(results)
+    if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
+        lines.append(slowed)
+    noisy = too_noisy(results) if results.plan.command == "run" else None  # others have verdicts of their own
     busy = contention(results)
-    lines += [busy] * (busy not in doubts(results)) if busy else []
+    lines += [] if busy is None or busy in doubts(results) else [busy]
     if results.plan.sides is not None:
-        lines += [*unlike(results), *map(plain, verdicts.untried(results))]
-    return [*doubts(results), *([noisy] if noisy else []), *lines]
+        lines += [*unlike(results), *(Warn.untried.says(plain(line)) for line in verdicts.untried(results))]
+    return [*doubts(results), *([] if noisy is None else [noisy]), *lines]
 
 
 def findings(results: Results) -> list[str]:

@@ -54,6 +54,10 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 
 
+SHARE_OF_FREE = 0.75
+"""Share of the free memory that a call may use without a limit."""
+
+
 class DamagedError(ValueError):
     """A journal that cannot be read: it is incomplete, malformed, or newer than this version."""
 

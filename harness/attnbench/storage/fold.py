@@ -1,23 +1,37 @@
 """The state of a run, folded from its events: the same while it runs, when it continues after a kill, and on read.
 
-`Sense` holds what the next event must fit: runs, cells and visits exist, nothing happens twice, times are above 0.
+`State.problem` says why an event cannot come next: runs, cells and visits must exist, nothing happens twice, and times
+are above 0.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnbench.storage import events
 from attnbench.storage.events import Event
-from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status
+from attnbench.storage.records import (
+    BASE,
+    PROBE,
+    Arm,
+    Ceilings,
+    DeviceState,
+    Key,
+    Measurement,
+    Place,
+    Role,
+    Sample,
+    Status,
+)
+from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "ceilings", "measurement of "
 """Work that is done once for a cell or a place; a measurement has its metric's name after it."""
 
 
 class ProbeVisit(NamedTuple):
-    """The samples of the interference probe in one visit; `kind` names its device and number of threads."""
+    """The samples of the interference probe in one visit; `kind` names its host, device and number of threads."""
 
     workload: str
     samples: tuple[Sample, ...]
@@ -25,22 +39,44 @@ class ProbeVisit(NamedTuple):
 
 
 @dataclass
-class Sense:
-    """Facts of a journal up to now, without samples."""
+class State:
+    """The progress of a run, with all samples; there may be a million visits and 100,000 cells."""
 
-    workloads: frozenset[str] | None = None  # None: no run has started
+    started: events.RunStarted | None = None
+    finished: events.RunFinished | None = None  # None: killed, or still running
+    history: list[events.WorkerStarted | events.RunFinished] = field(default_factory=list)
+    worker: events.WorkerStarted | None = None  # the latest
+    began: events.WorkerStarted | None = None  # the first worker
+    num_workers: int = 0
+    num_started: int = 0  # fewer than num_workers where the start of a worker was lost
+    timing_workers: set[int] = field(default_factory=set)  # numbers of the workers that timed something
+    workloads: frozenset[str] = frozenset()
     arms: frozenset[Arm] = frozenset()
     known: frozenset[Arm] = frozenset()  # with their controls, and the probe
-    has_ended: bool = False
+    done: set[tuple[Key | Place, str]] = field(default_factory=set)  # events that happen once for a cell or place
+    status: dict[Key, Status] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)  # cells by status
+    cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
+    measured: defaultdict[Key, dict[str, Measurement]] = field(default_factory=lambda: defaultdict(dict))
     epoch: int = 0
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
-    done: set[tuple[Key | Place, str]] = field(default_factory=set)  # events that happen once for a cell or place
+    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
+    probes: list[ProbeVisit] = field(default_factory=list)
+    devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
+    doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
+    ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
+    check_s: float = 0.0  # of all checks
+    called_s: float = 0.0  # of all visits, inside calls
+    spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
+    accepted: list[events.BaselineAccepted] = field(default_factory=list)
+    num_restored: int = 0  # times that another process changed the journal while the run was active
+    num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
     def problem(self, event: Event) -> str:
         """Why an event cannot follow, in words, or ""."""
         if isinstance(event, events.RunStarted):
-            return "" if self.workloads is None else f"a second run, {event.run}, begins"
-        if self.workloads is None:
+            return "" if self.started is None else f"a second run, {event.run}, begins"
+        if self.started is None:
             return "it does not begin with run_started"
         match event:
             case events.VisitFinished():
@@ -50,7 +86,7 @@ class Sense:
             case events.CeilingsMeasured():
                 if once(event) in self.done:
                     return f"a second measurement of what {', '.join(map(str, event.ceilings.key))} reaches"
-                is_right = all(each.value > 0 and each.amount >= 0 for each in event.ceilings.samples)
+                is_right = all(sample.value > 0 and sample.amount >= 0 for sample in event.ceilings.samples)
                 return "" if is_right else "a time of 0 seconds or less"
             case events.RunFinished():
                 return "" if event.elapsed_s >= 0 else f"a run of {event.elapsed_s} seconds"
@@ -58,7 +94,7 @@ class Sense:
 
     def _cell_problem(self, event: events.CellEvent) -> str:
         arm = event.key[1]
-        if self.workloads is not None and event.workload not in self.workloads:
+        if event.workload not in self.workloads:
             return f"the plan has no workload {event.workload}"
         if arm not in self.arms:
             return f"the plan has no implementation {arm}"
@@ -69,9 +105,9 @@ class Sense:
         return "" if least >= 0 else f"{least} is not allowed: 0 or more"
 
     def _visit_problem(self, visit: events.VisitFinished) -> str:
-        if self.workloads is not None and visit.workload not in self.workloads:
+        if visit.workload not in self.workloads:
             return f"the plan has no workload {visit.workload}"
-        if self.has_ended:
+        if self.finished is not None:
             return "a visit after the end of the run"
         if visit.visit < self.num_visits[visit.workload]:
             last = self.num_visits[visit.workload] - 1
@@ -91,31 +127,45 @@ class Sense:
     def apply(self, event: Event) -> None:
         """Add one event."""
         match event:
-            case events.VisitFinished():
-                self.num_visits[event.workload], self.epoch = event.visit + 1, event.epoch
             case events.RunStarted():
+                self.started = event
                 self.workloads = frozenset(workload.id for workload in event.plan.workloads)
                 self.arms = frozenset(event.plan.specs)
                 self.known = self.arms | {arm.as_control() for arm in self.arms} | {PROBE}
             case events.WorkerStarted():
-                self.has_ended = False
+                self.worker, self.began, self.finished = event, self.began or event, None
+                self.num_workers += 1
+                self.num_started += 1
+                self.history.append(event)
             case events.RunFinished():
-                self.has_ended = True
-            case events.CellChecked() | events.CellProfiled() | events.CellMeasured() | events.CeilingsMeasured():
-                self.done.add(once(event))
-
-
-@dataclass
-class State(Sense):
-    """The progress of a run."""
-
-    status: dict[Key, Status] = field(default_factory=dict)
-    num_workers: int = 0
-    began: events.WorkerStarted | None = None  # the first worker
-    spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
-    samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
-    probes: list[ProbeVisit] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up to date: there may be 100,000
+                self.finished = event
+                self.history.append(event)
+            case events.CellChecked():
+                self.check_s += event.check_s
+                self.spent_s += event.check_s
+                self._conclude(event)
+            case events.CellFailed():
+                self._conclude(event)
+            case events.CellMeasured():
+                self.measured[event.key][event.measurement.metric] = event.measurement
+            case events.CellProfiled():
+                self.cells.setdefault(event.key, {})["operators"] = event.operators
+                if event.operators.fallback:
+                    self.cells[event.key]["message"] = event.operators.fallback
+                    self.conclude(event.key, Status.fallback)
+            case events.CeilingsMeasured():
+                self.ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
+                self.spent_s += event.spent_s
+            case events.VisitFinished():
+                self._add_visit(event)
+            case events.BaselineAccepted():
+                self.accepted.append(event)
+            case events.JournalRestored():
+                self.num_restored += 1
+            case events.LinesLost():
+                self.num_lost += len(event.lines) + len(event.gaps)
+        if isinstance(event, events.CellEvent | events.CeilingsMeasured) and once(event)[1]:
+            self.done.add(once(event))
 
     def conclude(self, cell: Key, status: Status) -> None:
         """Set the status of a cell, replacing an earlier one."""
@@ -124,29 +174,35 @@ class State(Sense):
         self.status[cell] = status
         self.counts[status] += 1
 
-    def apply(self, event: Event) -> None:
-        """Add one event."""
-        super().apply(event)
-        match event:
-            case events.CellChecked():
-                self.conclude(event.key, event.status)
-                self.spent_s += event.check_s
-            case events.CellFailed():
-                self.conclude(event.key, event.status)
-            case events.CellProfiled() if event.operators.fallback:
-                self.conclude(event.key, Status.fallback)
-            case events.CeilingsMeasured():
-                self.spent_s += event.spent_s
-            case events.VisitFinished():
-                self.num_workers = max(self.num_workers, event.epoch + 1)  # its start was lost
-                self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
-                arms = self.samples.setdefault(event.workload, {})
-                for taken in event.arms:
-                    arms.setdefault(taken.arm, []).extend(taken.samples)
-                self.probes.append(ProbeVisit(event.workload, event.samples(PROBE), event.probe))
-            case events.WorkerStarted():
-                self.num_workers += 1
-                self.began = self.began or event
+    def _conclude(self, event: events.CellChecked | events.CellFailed) -> None:
+        """Set the fields of a record that a check or a failure sets, with the environment."""
+        fields: dict[str, Any] = {"message": event.message}
+        if isinstance(event, events.CellChecked):
+            for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops"):
+                fields[name] = getattr(event, name)
+        if (worker := self.worker) is not None:
+            base = worker.base if event.side == BASE else None
+            fields |= {"environment": base or worker.environment, "time": worker.time, "host": worker.host}
+        self.cells.setdefault(event.key, {}).update(fields)
+        self.conclude(event.key, event.status)
+
+    def _add_visit(self, visit: events.VisitFinished) -> None:
+        self.num_visits[visit.workload], self.epoch = visit.visit + 1, visit.epoch
+        self.num_workers = max(self.num_workers, visit.epoch + 1)  # its start was lost
+        self.timing_workers.add(self.num_started - 1)
+        self.called_s += visit.called_s
+        self.spent_s = max(self.spent_s + visit.called_s, visit.elapsed_s)
+        if visit.states:
+            self.devices[visit.workload].append(visit.states)
+        arms = self.samples.setdefault(visit.workload, {})
+        for taken in visit.arms:
+            if taken.arm.role is Role.measured:
+                self.doubts.pop((visit.workload, taken.arm), None)
+                if doubt := visit.doubts.get(taken.arm.implementation):
+                    self.doubts[visit.workload, taken.arm] = doubt
+            arms.setdefault(taken.arm, Samples()).extend(taken.samples)
+        host = "" if self.worker is None else self.worker.host
+        self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{host} {visit.probe}"))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """Arms that have passed their check on that workload."""
@@ -154,7 +210,7 @@ class State(Sense):
 
 
 def once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[Key | Place, str]:
-    """The key of an event that happens once in a run: a cell or a place, and the work."""
+    """The key of an event that happens once in a run: a cell or a place, and the work; "" may be repeated."""
     match event:
         case events.CellMeasured():
             return event.key, MEASUREMENT + event.measurement.metric

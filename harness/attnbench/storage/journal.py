@@ -30,7 +30,7 @@ import msgspec
 from attnbench.storage import older_schemas
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
 from attnbench.storage.files import put, writing_to
-from attnbench.storage.fold import Sense
+from attnbench.storage.fold import State
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
@@ -238,24 +238,32 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
 
 
-def events(path: Path) -> Iterator[Event]:
-    """The events of a journal file, in order; events of older schemas are upgraded.
+def events(path: Path, state: State | None = None) -> Iterator[Event]:
+    """The events of a journal file, in order, which are folded into `state`; those of older schemas are upgraded.
 
     Raises:
         ValueError: there is no such file.
         DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
             than this version's.
     """
-    sense = Sense()
+    state = State() if state is None else state
     for line in lines(path):
         wrong = line.wrong
         if line.event is not None and not wrong:
-            wrong = sense.problem(line.event)
+            wrong = state.problem(line.event)
         if line.event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
             raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
-        sense.apply(line.event)
+        state.apply(line.event)
         yield line.event
+
+
+def fold(path: Path) -> State:
+    """The state of a run after all events of its journal file; the errors are those of `events`."""
+    state = State()
+    for _ in events(path, state):
+        pass
+    return state
 
 
 def write(path: Path, history: Iterable[Event]) -> None:

@@ -9,7 +9,7 @@ their sources call them (KERNELS).
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -119,38 +119,29 @@ class Kernel(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One event of a profile: an operator from start to end or, with bytes, an allocation; a release if negative."""
+    """An operator in a profile, from start to end."""
 
     name: str
     thread: int
     start_ns: int
     end_ns: int
-    allocated_bytes: int | None = None
-
-
-def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
-    """Each span in the order of time, with the running operators of its thread, inner ones last."""
-    stacks: dict[int, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
-        stack = stacks.setdefault(span.thread, [])
-        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
-            stack.pop()
-        yield span, stack
-        if span.allocated_bytes is None:
-            stack.append(span)
 
 
 def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
     """Sum up the calls of each operator, the one with the most self time first."""
     num_calls: Counter[str] = Counter()
     self_ns: Counter[str] = Counter()  # without nested operators
-    for span, running in nested(spans):
-        if span.allocated_bytes is None:
-            name, duration_ns = plain_name(span.name), span.end_ns - span.start_ns
-            num_calls[name] += 1
-            self_ns[name] += duration_ns
-            if running:
-                self_ns[plain_name(running[-1].name)] -= duration_ns
+    running: defaultdict[int, list[Span]] = defaultdict(list)  # by thread, inner ones last
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        stack = running[span.thread]
+        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
+            stack.pop()
+        name, duration_ns = plain_name(span.name), span.end_ns - span.start_ns
+        num_calls[name] += 1
+        self_ns[name] += duration_ns
+        if stack:
+            self_ns[plain_name(stack[-1].name)] -= duration_ns
+        stack.append(span)
     operators = [
         Operator(name=name, kind=kind_of(name), num_calls=number, self_s=max(0, self_ns[name]) / 1e9)
         for name, number in num_calls.items()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, Plan, RunStarted
-from attnbench.storage.fold import Sense
+from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, journal_of, lines, write
 
 SALVAGED = "-salvaged"
@@ -37,11 +37,11 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
-    sense, kept, dropped, gaps = Sense(), list[Event](), dict[int, str](), list[int]()
+    state, kept, dropped, gaps = State(), list[Event](), dict[int, str](), list[int]()
     for line in lines(journal):
         wrong = "" if line.is_intact and line.event is not None else line.wrong
         if line.event is not None and not wrong:
-            wrong = sense.problem(line.event)
+            wrong = state.problem(line.event)
         if wrong or line.event is None:
             if not kept:
                 raise DamagedError(f"{journal}, line 1: {wrong}: it held the plan, without which nothing can be kept")
@@ -49,7 +49,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
             continue
         if line.wrong:
             gaps.append(line.number)
-        sense.apply(line.event)
+        state.apply(line.event)
         kept.append(line.event)
     if not kept:
         raise DamagedError(f"{journal} is empty: there is nothing to keep")

@@ -1,7 +1,6 @@
 """Samples as one array: a million objects would need six times the memory. Reads like a tuple."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -18,18 +17,39 @@ ROW = np.dtype([(name, _TYPES.get(name, "f8")) for name in Sample.__struct_field
 """One sample."""
 
 
-@dataclass(frozen=True, eq=False)
 class Samples(Sequence[Sample]):
-    """Many samples as rows (n,); each field of Sample is an attribute: an array (n,)."""
+    """Many samples, to which more can be added; each field of Sample is an attribute: an array (n,)."""
 
-    rows: NDArray[np.void]
+    def __init__(self, rows: NDArray[np.void] | None = None) -> None:
+        """Begin with rows (n,) of type ROW."""
+        self._parts = [np.empty(0, ROW) if rows is None else rows]
+        self._rest: list[Sample] = []  # few of them, as objects
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
         """Convert samples to rows."""
         if isinstance(samples, Samples):
             return samples
-        return cls(np.array([astuple(sample) for sample in samples], ROW))
+        return cls(_rows(samples))
+
+    def extend(self, samples: Iterable[Sample]) -> None:
+        """Add samples."""
+        self._rest.extend(samples)
+        if len(self._rest) >= CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._parts.append(_rows(self._rest))
+        self._rest.clear()
+
+    @property
+    def rows(self) -> NDArray[np.void]:
+        """All samples in order (n,)."""
+        if self._rest:
+            self._flush()
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         if name not in Sample.__struct_fields__:
@@ -78,27 +98,5 @@ class Samples(Sequence[Sample]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Collector:
-    """Collects samples in parts, and keeps few of them as objects."""
-
-    def __init__(self) -> None:
-        self._parts: list[NDArray[np.void]] = []
-        self._rest: list[Sample] = []
-
-    def extend(self, samples: Iterable[Sample]) -> None:
-        """Add samples."""
-        self._rest.extend(samples)
-        if len(self._rest) >= CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._parts.append(Samples.of(self._rest).rows)
-        self._rest.clear()
-
-    @property
-    def samples(self) -> Samples:
-        """All samples, in order."""
-        if self._rest or not self._parts:
-            self._flush()
-        self._parts = [np.concatenate(self._parts)]
-        return Samples(self._parts[0])
+def _rows(samples: Iterable[Sample]) -> NDArray[np.void]:
+    return np.array([astuple(sample) for sample in samples], ROW)

@@ -18,7 +18,7 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim")
 NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "num_encoder_layers")
-CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "n_positions")
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 USUAL_CONTEXT = 2048
@@ -110,24 +110,8 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
         raise ValueError(
             f"{source} ({kind}) is an encoder with a decoder: of these there are presets alone, such as t5-small"
         )
-    is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
-    shared = 1 if is_shared else _first(config, KV_HEADS) or heads
-    axes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": shared, "head_dim": head_dim}
-    if is_latent:
-        return _latent(config, name, source, heads, count)
-    if scalar := config.get("query_pre_attn_scalar"):
-        axes["scale"] = scalar**-0.5
-    if config.get("attention_multiplier"):
-        axes["scale"] = config["attention_multiplier"]
-    if kind in WITH_SINKS:
-        axes["sinks"] = "learned"
-    softcap = int(config.get("attn_logit_softcapping") or 0)
-    is_encoder = _is_encoder(config)
-    layers = []
-    for layer_kind, number in _counted(config, count).items():
-        local = _local(config, layer_kind, is_encoder=is_encoder)
-        own = axes | ({"seq_len": _context(config)} if is_encoder else {})
-        layers.append(Layer(count=number, softcap=softcap, axes=own | local.pop("axes", {}), **local))
+    is_encoder = not is_latent and _is_encoder(config)
+    layers = [_latent(config, heads, count)] if is_latent else _plain(config, heads, head_dim, count, is_encoder)
     return Model(
         name=name,
         summary=f"{kind} as {source} describes it",
@@ -139,29 +123,32 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     )
 
 
-def _latent(config: Mapping[str, Any], name: str, source: str, heads: int, count: int) -> Model:
+def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, count: int, is_encoder: bool) -> list[Layer]:  # noqa: FBT001 - a private helper
+    """The layers of each kind: full, windowed or chunked."""
+    is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
+    shared = 1 if is_shared else _first(config, KV_HEADS) or heads
+    axes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": shared, "head_dim": head_dim}
+    if scalar := config.get("query_pre_attn_scalar"):
+        axes["scale"] = scalar**-0.5
+    if config.get("attention_multiplier"):
+        axes["scale"] = config["attention_multiplier"]
+    axes |= {"sinks": "learned"} if config.get("model_type") in WITH_SINKS else {}
+    axes |= {"seq_len": _context(config)} if is_encoder else {}
+    softcap = int(config.get("attn_logit_softcapping") or 0)
+    layers = []
+    for kind, number in _counted(config, count).items():
+        local = _local(config, kind, is_encoder=is_encoder)
+        layers.append(Layer(count=number, softcap=softcap, axes=axes | local.pop("axes", {}), **local))
+    return layers
+
+
+def _latent(config: Mapping[str, Any], heads: int, count: int) -> Layer:
     """DeepSeek's latent attention: keys of two parts; decoding uses one key/value head with values in its keys."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
+    width = plain + rotary
+    axes = {"num_heads": heads, "head_dim": width, "value_dim": value_dim, "scale": width**-0.5}
     decode = {"num_kv_heads": 1, "head_dim": latent + rotary, "value_dim": latent, "layout": "value_in_key"}
-    layer = Layer(
-        count=count,
-        axes={
-            "num_heads": heads,
-            "head_dim": plain + rotary,
-            "value_dim": value_dim,
-            "scale": (plain + rotary) ** -0.5,
-        },
-        decode=decode,
-    )
-    return Model(
-        name=name,
-        summary=f"{config.get('model_type')} as {source} describes it",
-        source=source,
-        kind="decoder",
-        context=_context(config),
-        layers=(layer,),
-        dtype=_dtype(config),
-    )
+    return Layer(count=count, axes=axes, decode=decode)
 
 
 def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:

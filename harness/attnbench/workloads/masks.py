@@ -49,6 +49,7 @@ class Mask:
     is_additive: bool = True  # False: the change depends on the score, so no bias can express it
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
     is_at_end: bool = False  # a query's position is counted from the end
+    has_lengths: bool = False  # the arguments are of one length only
 
     def __init__(self, *arguments: int) -> None:
         """Store the arguments between the parentheses.
@@ -58,8 +59,7 @@ class Mask:
         """
         self.arguments = arguments
         (fewest, most), (lowest, highest) = self.num_arguments, self.argument_range
-        if not (fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments)):
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments))
 
     def __str__(self) -> str:
         """The text that `parse_mask` reads back."""
@@ -82,6 +82,12 @@ class Mask:
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
         """Raise ValueError if the arguments do not fit the sizes."""
+
+    def require(self, holds: bool, **sizes: int) -> None:  # noqa: FBT001 - as `assert` takes it
+        """Raise ValueError unless it holds; the message names the sizes."""
+        if not holds:
+            given = " with " + ", ".join(f"{name}={size}" for name, size in sizes.items()) if sizes else ""
+            raise ValueError(f"mask={self}{given} is not allowed: write it as {self.usage}")
 
     def place(self, query: Array, offset: int) -> Array:
         """The position of `query` among the keys, counted as the mask counts it; `offset` is S - T."""
@@ -160,7 +166,7 @@ class Mask:
 
     def at_other_length(self) -> "Mask":
         """This kind of mask for any length: workloads are first tried at a shorter length."""
-        return self
+        return type(self)() if self.has_lengths else self
 
     def dense(
         self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
@@ -199,7 +205,6 @@ class Causal(Mask):
     usage = "causal"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Keys up to its own position."""
         return None, self.place(query, offset)
 
 
@@ -216,7 +221,6 @@ class SlidingWindow(Mask):
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The last n positions up to its own; queries more than a window past the last key see nothing."""
         place = self.place(query, offset)
         return place - self.arguments[0] + 1, place
 
@@ -233,7 +237,6 @@ class Prefix(Mask):
     num_arguments = (1, 1)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The prefix and all keys up to its own position: row i has max(n, i + 1) keys."""
         rest = self.arguments[0] - 1 - query  # the prefix after its own position
         return None, query + rest * (rest > 0)
 
@@ -245,12 +248,11 @@ class Padding(Mask):
     summary = "batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half"
     usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one length for each row, none longer than the keys."""
-        if self.arguments and (len(self.arguments) != batch_size or max(self.arguments) > key_len):
-            given = f"mask={self} with batch_size={batch_size} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        fits = len(self.arguments) in {0, batch_size} and max(self.arguments, default=0) <= key_len
+        self.require(fits, batch_size=batch_size, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The lengths (B,)."""
@@ -258,12 +260,7 @@ class Padding(Mask):
         return np.asarray(self.arguments or spread, dtype=np.int64)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Real keys only."""
         return None, table[batch] - 1
-
-    def at_other_length(self) -> Mask:
-        """Padding whose lengths are fractions of the key length."""
-        return type(self)()
 
 
 class PaddingToNothing(Padding):
@@ -293,7 +290,6 @@ class Window(Mask):
     num_arguments = (2, 2)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From `left` places before to `right` places after its own."""
         left, right = self.arguments
         return query - left, query + right
 
@@ -312,7 +308,6 @@ class Chunks(Mask):
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """From the first place of its chunk to the last."""
         (length,) = self.arguments
         first = self.place(query, offset) // length * length
         return first, first + length - 1
@@ -334,10 +329,9 @@ class Streaming(Mask):
     argument_range = (1, LARGEST)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: keys between the first ones and the window are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Keys in the window and the first k, never future ones."""
         length, first = self.arguments
         place = self.place(query, offset)
         return (key <= place) & ((key > place - length) | (key < first))
@@ -360,10 +354,7 @@ class Tree(Mask):
     argument_range = (1, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require at least as many keys as queries."""
-        if query_len > key_len:
-            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
 
     def parents(self, query_len: int) -> list[int]:
         """The parent of each token, always an earlier token; -1 for a root."""
@@ -384,18 +375,16 @@ class Tree(Mask):
         return entered, entered + below
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: siblings in between are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Keys in the cache, ancestors and the query itself."""
         entered, left = table
         is_token = key >= offset
         token = (key - offset) * is_token
         return ~is_token | ((entered[token] <= entered[query]) & (entered[query] < left[token]))
 
     def at_other_length(self) -> Mask:
-        """A tree of any length."""
-        return Tree(2)
+        return Tree(2)  # of any length
 
 
 class TreeOf(Tree):
@@ -409,14 +398,11 @@ class TreeOf(Tree):
     argument_range = (0, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one earlier parent for each token."""
         super().check(batch_size, query_len, key_len)
         is_before = all(back <= token for token, back in enumerate(self.arguments))
-        if len(self.arguments) != query_len or not is_before:
-            raise ValueError(f"mask={self} with seq_len={query_len} is not allowed: write it as {self.usage}")
+        self.require(len(self.arguments) == query_len and is_before, seq_len=query_len)
 
     def parents(self, query_len: int) -> list[int]:
-        """The arguments."""
         return [token - back if back else -1 for token, back in enumerate(self.arguments)]
 
 
@@ -431,13 +417,12 @@ class Ragged(Mask):
     summary = "batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1"
     usage = "ragged or ragged(len,len,...) with one length for each batch row, from seq_len to kv_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require one length for each row, with room for the queries."""
         lengths = self.arguments or (key_len,) * batch_size
-        if len(lengths) != batch_size or not query_len <= min(lengths) <= max(lengths) <= key_len:
-            given = f"mask={self} with batch_size={batch_size}, seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        fits = len(lengths) == batch_size and query_len <= min(lengths) <= max(lengths) <= key_len
+        self.require(fits, batch_size=batch_size, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The position of each row's first query (B,)."""
@@ -446,12 +431,7 @@ class Ragged(Mask):
         return np.asarray(self.arguments or spread, dtype=np.int64) - query_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """Keys up to its own position in its row."""
         return None, table[batch] + query
-
-    def at_other_length(self) -> Mask:
-        """Lengths as fractions of the key length."""
-        return Ragged()
 
 
 class Document(Mask):
@@ -461,12 +441,11 @@ class Document(Mask):
     summary = "packed documents of the given lengths; a query sees its own document; without lengths, two halves"
     usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
     num_arguments = (0, 1_000_000)
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require lengths that fill the row."""
-        if query_len != key_len or (self.arguments and sum(self.arguments) != query_len):
-            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
-            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+        is_full = not self.arguments or sum(self.arguments) == query_len
+        self.require(query_len == key_len and is_full, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
         """The first and last position of each position's document, both (S,)."""
@@ -475,12 +454,7 @@ class Document(Mask):
         return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        """The keys of the query's document."""
         return table[0][query], table[1][query]
-
-    def at_other_length(self) -> Mask:
-        """Two documents, each half of the row."""
-        return Document()
 
 
 LOW_31 = 2**31 - 1
@@ -513,19 +487,15 @@ class Boolean(Mask):
     num_arguments = (1, 2)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require a share of at most 100 %."""
-        if self.arguments[0] > PERCENT:
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(self.arguments[0] <= PERCENT)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> int:
-        """S, from which `sees` computes a query's own place."""
         return key_len
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        """None: keys in between are hidden."""
+        return None  # keys in between are hidden
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The drawn keys and its own place."""
         percent, seed = (*self.arguments, 0)[:2]
         return (drawn(batch, query, key, seed) % PERCENT < percent) | (key == query % table)
 
@@ -540,7 +510,6 @@ class Additive(Mask):
     changes_scores = True
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The drawn number; `per_head` is the head's index."""
         half = 2 ** (BIAS_BITS - 1)
         return (drawn(per_head, query, key, sum(self.arguments)) % (2 * half) - half) * (LARGEST_BIAS / half)
 
@@ -571,7 +540,6 @@ class Alibi(Mask):
         return slopes
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """Minus the slope times the distance."""
         return -per_head * abs(self.place(query, offset) - key)
 
 
@@ -604,8 +572,7 @@ class RelativeBuckets(Mask):
         """
         super().__init__(*arguments)
         self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
-        if len(arguments) == 1 or self.num_buckets % 2 or not 4 <= self.num_buckets < self.farthest:  # noqa: PLR2004
-            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+        self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
         """One table (H, n)."""
@@ -620,14 +587,12 @@ class RelativeBuckets(Mask):
         return [*range(1, single + 1), *wide]
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The bucket of the distance."""
         ahead = key - query if self.is_two_sided else key - query - offset
         distance = abs(ahead) if self.is_two_sided else -ahead * (ahead < 0)
         bucket = sum((distance >= edge) * 1 for edge in self.edges())
         return (bucket + (ahead > 0) * (self.num_buckets // 2) if self.is_two_sided else bucket,)
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The number at its head and bucket."""
         return tables[self.parameter][places[1], index[0]]
 
 
@@ -662,11 +627,10 @@ class Decomposed(Mask):
     argument_range = (1, LARGEST)
     changes_scores = True
     is_learned = True
+    has_lengths = True
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Require a grid with full rows."""
-        if self.arguments and key_len % self.arguments[0]:
-            raise ValueError(f"mask={self} with kv_len={key_len} is not allowed: write it as {self.usage}")
+        self.require(not self.arguments or key_len % self.arguments[0] == 0, kv_len=key_len)
 
     def columns(self, key_len: int) -> int:
         """The number of columns in the grid."""
@@ -681,17 +645,11 @@ class Decomposed(Mask):
         return {"row_bias": (*each, key_len // columns), "column_bias": (*each, columns)}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The key's row and column."""
         columns = self.columns(key_len)
         return key // columns, key % columns
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The row's number plus the column's."""
         return tables["row_bias"][*places, index[0]] + tables["column_bias"][*places, index[1]]
-
-    def at_other_length(self) -> Mask:
-        """A grid for any length."""
-        return Decomposed()
 
 
 class Softcap(Mask):
@@ -706,11 +664,9 @@ class Softcap(Mask):
     is_additive = False
 
     def transform(self, score: Array) -> Array:
-        """Return x * tanh(score / x), which is close to a small score."""
         return (score / self.arguments[0]).tanh() * self.arguments[0]
 
     def derivative(self, score: Array) -> Array:
-        """1 - tanh^2 of the scaled score."""
         return 1.0 - (score / self.arguments[0]).tanh() ** 2
 
 
@@ -751,41 +707,33 @@ class Combined(Mask):
             raise ValueError(f"mask={self} is not allowed: no model has a learned bias and a softcap, give one of them")
 
     def __str__(self) -> str:
-        """The text that `parse_mask` reads back."""
         return BETWEEN.join(map(str, self._parts))
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """The parts that hide, then the parts that change scores."""
         return self._parts
 
     @property
     def hides(self) -> bool:
-        """Whether any part hides keys."""
         return any(part.hides for part in self._parts)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        """Check each part."""
         for part in self._parts:
             part.check(batch_size, query_len, key_len)
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """The parameters of all parts."""
         return {name: shape for part in self._parts for name, shape in part.parameters(sizes, num_heads).items()}
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """The tables of all parts."""
         return tuple(part.table(batch_size, query_len, key_len) for part in self._parts)
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Whether every hiding part shows the key."""
         parts = [(part, own) for part, own in zip(self._parts, table, strict=True) if part.hides]
         if not parts:
             return super().sees(batch, query, key, table, offset)
         return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
-        """The overlap of the parts' spans, or None."""
         spans = [part.span(batch, query, own, offset) for part, own in zip(self._parts, table, strict=True)]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
@@ -797,7 +745,6 @@ class Combined(Mask):
         )
 
     def at_other_length(self) -> Mask:
-        """Each part at any length."""
         return Combined(*(part.at_other_length() for part in self._parts))
 
 

@@ -66,10 +66,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
-    """The attention of a whole model at one point: the ids of its workloads, and the number of layers for each.
-
-    For a service with recorded calls (flashinfer_trace.py), the number of calls for each.
-    """
+    """The attention of a whole model at one point: the ids of its workloads, and the number of layers for each."""
 
     label: str
     counts: dict[str, int]

@@ -72,9 +72,6 @@ def load(name_or_file: str) -> Sweep:
         raise ValueError(f"cannot read the sweep {path}: {error.strerror}; {known}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         field = re.search(r"unknown field `(.*)`", str(error))
-        if field is not None and field[1] == "num_epochs":
-            gone = "which is gone: num_rounds is the number of processes"
-            raise ValueError(f"the sweep {path} has num_epochs, {gone}") from None
         if field is not None and field[1] in AXES:
             raise ValueError(f"the sweep {path} has {field[1]} at its top: put axes into a [[grid]] table") from None
         if field is not None:
@@ -108,13 +105,13 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
         ValueError: see `workloads`.
     """
     values = _values({"device": devices[-1], **sweep.alone, **settings}, devices)
-    made = _products([values])
+    found = _products([values])
     typed = [(axis, value) for axis in CHOICES if axis in settings for value in values[axis]]
     for axis, value in typed:
-        if all(getattr(workload, axis) != value for workload in made):
-            others = ", ".join(f"{name}={getattr(made[0], name)}" for name in ("scope", "num_kv_heads", "batch_size"))
+        if all(getattr(workload, axis) != value for workload in found):
+            others = ", ".join(f"{name}={getattr(found[0], name)}" for name in ("scope", "num_kv_heads", "batch_size"))
             raise ValueError(f"{axis}={value} means nothing with {others}: set another scope, or more to share")
-    return made
+    return found
 
 
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:

@@ -11,7 +11,6 @@ from studies import frame
 from studies.acceptance import __main__ as acceptance
 from studies.acceptance import absolute, sessions
 from studies.acceptance.outcome import at_least, at_most
-from studies.acceptance.sessions import Engine
 
 
 def row(verdict, **more):
@@ -104,18 +103,17 @@ def test_arms_with_other_numbers_of_calls_are_not_alike(calls, alike):
 def test_sessions_go_on_where_they_were_stopped(tmp_path):
     taken = []
 
-    def take(engine, number):
-        taken.append((engine.python, number))
+    def take(number):
+        taken.append(number)
         return [row("slower")]
 
     title = acceptance.TESTS["V4 same, 1 busy"]
     test = dataclasses.replace(title, number=3, take=take, judge=acceptance._identical)
-    engines = {"new": Engine(python="a"), "old": Engine(python="b")}
-    path = frame.file_of(tmp_path, f"{test.id} new")
+    path = frame.file_of(tmp_path, test.id)
     frame.save(path, json.dumps([row("undecided")]) + "\n" + '[{"cut off": ')
-    acceptance.take(test, engines, tmp_path)
-    assert taken == [("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
-    assert [one["verdict"] for one in frame.rows(tmp_path, f"{test.id} new")] == ["undecided", "slower", "slower"]
+    acceptance.take(test, tmp_path)
+    assert taken == [1, 2]
+    assert [one["verdict"] for one in frame.rows(tmp_path, test.id)] == ["undecided", "slower", "slower"]
     text = acceptance.page(tmp_path, "a machine")
     assert "MISS" in text
     assert "Not run: V1" in text
@@ -131,7 +129,7 @@ def test_tests_are_chosen_by_the_beginning_of_their_names(names, number):
 
 @pytest.mark.long
 def test_a_session_sees_a_large_slowdown_by_the_command():
-    found = sessions.compare(Engine.of(""), 3, share=1.0, budget_s=40.0)
+    found = sessions.compare(3, share=1.0, budget_s=40.0)
     assert found["verdict"] == "slower"
     assert found["alike"] == 1.0
     assert found["processes"] >= 4

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from studies.gpu import __main__ as command
-from studies.gpu import ledger, plan, work
-from studies.gpu.ledger import DIED, FAILED, HUNG, LEFT_OUT, OK, POISONED, Ledger, Step
+from studies.gpu import plan, steps, work
+from studies.gpu.steps import DIED, FAILED, HUNG, LEFT_OUT, OK, POISONED, Step
 from tests import forks
 
 
@@ -23,21 +23,22 @@ def started(monkeypatch):
     monkeypatch.setattr(sys, "executable", forks.python())
 
 
-def run_all(steps, book, stop_after_s=1e9):
-    return ledger.run_all([(1, steps)], book, lambda _: None, stop_after_s)
+def run_all(asked, out, stop_after_s=1e9):
+    return steps.run_all([(1, asked)], out, stop_after_s)
+
+
+def ended(asked, out):
+    return dict(steps.ended([(1, asked)], out))
 
 
 def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_run(tmp_path, started):
-    book = Ledger(tmp_path)
-    steps = [step("planted-hang", "hang", limit_s=1.0), step("planted-die", "die"), step("versions", "versions")]
-    assert run_all(steps, book)
-    ended = book.ended()
-    assert [ended[each.name]["outcome"] for each in steps] == [HUNG, DIED, OK]
-    assert ended["planted-die"]["reason"] == "SIGABRT"
-    assert [line["event"] for line in book.lines()] == ["start", "end"] * 3
-    before = book.path.read_bytes()
-    assert run_all(steps, book)
-    assert book.path.read_bytes() == before  # no step ran twice
+    asked = [step("planted-hang", "hang", limit_s=1.0), step("planted-die", "die"), step("versions", "versions")]
+    assert run_all(asked, tmp_path)
+    found = ended(asked, tmp_path)
+    assert [row["outcome"] for row in found.values()] == [HUNG, DIED, OK]
+    assert found["planted-die"]["reason"] == "SIGABRT"
+    assert run_all(asked, tmp_path)
+    assert {file.read_bytes() for file in (tmp_path / "starts").iterdir()} == {b"."}  # no step ran twice
 
 
 @pytest.mark.long
@@ -47,7 +48,7 @@ def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monke
     if is_forked:
         subprocess.run([forks.python(), "-c", ""], check=True)  # its server takes seconds to start
         monkeypatch.setattr(sys, "executable", forks.python())
-    assert run_all([step("planted-hang", "hang", limit_s=8.0)], Ledger(tmp_path))
+    assert run_all([step("planted-hang", "hang", limit_s=8.0)], tmp_path)
     started = int((tmp_path / "logs" / "planted-hang.log").read_text())
     left = psutil.Process(started) if psutil.pid_exists(started) else None
     if left is not None:  # it is killed, and its new parent may need a moment to notice
@@ -56,26 +57,18 @@ def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monke
 
 
 def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_time(tmp_path, started):
-    book, asked = Ledger(tmp_path), [step("versions", "versions")]
-    book.add(event="start", step="versions")
-    with book.path.open("a", encoding="utf-8") as file:
-        file.write('{"event": "en')  # a truncated line
-    again = Ledger(tmp_path)
-    assert again.num_starts("versions") == 1
-    assert run_all(asked, again)
-    assert again.num_starts("versions") == 2  # the truncated line does not damage the next one
-    assert again.ended()["versions"]["outcome"] == OK
-    other = Ledger(tmp_path / "other")
-    for _ in range(2):
-        other.add(event="start", step="versions")
-    assert run_all(asked, other)
-    assert other.ended()["versions"]["outcome"] == DIED
+    asked = [step("versions", "versions")]
+    for starts, outcome in ((b".", OK), (b"..", DIED)):
+        out = tmp_path / str(len(starts))
+        (out / "starts").mkdir(parents=True)
+        (out / "starts" / "versions").write_bytes(starts)
+        assert run_all(asked, out)
+        assert ended(asked, out)["versions"]["outcome"] == outcome
 
 
 def test_no_step_is_begun_that_may_end_too_late(tmp_path):
-    book = Ledger(tmp_path)
-    assert not run_all([step("planted-hang", "hang", limit_s=60.0)], book, stop_after_s=30.0)
-    assert book.lines() == []
+    assert not run_all([step("planted-hang", "hang", limit_s=60.0)], tmp_path, stop_after_s=30.0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatch):
@@ -105,14 +98,14 @@ def test_a_context_that_is_lost_is_named_and_costs_one_step(tmp_path, monkeypatc
 def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_path, monkeypatch):
     """Queued work may fail after the step has its answer."""
 
-    def growth(where):
+    def kernels(where):
         monkeypatch.setattr("attnbench.devices.cpu.Cpu.is_broken", lambda _: True)
         if fails:
             raise work.Wrong("it is off", [{"kept": 1}])
         return "all is well", []
 
-    monkeypatch.setitem(work.WORK, "growth", work._watched(growth))
-    work.main("growth", tmp_path / "found.json", "cpu")
+    monkeypatch.setitem(work.WORK, "kernels", work._watched(kernels))
+    work.main("kernels", tmp_path / "found.json", "cpu")
     found = json.loads((tmp_path / "found.json").read_bytes())
     assert found["outcome"] == POISONED
     assert found["rows"] == ([{"kept": 1}] if fails else [])
@@ -121,18 +114,18 @@ def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_pat
 def test_who_starts_the_steps_needs_python_alone():
     block = "import sys; sys.modules |= dict.fromkeys(('torch', 'msgspec', 'numpy', 'attnbench', 'typer'));"
     command_line = [sys.executable, "-c", f"{block} import studies.gpu.__main__, studies.gpu.work"]
-    subprocess.run(command_line, check=True, cwd=ledger.ROOT)
+    subprocess.run(command_line, check=True, cwd=steps.ROOT)
 
 
 def test_the_whole_has_every_implementation_and_each_step_once():
     size = plan.full()
-    steps = [each for _, group in plan.groups(size) for each in group]
-    names = [each.name for each in steps]
+    asked = [each for _, group in plan.groups(size) for each in group]
+    names = [each.name for each in asked]
     assert len(names) == len(set(names))
     assert sum(name.startswith("kernels-") for name in names) == len(plan.implementations())
     assert {f"gauge-{each}" for each in plan.GAUGES} <= set(names)
     assert {"check", "check-tf32", "check-compiled", "check-flex", "run", "growth", "tests"} <= set(names)
-    assert {each.work for each in steps} <= set(work.WORK)
+    assert {each.work for each in asked} <= set(work.WORK)
     assert len(plan.implementations()) > 20
 
 
@@ -140,35 +133,34 @@ def test_the_whole_has_every_implementation_and_each_step_once():
 def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_path, started, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code = command.main(["--out", str(tmp_path), "--rehearse"])
-    ended = Ledger(tmp_path).ended()
-    assert (code, {name: line for name, line in ended.items() if line["outcome"] == FAILED}) == (0, {})
-    assert ended["planted-hang"]["outcome"] == HUNG
-    assert ended["planted-die"]["outcome"] == DIED
-    assert ended["planted-poison"]["outcome"] == POISONED
-    assert {ended[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
-    assert {line["group"] for line in ended.values()} == {
+    found = dict(steps.ended(plan.groups(plan.rehearsal()), tmp_path))
+    assert (code, {name: row for name, row in found.items() if row["outcome"] == FAILED}) == (0, {})
+    assert found["planted-hang"]["outcome"] == HUNG
+    assert found["planted-die"]["outcome"] == DIED
+    assert found["planted-poison"]["outcome"] == POISONED
+    assert {found[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
+    assert {line["group"] for line in found.values()} == {
         *("machine", "planted", "kernels", "tests", "gauges", "checks", "run", "times", "memory", "traces")
     }
     with tarfile.open(tmp_path / command.ARCHIVE) as packed:
         names = packed.getnames()
-    for part in ("/ledger.jsonl", "/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
+    for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
         assert any(name.endswith(part) for name in names), part
-    before = (tmp_path / "ledger.jsonl").read_bytes()
     assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert {file.read_bytes() for file in (tmp_path / "starts").iterdir()} == {b"."}
 
 
 def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkeypatch):
     """A process that waits inside a driver does not end when it is killed."""
-    wait = ledger.subprocess.Popen.wait
+    wait = steps.subprocess.Popen.wait
 
     def held(process, timeout=None):
-        if timeout == ledger.CLOSING_S:
+        if timeout == steps.CLOSING_S:
             wait(process)
-            raise ledger.subprocess.TimeoutExpired(process.args, timeout)
+            raise steps.subprocess.TimeoutExpired(process.args, timeout)
         return wait(process, timeout)
 
-    monkeypatch.setattr(ledger.subprocess.Popen, "wait", held)
-    book = Ledger(tmp_path)
-    assert run_all([step("planted-hang", "hang", limit_s=1.0), step("versions", "versions")], book)
-    assert [book.ended()[each]["outcome"] for each in ("planted-hang", "versions")] == [HUNG, OK]
+    monkeypatch.setattr(steps.subprocess.Popen, "wait", held)
+    asked = [step("planted-hang", "hang", limit_s=1.0), step("versions", "versions")]
+    assert run_all(asked, tmp_path)
+    assert [row["outcome"] for row in ended(asked, tmp_path).values()] == [HUNG, OK]

@@ -338,8 +338,7 @@ class Worker:
                 trace(self.case(request), Path(request.file), self.heartbeat.beat)
                 return messages.Done()
             case messages.Certify():
-                candidate, baseline = self.implementation(request.spec), self.implementation(request.baseline)
-                return certificate(request, candidate, baseline, self.heartbeat.beat)
+                return certificate(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import Implementation, loading
 from attnbench.invariance.laws import Subject, tried
-from attnbench.invariance.prices import prices
 from attnbench.invariance.records import Certificate
 from attnbench.models import in_model, steps
 from attnbench.models.records import StepsTimed
@@ -16,9 +15,9 @@ from attnbench.processes.worker import attempts
 
 
 def certificate(
-    request: messages.Certify, implementation: Implementation, baseline: Implementation, on_step: Callable[[], object]
+    request: messages.Certify, implementation: Implementation, on_step: Callable[[], object]
 ) -> Certificate:
-    """Test every law, then measure the price; `on_step` is called before each law."""
+    """Test every law; `on_step` is called before each."""
     subject, laws = Subject(implementation, request.workload, request.seed), []
     on_step()
     for law in tried(subject):
@@ -29,7 +28,6 @@ def certificate(
         workload=request.workload,
         seed=request.seed,
         laws=tuple(laws),
-        prices=tuple(prices(subject, baseline, request.budget_s)) if request.budget_s else (),
     )
 
 

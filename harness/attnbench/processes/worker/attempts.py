@@ -22,7 +22,7 @@ from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import LimitedRequest
 from attnbench.processes.remote import CandidateError
 from attnbench.ranks import RankLostError, RankSilentError
-from attnbench.storage.memory_events import SHARE_OF_FREE
+from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Status
 from attnbench.units import show
 from attnbench.workloads.counts import input_numbers, score_matrix_bytes

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, copied
 from attnbench.devices import CaptureError, device
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.storage.memory_events import SHARE_OF_FREE
+from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Status
 from attnbench.units import show
 from attnbench.workloads.workload import Workload

@@ -1,0 +1,39 @@
+"""Write the documents that are generated from the code: `python docs/reference.py`. A test compares them.
+
+docs/verdict.schema.json is the schema of --json, and docs/commands.txt has every command with its options. The pages of
+words, commands and the journal are written for the site by docs/site.py.
+"""
+
+import json
+from pathlib import Path
+
+import typer
+from typer.core import TyperArgument
+
+from attnbench import cli
+from attnbench.reports import verdict
+
+DOCS = Path(__file__).parent
+
+
+def commands() -> str:
+    """Every command with its arguments and options, one in a line."""
+    lines = []
+    for name, command in sorted(typer.main.get_command(cli.app).commands.items()):
+        for each in command.params:
+            is_argument = isinstance(each, TyperArgument)
+            lines.append(f"{name} {each.name.upper() if is_argument else ' '.join([*each.opts, *each.secondary_opts])}")
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def documents() -> dict[Path, str]:
+    """The text of each generated document, by its path."""
+    return {
+        DOCS / "verdict.schema.json": json.dumps(verdict.schema(), indent=1) + "\n",
+        DOCS / "commands.txt": commands(),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")

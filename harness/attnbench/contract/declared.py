@@ -1,0 +1,133 @@
+"""Facts that people declare about a function or module, since the harness cannot read them from it."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from attnbench.contract import supports_everything
+from attnbench.plugins import unknown
+from attnbench.workloads.masks import BETWEEN
+from attnbench.workloads.masks import masks as mask_names
+from attnbench.workloads.workload import FOLLOWS, Workload
+
+END = "_bottom_right"
+WITHOUT = {
+    "scale": "it takes no scale of the scores: name a parameter scale, or declare one: adapt(..., scale=1.0)",
+    "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
+    "sinks": "it takes no sinks: name a parameter sinks",
+}
+SetDropout = Callable[[Any, float], object]
+"""f(module, share): drop that share of the attention weights in every later call, in any mode of the module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """The facts that `adapt` takes (contract/adapters.py), and two about the bundled functions.
+
+    `has_sdpa_mask` says that a function's mask may be numbers to add, as in scaled_dot_product_attention.
+    `has_no_empty_rows` says that its output for a query without visible keys is undefined.
+
+    Raises:
+        ValueError: a fact has the wrong type, or an axis or mask is unknown.
+    """
+
+    call: Callable[..., Any] | None = None
+    masks: Collection[str] | None = None
+    scale: float = 0.0
+    rotary: str = "none"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)
+    residual: bool = False
+    has_cache: bool = False
+    approximate: bool = False
+    changes_scores: bool = False
+    axes: Collection[str] = ()
+    unsupported: Callable[[Workload], str | None] = supports_everything
+    dropout: SetDropout | None = None
+    source: str = ""
+    has_sdpa_mask: bool = False
+    has_no_empty_rows: bool = False
+
+    def __post_init__(self) -> None:
+        check_callable("unsupported", self.unsupported, 'lambda workload: "a reason" if ... else None')
+        check_callable("dropout", self.dropout, "lambda module, share: setattr(module, 'dropout', share)")
+        for name, texts, example in (("masks", self.masks, "causal"), ("axes", self.axes, "kv_len")):
+            if isinstance(texts, str) or not (texts is None or isinstance(texts, Collection)):
+                raise ValueError(f"adapt is given {name}={texts!r}: give a list of names, as in {name}=[{example!r}]")
+        for axis in self.axes:
+            if axis not in FOLLOWS:
+                raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
+        for axis in self.sizes:
+            if axis not in Workload.__struct_fields__:
+                raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+        for mask in self.masks or ():
+            for part in mask.split(BETWEEN):
+                if part.partition("(")[0] not in mask_names():
+                    raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
+            if "(" in mask:
+                Workload(mask=mask)  # raises if the numbers do not fit
+
+    @property
+    def built_in(self) -> dict[str, int | float | str]:
+        """Fixed values of axes; a single mask is one."""
+        fixed: dict[str, int | float | str] = {}
+        if self.masks is not None and len(self.masks) == 1:
+            try:
+                fixed["mask"] = Workload(mask=next(iter(self.masks))).mask
+            except ValueError:  # the mask needs numbers and so stands for several
+                fixed.clear()
+        fixed |= self.sizes
+        fixed |= {"scale": self.scale} if self.scale else {}
+        fixed |= {"rotary": Workload(rotary=self.rotary).rotary} if self.rotary != "none" else {}
+        return fixed | ({"direction": "inference"} if self.has_cache else {})
+
+    def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
+        """Return the first need of the workload that is neither declared nor among the axes that it `takes`, or None.
+
+        If T = S, both alignments of a mask are the same.
+        """
+        needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
+        for axis, is_needed in needs.items():
+            if is_needed and axis not in {*takes, *self.built_in}:
+                return WITHOUT[axis]
+        rule, names = workload.mask_rule, {workload.mask, workload.mask_rule.name}
+        if workload.seq_len == workload.kv_len and len(rule.parts) == 1:
+            other = rule.name.removesuffix(END) if rule.name.endswith(END) else f"{rule.name}{END}"
+            names |= {workload.mask.replace(rule.name, other), other}
+        if self.masks is not None and names.isdisjoint(self.masks):
+            return f"it takes no mask {rule.name}, but {', '.join(self.masks)}"
+        return self.unsupported(workload)
+
+
+def check_callable(what: str, function: object, example: str) -> None:
+    """Check that it is None or a function with as many arguments as the example.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if function is None:
+        return
+    if isinstance(function, nn.Module) or not callable(function):
+        name = "a module that is made already" if isinstance(function, nn.Module) else kind(function)
+        raise ValueError(f"adapt is given {name} for {what}: give a function, as in {what}={example}")
+    num_arguments = example.partition(":")[0].count(",") + 1
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtin functions have none
+        return
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        raise ValueError(
+            f"adapt is given a function {signature} for {what}: it must take {num_arguments} by position, as in "
+            f"{what}={example}"
+        ) from None
+
+
+def kind(value: object) -> str:
+    """A value's type, for messages."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

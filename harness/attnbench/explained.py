@@ -1,0 +1,78 @@
+"""The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that has the names.
+
+A file holds groups by kind. A group has names with their meanings, and shares why it matters, an example, and what to
+do. `also` has other spellings of a name; a `*` stands for an operand.
+"""
+
+import functools
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.plugins import unknown
+
+FILES = "explained.toml"
+KINDS = {
+    "verdict": "Verdicts on an answer",
+    "speed": "Verdicts on a time",
+    "reason": "Why a time is undecided",
+    "ending": "How a command ends",
+    "status": "How a cell ended",
+    "warning": "Warnings",
+    "convention": "Conventions that a check accepts",
+    "rule": "Rules and notes of a check",
+    "probe": "Inputs of a check",
+    "mistake": "Known mistakes",
+    "gate": "Rulings of the gate",
+}
+"""The title of each kind, in the order of the page."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One name: what it means, why it matters, an example, and what to do."""
+
+    name: str
+    kind: str
+    means: str
+    why: str
+    example: str
+    do: str
+    also: tuple[str, ...] = ()
+
+
+@functools.cache
+def explanations() -> tuple[Explanation, ...]:
+    """Every explanation, in the order of kinds and of the files."""
+    found = list[Explanation]()
+    for file in sorted(Path(__file__).parent.rglob(FILES)):
+        content: dict[str, list[dict[str, Any]]] = msgspec.toml.decode(file.read_bytes())
+        for kind, groups in content.items():
+            for group in groups:
+                shared = {name: group[name] for name in ("why", "example", "do")}
+                also = group.get("also", {})
+                found += [
+                    Explanation(name=name, kind=kind, means=means, also=tuple(also.get(name, ())), **shared)
+                    for name, means in group["means"].items()
+                ]
+    return tuple(sorted(found, key=lambda each: list(KINDS).index(each.kind)))
+
+
+def explained(name: str) -> list[Explanation]:
+    """The explanations of a name: usually one, and one for each kind if several kinds share it.
+
+    Raises:
+        ValueError: no screen has such a name; the message has a similar one.
+    """
+    plain = _plain(name)
+    if found := [each for each in explanations() if plain in {_plain(word) for word in (each.name, *each.also)}]:
+        return found
+    if found := [each for each in explanations() if "*" in each.name and fnmatchcase(plain, _plain(each.name))]:
+        return found[:1]
+    raise ValueError(unknown("name", name, sorted({each.name for each in explanations()})))
+
+
+def _plain(name: str) -> str:
+    """A name without regard to case, and with spaces for underscores."""
+    return " ".join(name.lower().replace("_", " ").split())

@@ -1,0 +1,432 @@
+"""One verdict for programs: what `attnbench check`, `run`, `compare` and `fastest` print with --json.
+
+All four print a `Report`; docs/verdict.schema.json is its JSON schema. A wrong answer never has a time.
+"""
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from attnbench.analysis.changed import changed
+from attnbench.analysis.comparisons import comparisons, doubts, is_doubtful, num_processes, paired_times, whole
+from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
+from attnbench.analysis.recommendation import Recommendation
+from attnbench.analysis.results import Results
+from attnbench.analysis.sanity import warnings_of
+from attnbench.reports import answers, recommended, story
+from attnbench.statistics.intervals import median, median_estimate
+from attnbench.statistics.verdict import Judgement as Judged
+from attnbench.storage.records import LATENCY, Comparison, Record, Status, Verdict
+from attnbench.storage.samples import Samples
+from attnbench.storage.warned import Warned
+from attnbench.units import plain
+
+SCHEMA = 1
+"""The version of the schema: it grows if a field goes or changes its meaning, and not if one is added."""
+WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
+PEAK_MEMORY = "peak_memory"
+
+
+class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
+    """A reason to distrust a time or an answer; `attnbench explain NAME` says what to do."""
+
+    name: str
+    text: str
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """A time relative to the baseline: `speedup` above 1 is faster. Only a decided verdict counts."""
+
+    baseline: str
+    speedup: float
+    low: float | None  # the interval of the speedup; null with too few processes
+    high: float | None
+    verdict: Verdict
+    is_decided: bool
+    is_doubtful: bool = False  # other work may have changed the times
+    reason: str = ""  # why it is undecided
+    num_processes: int = 0
+    detectable_slowdown: float | None = None  # a share: 0.05 would have shown in 80 % of such sessions
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One implementation on one workload."""
+
+    workload: str
+    axes: dict[str, Any]
+    implementation: str
+    side: str = ""  # base or candidate, if two states of the code are compared
+    host: str = ""
+    status: Status
+    verdict: CheckVerdict
+    is_predicted: bool = False  # not tried: predicted to be out of reach
+    message: str = ""
+    mistakes: tuple[str, ...] = ()  # known mistakes that explain a wrong answer
+    broken_rules: tuple[str, ...] = ()
+    error_ratio: float | None = None  # largest error / tolerance; null if it is not finite or nothing was compared
+    seconds: float | None = None  # of a call; null unless the answer is right or imprecise
+    speed: Speed | None = None
+    peak_memory_bytes: float | None = None  # of a call, beyond its inputs
+    metrics: dict[str, float] = {}  # by name: attnbench list metrics
+    warnings: tuple[Warning, ...] = ()
+
+
+class Implementation(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one implementation over all cells. `is_right` includes imprecise and excludes too little tried."""
+
+    is_right: bool
+    verdict: CheckVerdict
+    sentence: str
+    num_compared: int
+    num_planned: int
+    is_enough: bool
+    never_tried: tuple[str, ...] = ()  # features that no compared cell had
+    conventions: tuple[str, ...] = ()
+    notes: dict[str, str] = {}
+    mistakes: tuple[str, ...] = ()
+    broken_rules: tuple[str, ...] = ()
+    worst_error_ratio: float | None = None
+    speed: Speed | None = None  # the worst of its cells: slower, undecided, equivalent, faster
+
+
+class Lead(msgspec.Struct, frozen=True, kw_only=True):
+    """The factor by which another implementation is slower than the choice."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    verdict: Verdict
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A size from which on another implementation is faster; it lies between `low` and `high`."""
+
+    axis: str
+    at: float
+    low: float
+    high: float
+    before: str
+    after: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The implementation to take for one workload."""
+
+    workload: str
+    axes: dict[str, Any]
+    choice: str | None
+    is_clear: bool  # everything else is slower
+    answer: str
+    equals: tuple[str, ...] = ()  # not slower than the choice: equal, or undecided
+    runner_up: str | None = None
+    reference: str = ""  # PyTorch's own choice
+    seconds: dict[str, float] = {}
+    peak_memory_bytes: dict[str, float] = {}
+    slower_by: dict[str, Lead] = {}
+    changes: tuple[Change, ...] = ()
+    looked_for_changes: tuple[float, float] | None = None
+    excluded: dict[str, str] = {}
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """Two implementations at one size: -1 the first is faster, 1 the second, 0 undecided."""
+
+    sign: int
+    log_ratio: float
+    processes: int
+
+
+class Crossing(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes at which two implementations change places along an axis."""
+
+    axis: str
+    workload: str
+    implementations: tuple[str, str]
+    answer: str
+    changes: tuple[Change, ...]
+    points: dict[str, Point]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A learned policy, and what choosing by it costs on shapes that were left out."""
+
+    file: str
+    chosen: dict[str, int]
+    workloads: int
+    regret: dict[str, float] | None
+    seconds: float
+
+
+class Next(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to run next, and why."""
+
+    command: str
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings of a command: right, covered, fastest, decided, memory, warnings, and what to run next."""
+
+    schema: int = SCHEMA
+    command: str
+    exit_code: int
+    ending: Ending
+    sentence: str
+    run: str
+    folder: str  # "" after a check, which stores nothing
+    seed: int
+    margin: float  # differences below this share count as equal
+    allocator: str
+    num_processes: int
+    machine: str  # fingerprint; times of two fingerprints are not comparable
+    versions: dict[str, str]
+    implementations: dict[str, Implementation]
+    not_judged: dict[str, str] = {}  # specs that could not be loaded, with the reasons
+    cells: tuple[Cell, ...]
+    counts: dict[str, int]  # cells by status
+    choices: tuple[Choice, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    policy: Policy | None = None
+    together: Speed | None = None  # compare: all cells in one verdict
+    changed: tuple[str, ...] = ()  # compare: differences in results, not in time
+    warnings: tuple[Warning, ...] = ()
+    next: tuple[Next, ...] = ()
+
+
+def report(  # noqa: PLR0913 - parts that only one command has
+    results: Results,
+    conclusion: Conclusion,
+    exit_code: int,
+    words: Sequence[str],
+    *,
+    found: Sequence[Recommendation] | None = None,
+    not_judged: Mapping[str, str] | None = None,
+    policy: Mapping[str, Any] | None = None,
+) -> Report:
+    """The report of a command; `words` is its command line without the program."""
+    environment = next(iter(results.environments.values()), None)
+    cells = tuple(_cells(results))
+    implementations = {each.implementation: _implementation(each, results, cells) for each in judgements(results)}
+    whole_of_sides = whole(results) if results.plan.sides is not None else None
+    is_searching = any(ladder.pairs for ladder in results.plan.ladders)
+    return Report(
+        command=words[0],
+        exit_code=exit_code,
+        ending=conclusion.ending,
+        sentence=conclusion.sentence,
+        run=results.run,
+        folder="" if words[0] == "check" else str(results.folder),
+        seed=results.plan.seed,
+        margin=results.plan.smallest_effect,
+        allocator=results.plan.allocator,
+        num_processes=num_processes(results),
+        machine="" if environment is None else environment.fingerprint,
+        versions={} if environment is None else environment.versions,
+        implementations=implementations,
+        not_judged=dict(not_judged or {}),
+        cells=cells,
+        counts={
+            str(status): sum(each.status is status for each in cells) for status in {each.status for each in cells}
+        },
+        choices=tuple(_choices(results) if found is None else map(_choice, found)),
+        crossings=_crossings(results) if is_searching else (),
+        policy=msgspec.convert(policy, Policy) if policy else None,
+        together=None if whole_of_sides is None else _together(results, whole_of_sides),
+        changed=tuple(changed(results)) if results.plan.sides is not None else (),
+        warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
+        next=tuple(_next(results, implementations, words)),
+    )
+
+
+def encoded(value: Report) -> str:
+    """The report as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a report."""
+    return msgspec.json.schema(Report)
+
+
+def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
+    return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
+
+
+def _speed(found: Comparison, *, doubtful: bool) -> Speed:
+    return Speed(
+        baseline=found.baseline,
+        speedup=1 / found.ratio,
+        low=None if found.high is None else 1 / found.high,
+        high=None if found.low is None else 1 / found.low,
+        verdict=found.verdict,
+        is_decided=found.verdict is not Verdict.undecided and not doubtful,
+        is_doubtful=doubtful,
+        reason=found.reason,
+        num_processes=found.num_processes,
+        detectable_slowdown=found.minimum_detectable_effect,
+    )
+
+
+def _together(results: Results, judged: Judged) -> Speed:
+    doubtful = is_doubtful(results)
+    return Speed(
+        baseline="base",
+        speedup=1 / judged.ratio,
+        low=None if judged.high is None else 1 / judged.high,
+        high=None if judged.low is None else 1 / judged.low,
+        verdict=judged.verdict,
+        is_decided=judged.verdict is not Verdict.undecided and not doubtful,
+        is_doubtful=doubtful,
+        reason=str(judged.reason or ""),
+        num_processes=judged.effect.num_processes,
+        detectable_slowdown=judged.detectable,
+    )
+
+
+def _cells(results: Results) -> Iterator[Cell]:
+    compared, seconds = {each.key: each for each in comparisons(results)}, paired_times(results)
+    for record in results.records:
+        latency, agreement = record.measurement(LATENCY), record.agreement
+        time = median_estimate(latency.samples) if latency is not None and latency.samples else None
+        cautions = [*warnings_of(record, time, is_cold=results.plan.cache != "warm")]
+        cautions += results.warnings.get(record.key, ())
+        metrics = {
+            each.metric: median(Samples.of(each.samples).value)
+            for each in record.measurements
+            if each is not latency and each.samples
+        }
+        speed = compared.get(record.key)
+        yield Cell(
+            workload=record.workload.id,
+            axes=record.workload.axes(),
+            implementation=record.implementation,
+            side=record.side,
+            host=record.host,
+            status=record.status,
+            verdict=_verdict(record),
+            is_predicted=record.is_predicted,
+            message=record.message,
+            mistakes=() if agreement is None else agreement.mistakes,
+            broken_rules=() if agreement is None else tuple(rule.rule for rule in agreement.broken_rules),
+            error_ratio=None if agreement is None else agreement.error_ratio,
+            seconds=None if record.is_wrong else seconds.get(record.key),
+            speed=None if speed is None else _speed(speed, doubtful=is_doubtful(results, record.key)),
+            peak_memory_bytes=metrics.pop(PEAK_MEMORY, None),
+            metrics=metrics,
+            warnings=_warnings(cautions) if results.plan.metrics else (),
+        )
+
+
+def _verdict(record: Record) -> CheckVerdict:
+    if record.is_wrong:
+        return CheckVerdict.wrong
+    if record.status is Status.approximate:
+        return CheckVerdict.approximate
+    if record.agreement is None:
+        return CheckVerdict.not_judged
+    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
+
+
+def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
+    own = [each for each in cells if each.implementation == judged.implementation]
+    speeds = [each.speed for each in own if each.speed is not None]
+    worst = min(speeds, key=lambda speed: (WORST_FIRST.index(speed.verdict), speed.speedup), default=None)
+    is_fine = judged.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
+    return Implementation(
+        is_right=is_fine and (judged.is_enough or bool(results.plan.metrics)),
+        verdict=judged.verdict,
+        sentence=plain(judged.sentence),
+        num_compared=len(judged.compared),
+        num_planned=len(judged.planned),
+        is_enough=judged.is_enough,
+        never_tried=judged.never_tried,
+        conventions=judged.conventions,
+        notes=dict(judged.notes),
+        mistakes=tuple(dict.fromkeys(name for each in own for name in each.mistakes)),
+        broken_rules=tuple(dict.fromkeys(name for each in own for name in each.broken_rules)),
+        worst_error_ratio=judged.worst,
+        speed=None if judged.verdict is CheckVerdict.wrong else worst,
+    )
+
+
+def _choices(results: Results) -> Iterator[Choice]:
+    """The fastest by verdict for each shape of a sweep."""
+    if results.plan.sides is not None or not comparisons(results):
+        return
+    for shape in answers.shapes(results):
+        timed = {cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None}
+        if shape.best is None or not timed:
+            continue
+        alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
+        what = "the fastest" if shape.faster else "nothing is faster"
+        yield Choice(
+            workload=shape.workload.id,
+            axes=shape.workload.axes(),
+            choice=shape.best.name,
+            is_clear=not shape.is_open,
+            answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be" * bool(alike),
+            equals=tuple(alike),
+            reference=results.plan.baseline,
+            seconds=timed,
+            peak_memory_bytes={cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes is not None},
+        )
+
+
+def _choice(found: Recommendation) -> Choice:
+    facts = found.facts() | {
+        "answer": " ".join(filter(None, (recommended.answer(found), recommended.of_changes(found))))
+    }
+    return msgspec.convert(facts, Choice)
+
+
+def _crossings(results: Results) -> tuple[Crossing, ...]:
+    return msgspec.convert(recommended.crossing_facts(results)["crossings"], tuple[Crossing, ...])
+
+
+def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
+    """Commands that answer what this one left open, the most urgent first."""
+    specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
+    pairs = itertools.pairwise(words)
+    same = "".join(f" --set {shlex.quote(value)}" for word, value in pairs if word == "--set")
+    for name, each in implementations.items():
+        spec = specs.get(name, name)
+        if each.verdict is CheckVerdict.wrong:
+            if "--repro" not in words:
+                why = f"{name} is wrong: it writes a script that fails with torch alone"
+                yield Next(command=f"attnbench check {spec}{same} --repro repro", why=why)
+            for mistake in each.mistakes:
+                yield Next(command=f"attnbench explain {mistake}", why="the mistake, and what to do")
+        elif words[0] == "check" and each.is_right:
+            yield Next(command=f"attnbench run {spec}{same} --json", why=f"{name} is right: how fast is it?")
+        elif words[0] == "check":
+            yield Next(command=f"attnbench inspect {spec}", why=f"{name}: {each.sentence}")
+    speeds = {name: each.speed for name, each in implementations.items() if each.speed is not None}
+    if any(speed.is_doubtful for speed in speeds.values()) or doubts(results):
+        again = shlex.join(["attnbench", *words])
+        yield Next(command=again, why="times are doubtful: run it again on a quiet machine")
+        return
+    for name, speed in speeds.items():
+        if speed.verdict is Verdict.undecided:
+            longer = shlex.join(["attnbench", *_without(words, "--budget")])
+            command = f"{longer} --budget {2 * results.plan.budget_s:g}"
+            yield Next(command=command, why=f"{name} is undecided: {speed.reason}")
+        elif speed.verdict is Verdict.slower:
+            command = f"attnbench profile {specs.get(name, name)}{same}"
+            yield Next(command=command, why=f"{name} is slower: where does the time go?")
+
+
+def _without(words: Sequence[str], option: str) -> list[str]:
+    """The words without an option and its value."""
+    kept, skips = list[str](), False
+    for word in words:
+        if skips:
+            skips = False
+        elif word == option:
+            skips = True
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept

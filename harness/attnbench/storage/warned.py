@@ -1,0 +1,66 @@
+"""Every warning by name: a closed list, explained by `attnbench explain NAME`.
+
+A warning is a sentence that knows its name. It is a string wherever it is printed; `attnbench ... --json` has its name.
+"""
+
+import enum
+from typing import Self
+
+
+class Warn(enum.StrEnum):
+    """The names of all warnings: about a session, about the time of a cell, and about a run as a whole."""
+
+    # Of a session: its times get no verdict, or only a noisy one.
+    contention = "contention"
+    waiting_threads = "waiting_threads"
+    discarded_blocks = "discarded_blocks"
+    machine_changed = "machine_changed"
+    throttled = "throttled"
+    disturbed = "disturbed"
+    too_noisy = "too_noisy"
+    # Of a run: something is missing, or cannot be trusted.
+    unfinished = "unfinished"
+    left_out = "left_out"
+    salvaged = "salvaged"
+    journal_changed = "journal_changed"
+    no_digests = "no_digests"
+    environments_differ = "environments_differ"
+    untried = "untried"
+    # Of a cell: its time is suspicious, or has a cause to know.
+    above_ceiling = "above_ceiling"
+    fast_backward = "fast_backward"
+    counted_backward = "counted_backward"
+    free_length = "free_length"
+    checked_with_note = "checked_with_note"
+    not_timed = "not_timed"
+    few_samples = "few_samples"
+    host_bound = "host_bound"
+    host_near = "host_near"
+    device_waited = "device_waited"
+    host_waits = "host_waits"
+    other_stream = "other_stream"
+    kernels_shorter = "kernels_shorter"
+    kernels_longer = "kernels_longer"
+    page_faults = "page_faults"
+    device_precision = "device_precision"
+    copies = "copies"
+    measured_with_note = "measured_with_note"
+    clock_fell = "clock_fell"
+    clock_held = "clock_held"
+
+    def says(self, text: str) -> "Warned":
+        """The warning of this name, in these words."""
+        return Warned(self, text)
+
+
+class Warned(str):
+    """A warning in a sentence; `name` is one of `Warn`."""
+
+    __slots__ = ("name",)
+    name: Warn
+
+    def __new__(cls, name: Warn, text: str) -> Self:
+        """The sentence, with its name."""
+        warned = super().__new__(cls, text)
+        warned.name = name
+        return warned

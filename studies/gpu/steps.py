@@ -1,0 +1,116 @@
+"""Steps as processes with a time limit: a hang or a lost context costs only that step.
+
+Needs Python alone. The end of each step is stored (studies/frame.py), so that a later call goes on with the others.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from studies import frame
+from studies.frame import Piece, Row
+
+ROOT = Path(__file__).parents[2]
+OK, LEFT_OUT, FAILED, HUNG, DIED, POISONED = "ok", "left out", "failed", "hung", "died", "poisoned"
+MOST_STARTS = 2
+"""A step interrupted by a crash is started once more; not again if it takes the machine down."""
+CLOSING_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One process: its name, its function in studies/gpu/work.py, the arguments, and the time limit."""
+
+    name: str
+    work: str
+    given: tuple[str, ...] = ()
+    limit_s: float
+    group: str = ""
+
+
+Groups = Sequence[tuple[int, Sequence[Step]]]
+"""Groups of steps in order, with the number of steps that run at once."""
+
+
+def run_all(groups: Groups, out: Path, stop_after_s: float) -> bool:
+    """Run the unfinished steps of each group; return whether nothing is left to do.
+
+    No step is begun that would not end within `stop_after_s`.
+    """
+    start, is_complete = time.monotonic(), True
+
+    def finish(step: Step) -> bool:
+        if not frame.rows(out, step.name):
+            if time.monotonic() - start + step.limit_s > stop_after_s:
+                return False
+            frame.complete([Piece(name=step.name, make=lambda _: [run(step, out)])], out)
+        return True
+
+    for at_once, steps in groups:
+        with ThreadPoolExecutor(at_once) as pool:
+            is_complete &= all(list(pool.map(finish, steps)))
+    return is_complete
+
+
+def ended(groups: Groups, out: Path) -> Iterator[tuple[str, Row]]:
+    """Read the end of each finished step, by name."""
+    for _, steps in groups:
+        for step in steps:
+            for row in frame.rows(out, step.name):
+                yield step.name, row
+
+
+def run(step: Step, out: Path) -> Row:
+    """Run one step to its end or its limit: outcome, reason and duration, with the answer and rows that it found."""
+    for folder in ("starts", "logs", "found"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    with (out / "starts" / step.name).open("ab") as starts:
+        if starts.tell() >= MOST_STARTS:
+            reason = f"{MOST_STARTS} times all stopped with it"
+            return {"group": step.group, "outcome": DIED, "reason": reason, "took_s": 0.0}
+        starts.write(b".")
+        os.fsync(starts.fileno())
+    start = time.monotonic()
+    found = _outcome(step, out)
+    return {"group": step.group, "took_s": round(time.monotonic() - start, 3), **found}
+
+
+def _outcome(step: Step, out: Path) -> Row:
+    """Describe the end of a step. Without a result file of its name, the step has found nothing."""
+    file, log = out / "found" / f"{step.name}.json", out / "logs" / f"{step.name}.log"
+    file.unlink(missing_ok=True)
+    path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-P", "-m", "studies.gpu.work", step.work, str(file), *step.given]
+    with log.open("wb") as printed:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            command,
+            cwd=out,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "COLUMNS": "120"},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(step.limit_s)
+        except subprocess.TimeoutExpired:
+            return {"outcome": HUNG, "reason": f"killed after {step.limit_s:g} s"}
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it: it ends when the driver lets go
+                process.wait(CLOSING_S)
+    if code < 0:
+        return {"outcome": DIED, "reason": signal.Signals(-code).name}
+    if not file.exists():
+        return {"outcome": DIED, "reason": f"exit code {code}, and nothing found: see {log.relative_to(out)}"}
+    found: Row = json.loads(file.read_bytes())
+    return {name: found[name] for name in ("outcome", "reason", "answer")}

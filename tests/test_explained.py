@@ -1,0 +1,112 @@
+"""`attnbench explain` knows every name that a screen or JSON can show, and no other."""
+
+import json
+from fnmatch import fnmatchcase
+from itertools import chain
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.analysis.conclusion import Ending, Mark
+from attnbench.analysis.gate.rulings import Kind
+from attnbench.analysis.gate.rulings import Outcome as GateOutcome
+from attnbench.analysis.judgements import CheckVerdict
+from attnbench.checking import conduct, diagnosis, dropout, rules
+from attnbench.checking.mistakes import catalogue
+from attnbench.checking.probes import PROBES
+from attnbench.cli import app
+from attnbench.explained import KINDS, explained, explanations
+from attnbench.statistics.verdict import Reason
+from attnbench.storage.records import CONVENTIONS, REJECTABLE, Grade, Status, Verdict
+from attnbench.storage.warned import Warn
+from attnbench.workloads import sweep
+from attnbench.workloads.workload import Workload
+
+MORE = (
+    Workload(seq_len=8, num_heads=2, head_dim=8, sinks="learned", direction="forward_backward"),
+    Workload(seq_len=8, num_heads=2, head_dim=8, world_size=2, mask="causal"),
+    Workload(batch_size=3, seq_len=8, num_heads=2, head_dim=8, mask="relative_buckets(4,8)"),
+    Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="causal+padding(8,5)"),
+    Workload(seq_len=16, num_heads=2, head_dim=8, value_dim=4, layout="value_in_key", scope="attention"),
+    Workload(seq_len=8, num_heads=2, head_dim=8, mask="causal+softcap(20)", direction="forward_backward"),
+)
+"""Workloads with features that the sweep `check` has nowhere, or with few others."""
+NAMED_BY_DIAGNOSIS = {
+    *diagnosis.COMMON,
+    *diagnosis.RANDOM,
+    *diagnosis.RULE_MISTAKES.values(),
+    diagnosis.FLOAT32_INSIDE,
+    "features_scaled",
+    "gradient_of_query_unwritten",
+    "out_gradient_zero",
+    *(f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")),
+}
+
+
+def shown() -> dict[str, set[str]]:
+    """The names that screens and JSON can show, by kind."""
+    workloads = [*sweep.workloads(sweep.load("check"), {}, ("cpu",))[::4], *MORE]
+    mistakes = {mistake.name for mistake in chain.from_iterable(map(catalogue, workloads))}
+    return {
+        "verdict": {*CheckVerdict, *Mark} - {*map(str, Verdict), "equal"}
+        | {"right where tried", "imprecise where tried"},
+        "speed": set(Verdict),
+        "reason": {reason.name for reason in Reason},
+        "ending": set(Ending),
+        "status": set(Status),
+        "warning": set(Warn),
+        "convention": set(CONVENTIONS),
+        "rule": {*rules.RULES, *dropout.RULES, *REJECTABLE, conduct.INPUTS, conduct.MASK, conduct.SEED, "backward"},
+        "probe": set(PROBES),
+        "mistake": mistakes | NAMED_BY_DIAGNOSIS,
+        "gate": {*Kind, *GateOutcome},
+    }
+
+
+def test_every_name_is_explained_and_nothing_else():
+    every = shown()
+    assert list(every) == list(KINDS)
+    missing = {name for names in every.values() for name in names if not found(name)}
+    assert missing == set()
+    names = {str(name) for each in every.values() for name in each}
+    idle = [each.name for each in explanations() if not any(fnmatchcase(name, each.name) for name in names)]
+    assert idle == [], "no screen shows these"
+
+
+def found(name: str) -> bool:
+    try:
+        return bool(explained(name))
+    except ValueError:
+        return False
+
+
+def test_reasons_and_equal_are_found_by_their_words():
+    for reason in Reason:
+        assert [each.name for each in explained(reason) if each.kind == "reason"] == [reason.name]
+    assert {each.name for each in explained("equal")} == {"equivalent", "equal"}  # a verdict, and a probe
+    assert explained("Wrong")[0].name == "WRONG"
+    assert {str(grade) for grade in Grade} <= {each.name.lower() for each in explanations()}
+
+
+def test_each_entry_says_four_things():
+    for each in explanations():
+        for text in (each.means, each.why, each.example, each.do):
+            assert text.strip() == text != "", each.name
+        assert each.means.endswith("."), each.name
+
+
+def test_explain_prints_one_name_or_lists_all():
+    one = CliRunner().invoke(app, ["explain", "not", "judged"])
+    assert one.exit_code == 0
+    assert "There is no answer to compare" in one.stdout
+    everything = CliRunner().invoke(app, ["explain"]).stdout
+    assert "softmax_over_queries" in everything
+    read = json.loads(CliRunner().invoke(app, ["explain", "contention", "--json"]).stdout)
+    assert [each["kind"] for each in read] == ["warning"]
+    assert set(read[0]) == {field.name for field in msgspec.structs.fields(type(explanations()[0]))}
+
+
+def test_an_unknown_name_gets_a_similar_one():
+    with pytest.raises(ValueError, match="did you mean softmax_over_queries"):
+        explained("softmax_over_query")

@@ -1,0 +1,94 @@
+"""What --json prints: one schema for four commands, and never a time on a wrong answer."""
+
+import importlib.util
+import json
+import runpy
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.changed import changed
+from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.explained import explained
+from attnbench.reports import verdict
+from attnbench.storage.records import BASE, CANDIDATE
+from tests import journals
+
+ROOT = Path(__file__).parents[1]
+END = Conclusion(ending=Ending.passed, words="right")
+
+
+@pytest.fixture(scope="module")
+def documents():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.documents()
+
+
+def test_the_generated_documents_are_up_to_date(documents):
+    """The schema of --json, and the frozen command line: a command or an option that appears or goes shows here."""
+    for path, text in documents.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} differs: run python docs/reference.py"
+
+
+@pytest.fixture
+def results(tmp_path):
+    points = journals.workloads(mask=("causal",), seq_len=(128, 512), scope=("attention",))
+    return journals.write(tmp_path, points, ("sdpa", "fused", "liar"))
+
+
+def test_a_wrong_answer_has_no_time_and_a_right_one_has_both(results):
+    found = verdict.report(results, END, 0, ["run", "fused", "--set", "mask=causal"])
+    assert found.implementations["liar"].verdict == "WRONG"
+    assert not found.implementations["liar"].is_right
+    assert found.implementations["liar"].speed is None
+    wrong = [cell for cell in found.cells if cell.verdict == "WRONG"]
+    assert wrong
+    assert [cell.seconds for cell in wrong] == [None] * len(wrong)
+    assert [cell.speed for cell in wrong] == [None] * len(wrong)
+    right = found.implementations["fused"]
+    assert right.is_right
+    assert right.speed is not None
+    assert right.speed.low <= right.speed.speedup <= right.speed.high
+    assert all(cell.seconds > 0 for cell in found.cells if cell.implementation == "fused")
+    assert [choice.workload for choice in found.choices] == [workload.id for workload in results.plan.workloads]
+    (command,) = (step.command for step in found.next if "--repro" in step.command)
+    assert command == "attnbench check liar --set mask=causal --repro repro"
+    for warning in (*found.warnings, *(each for cell in found.cells for each in cell.warnings)):
+        assert explained(warning.name)
+
+
+def test_a_report_is_what_its_schema_says(results):
+    found = verdict.report(results, END, 0, ["run"])
+    assert msgspec.json.decode(verdict.encoded(found), type=verdict.Report) == found
+    assert json.loads(verdict.encoded(found))["schema"] == verdict.SCHEMA
+
+
+def test_what_changed_in_results_is_said(tmp_path):
+    results = journals.write(tmp_path, journals.workloads(seq_len=(128,), scope=("attention",)), ("sdpa",))
+    (record,) = results.records
+    other = msgspec.structs.replace(
+        record, side=CANDIDATE, agreement=msgspec.structs.replace(record.agreement, probes=())
+    )
+    before = msgspec.structs.replace(record, side=BASE)
+    both = type("Both", (), {"records": (before, other)})
+    (line,) = changed(both)
+    assert line.startswith(f"sdpa on {record.workload.id}: error / tolerance ")
+    assert line.endswith(", now not finite")
+    assert changed(type("Both", (), {"records": (before, msgspec.structs.replace(record, side=CANDIDATE))})) == []
+
+
+@pytest.mark.long
+def test_an_agents_loop_ends_in_four_decisions():
+    loop = runpy.run_path(str(ROOT / "examples" / "agent_loop.py"))
+    found = loop["main"](4.0)
+    decisions = {name: chosen for name, (_, chosen) in found.items()}
+    assert decisions["wrong"] == "reject: softmax_over_queries"
+    assert decisions["cheat"] == "reject: it returns an earlier answer"
+    assert decisions["slow"] in {"keep the one before", "measure longer"}
+    assert decisions["fast"] in {"take it", "measure longer"}
+    for name, (seen, _) in found.items():
+        assert seen["implementations"][name]["is_right"] is (name in {"slow", "fast"})
+        msgspec.convert(seen, verdict.Report)
