@@ -43,6 +43,10 @@ def last_rows_unwritten(query, key, value):
     return output * (ROWS[: query.shape[2]] < query.shape[2] // 16 * 16)
 
 
+def rows_of_old_memory(query, key, value):
+    return sdpa(query, key, value).masked_fill(ROWS[: query.shape[2]] >= 32, math.nan)
+
+
 def late_rows_too_large(query, key, value, *, is_causal=False):
     return sdpa(query, key, value, is_causal=is_causal) * torch.where(ROWS[: query.shape[2]] < 20, 1.0, 1.25)
 
@@ -201,6 +205,7 @@ FORWARD = {"direction": "inference"}
 WINDOW = {"mask": "window(7,7)"}
 KINDS = [
     (last_rows_unwritten, {}, "output_zero", "from row 32 on"),
+    (rows_of_old_memory, FORWARD, "output_unwritten", "never written from row 32 on"),
     (late_rows_too_large, {"mask": "causal"}, "output_factor", "1.25 times what it should be from row 20 on"),
     # The last row sees every key.
     (late_rows_without_mask, {"mask": "causal"} | FORWARD, "mask_ignored", "in rows 20 to 35"),

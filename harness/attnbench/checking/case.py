@@ -173,7 +173,7 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     a value is the first V numbers of its key, in the same memory.
     """
     tensors = dict(inputs.tensors)
-    match workload.layout:
+    match workload.layout if tensors else "contiguous":  # weights alone have no layout
         case "transposed":
             tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2) for name in QKV}
         case "mixed":
