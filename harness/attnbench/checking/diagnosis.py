@@ -598,7 +598,7 @@ def _visible(seen: Tensor) -> str:
         return "queries see other keys than those of the mask"
     start = f"key i{-before.pop():+d}" if before else "key 0"
     end = f"key i{after.pop():+d}" if after else "the last key"
-    return f"query i sees {start} to {end}"
+    return f"query i sees {start} to {end}".replace("i+0", "i")
 
 
 def _distinct(actual: float, right: float) -> tuple[str, str]:
