@@ -8,11 +8,10 @@ import torch
 
 from attnbench.checking import steps
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.diagnosis import Evidence, cut, explain, gather, match, symptoms
+from attnbench.checking.diagnosis import Evidence, cut, gather, match
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import reference_for_probe
 from attnbench.checking.steps import Mistake, product
-from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation
 from tests.checks import references
@@ -155,52 +154,8 @@ def test_random_noise_is_called_random_and_not_dropout():
     assert found.mistakes == ()
 
 
-def wrongly(point, **changes):
-    right = references(point)
-    candidate = changed(**changes)
-    steps_made = []
-    wrong = msgspec.structs.replace(check(right, candidate), diagnosis="", mistakes=(), step="")
-
-    def again(*earlier):
-        steps_made.clear()
-        found = explain(candidate, right.by_probe, wrong, 0, lambda: steps_made.append(1), earlier=earlier)
-        return found, len(steps_made)
-
-    return again
-
-
 def unscaled(query, key, mask):
     return product(query, key.transpose(-2, -1))
-
-
-def test_a_mistake_named_for_an_earlier_workload_is_tried_first_and_soon_found():
-    first, _ = wrongly(PLAIN, scores=unscaled)()
-    again = wrongly(CAUSAL, scores=unscaled)
-    alone, many = again()
-    found, few = again(first)
-    assert found == alone
-    assert found.mistakes == ("no_scale",)
-    assert few * 5 < many
-
-
-def test_another_mistake_of_the_same_candidate_is_found_all_the_same():
-    first, _ = wrongly(PLAIN, context=lambda weights, value, mask: product(weights, value.roll(1, 1)))()
-    found, _ = wrongly(CAUSAL, scores=unscaled)(first)
-    assert found.mistakes == ("no_scale",)
-
-
-def test_nothing_is_tried_again_where_nothing_explained_a_failure_that_looks_the_same():
-    again = wrongly(PLAIN, context=wave)
-    first, many = again()
-    assert first.mistakes == ()
-    found, few = again(first)
-    assert (many > 0, few) == (True, 0)
-    assert "looks like an earlier one" in found.diagnosis
-    assert "output is wrong" in found.diagnosis
-    broken = RuleResult(rule="layouts", holds=False, found="off")
-    other = msgspec.structs.replace(first, rules=(*first.rules, broken))
-    assert symptoms(other) != symptoms(first)
-    assert again(other)[1] == many
 
 
 def test_a_long_workload_is_diagnosed_at_a_short_one_with_fewer_heads_and_batch_rows():

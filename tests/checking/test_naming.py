@@ -2,7 +2,6 @@
 
 import math
 
-import msgspec
 import pytest
 import torch
 from torch import nn
@@ -359,13 +358,6 @@ def test_two_numbers_that_differ_are_printed_so_that_they_differ():
     wrong = judged(in_float32, workload(dtype="float64"))
     actual, expected = describe(wrong).partition(" it is ")[2].split(" (error")[0].split(", the oracle says ")
     assert actual != expected
-
-
-def test_a_failure_is_named_again_at_another_workload_by_the_same_names():
-    first = judged(causal_instead, workload(**WINDOW))
-    other = msgspec.structs.replace(workload(**WINDOW), seq_len=41)
-    again = check(references(other), from_function(causal_instead, "mine.py:mine"), [first])
-    assert again.mistakes == first.mistakes
 
 
 def test_an_output_that_is_kept_with_its_graph_is_a_wrong_answer_and_no_error():

@@ -8,7 +8,7 @@ others are right. If nothing explains the answers, the weights are recovered fro
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -133,19 +133,16 @@ class Evidence:
         return worst if worst <= CLOSER * error or not is_quick else math.inf
 
 
-def explain(  # noqa: PLR0913 - the last two have usable defaults
+def explain(
     implementation: Implementation,
     references: dict[str, Reference],
     wrong: Agreement,
     seed: int,
     on_step: Callable[[], object] = lambda: None,
-    *,
-    earlier: Sequence[Agreement] = (),
 ) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
-    `on_step` is called before each part of the work. `earlier` are diagnoses of the same candidate at other workloads:
-    mistakes that they name are tried first, and none if a failure with the same symptoms remained unexplained.
+    `on_step` is called before each part of the work.
     """
 
     def diagnosed(finding: Finding) -> Agreement:
@@ -156,26 +153,10 @@ def explain(  # noqa: PLR0913 - the last two have usable defaults
         known = RULE_MISTAKES.get(rule.rule)
         return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
     evidence, place = gather(implementation, references, seed), describe(wrong)
-    alike = [set(each.mistakes) for each in earlier if each.diagnosis and symptoms(each) == symptoms(wrong)]
     if (finding := _closed_form(evidence)) is None:
         cut(evidence)
-        every, names = (
-            [*catalogue(evidence[0].reference.workload)],
-            {name for each in earlier for name in each.mistakes},
-        )
-        finding = _known(evidence, [each for each in every if each.name in names], on_step)
-        if finding is None and set() in alike:
-            return diagnosed(Finding(f"{UNKNOWN} The failure looks like an earlier one. {place}"))
-        if finding is None and not any(names <= RANDOM for names in alike):
-            finding = _known(evidence, every, on_step)
-    finding = finding or _unknown(implementation, evidence, wrong)
+        finding = _known(evidence, on_step) or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(finding, words=f"{finding.words} {place}"))
-
-
-def symptoms(wrong: Agreement) -> tuple[frozenset[str], frozenset[str]]:
-    """The symptoms of a failure: the wrong tensors, and the broken rules."""
-    tensors = frozenset(tensor.tensor for _, tensor in wrong.tensors() if not tensor.agrees)
-    return tensors, frozenset(rule.rule for rule in wrong.broken_rules)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
@@ -383,13 +364,12 @@ def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, ax
     return "".join(f" {each}" for each in words)
 
 
-def _known(
-    evidence: list[Evidence], mistakes: Sequence[Mistake], on_step: Callable[[], object] = lambda: None
-) -> Finding | None:
+def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding | None:
     """The sentence about the mistakes that explain everything, or only the wrong rows if the others are right."""
+    mistakes = [*catalogue(evidence[0].reference.workload)]
     if matches := match(evidence, mistakes, on_step) or _by_rounding(evidence, mistakes):
         return _sentence(matches)
-    if not mistakes or (partly := _wrong_rows(evidence)) is None:
+    if (partly := _wrong_rows(evidence)) is None:
         return None
     region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
     where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
