@@ -226,7 +226,7 @@ def _share(log: float) -> str:
 def table(run: Path, to: Path) -> str:
     """Learn the policy, judge all choosers, and write the results."""
     trained, held_out = read(run / "train"), read(run / "held_out")
-    policy = learn([trained])
+    policy = learn(trained)
     to.mkdir(parents=True, exist_ok=True)
     policy.save(to / "policy.json")
     choosers: dict[str, Callable[[Workload], str]] = {

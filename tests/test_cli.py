@@ -274,7 +274,7 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
 @pytest.mark.parametrize(
     ("words", "replacement"),
     [
-        (["calibrate", "sdpa"], "--dry-run"),
+        (["calibrate", "sdpa"], "predicts the cost"),
         (["crossover", "fused", "sdpa"], "fastest A B --along"),
         (["baseline", "--reason", "it is a test"], "gate --accept"),
         (["export", "--format", "csv"], "report --format"),

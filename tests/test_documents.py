@@ -59,7 +59,6 @@ if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1"]
 if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few seconds, short calls
     arguments += ["--set", "num_threads=1", "--set", "num_heads=2", "--budget", "4"]
-    arguments += [] if "--along" in arguments else ["--no-changes"]
     if "--policy" in arguments:  # from fewer workloads than these no policy is learned
         del arguments[(place := arguments.index("--sweep")) : place + 2]
         arguments += ["--set", "seq_len=8,16,24,32", "--set", "mask=none,causal", "-i", "fused"]

@@ -14,7 +14,6 @@ import attnbench.api
 from attnbench.pytest_plugin import (
     MOST_SEEDS,
     AttentionBench,
-    pytest_assertrepr_compare,
     pytest_configure,
 )
 from tests import forks
@@ -44,6 +43,7 @@ def test_a_much_slower_one_is_slower(attention_bench, benchmark):
 
 
 def test_that_fails(attention_bench):
+    attention_bench("sdpa", "fused", **AXES, budget_s=0.0)
     raise ValueError("no")
 """
 
@@ -61,6 +61,7 @@ def test_a_suite_of_ones_own_uses_the_engine_and_pytest_benchmark_in_a_few_lines
     done = run_pytest(tmp_path, *PLUGIN, *options)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "The same inputs again: --attnbench-seed 7" in done.stdout
+    assert "<sdpa: " in done.stdout  # the outcome, in the report of the test that fails
     (path,) = tmp_path.glob("stored/*/*_one.json")
     (entry,) = json.loads(path.read_text())["benchmarks"]
     assert len(entry["stats"]["data"]) >= 4
@@ -113,11 +114,6 @@ def test_two_functions_of_one_name_are_compared_in_fresh_processes():
     assert found.comparison.low < found.ratio < found.comparison.high
     assert (found.results.plan.seed, found.results.plan.false_share) == (5, 0.01)
     assert not found.folder.exists()
-    first, *others = pytest_assertrepr_compare("!=", found.verdict, "slower")
-    assert first == f"{found.verdict!r} != 'slower'"
-    assert others == list(found.verdict.evidence)
-    assert others[-1] == "The same inputs again: seed=5."
-    assert pytest_assertrepr_compare("==", "faster", "slower") is None
 
 
 @pytest.mark.long

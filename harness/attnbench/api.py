@@ -56,23 +56,18 @@ GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
 
 
-class ExplainedVerdict(str):
-    """A verdict in a word, with three lines of evidence, which a failing assertion prints."""
-
-    __slots__ = ("evidence",)
-    evidence: tuple[str, ...]
-
-
-WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
-"""The verdict over several workloads is the first of these that any workload has."""
+WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slower)
+"""The verdict over several workloads is the last of these that any workload has."""
 
 
 class Outcome:
     """One run: its verdicts, its answer, and every measurement."""
 
-    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
-        """Wrap a run with the verdict on each implementation by name."""
-        self.results, self.verdicts = results, dict(verdicts)
+    def __init__(
+        self, results: Results, verdicts: Mapping[str, str], recommendations: Sequence[Recommendation] = ()
+    ) -> None:
+        """Wrap a run with the verdict on each implementation by name; after `fastest` with recommendations instead."""
+        self.results, self.verdicts, self.recommendations = results, dict(verdicts), list(recommendations)
 
     @property
     def folder(self) -> Path:
@@ -80,7 +75,7 @@ class Outcome:
         return self.results.folder
 
     @property
-    def verdict(self) -> ExplainedVerdict:
+    def verdict(self) -> str:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
         After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
@@ -92,28 +87,29 @@ class Outcome:
         """
         if len(self.verdicts) != 1:
             raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
-        verdict = ExplainedVerdict(next(iter(self.verdicts.values())))
-        verdict.evidence = self.evidence
-        return verdict
+        return next(iter(self.verdicts.values()))
 
     @property
-    def evidence(self) -> tuple[str, str, str]:
-        """Three lines: the answer, the method, and the seed that reproduces the inputs."""
-        said = " ".join(self.answer) or "Nothing was compared."
-        again = f"The same inputs again: seed={self.results.plan.seed}."
-        return said, f"{story.method(self.results)} {story.interference(self.results)}.", again
+    def choice(self) -> str:
+        """The implementation that `fastest` recommends for a single shape; "" if none qualifies.
+
+        Raises:
+            ValueError: there is not exactly one shape; use `recommendations`.
+        """
+        if len(self.recommendations) != 1:
+            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
+        return self.recommendations[0].choice
 
     @property
     def comparison(self) -> Comparison:
-        """The only comparison; `ratio`, `low` and `high` are shortcuts to its numbers.
+        """The only comparison, with its ratio, interval and verdict.
 
         Raises:
             ValueError: there is none, or there are several; use `comparisons`.
         """
-        found = self.comparisons
-        if len(found) != 1:
-            raise ValueError(f"there are {len(found)} comparisons: see `comparisons`, which has them all")
-        return found[0]
+        if len(self.comparisons) != 1:
+            raise ValueError(f"there are {len(self.comparisons)} comparisons: see `comparisons`, which has them all")
+        return self.comparisons[0]
 
     @property
     def ratio(self) -> float:
@@ -121,20 +117,11 @@ class Outcome:
         return self.comparison.ratio
 
     @property
-    def low(self) -> float | None:
-        """The lower end of the ratio's interval; None with too few processes."""
-        return self.comparison.low
-
-    @property
-    def high(self) -> float | None:
-        """The upper end of the ratio's interval; None with too few processes."""
-        return self.comparison.high
-
-    @property
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
-        wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
-        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
+        wrong = {record.implementation: record.message for record in reversed(self.results.records) if record.is_wrong}
+        answer = list(map(recommended.answer, self.recommendations)) or story.answer(self.results)
+        return [*story.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -153,8 +140,8 @@ class Outcome:
         Raises:
             ValueError: there is no such kind.
         """
-        reports = plugs("attnbench.reports", "REPORT").items()
-        draw = {name.removesuffix("_plot"): each.draw for name, each in reports if each.draw is not None}
+        reports = plugs("attnbench.reports", "REPORT")
+        draw = {name.removesuffix("_plot"): each.draw for name, each in reports.items() if each.draw is not None}
         if kind not in draw:
             raise ValueError(unknown("plot", kind, draw))
         picture: Picture | None = draw[kind](self.results)
@@ -163,7 +150,7 @@ class Outcome:
     def __repr__(self) -> str:
         """Verdicts, answer, and the times as a table."""
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._table()])
+        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *self._table()])
 
     def _repr_html_(self) -> str:
         """Verdicts, answer and times for a notebook."""
@@ -175,9 +162,6 @@ class Outcome:
         """The times and verdicts of the shapes, as on the closing screen."""
         lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
         return [line.text for line in lines]
-
-    def _why(self, name: str) -> str:
-        return next(each.message for each in self.results.records if each.implementation == name and each.is_wrong)
 
 
 def check(
@@ -232,16 +216,8 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
         specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
-    planned = _plan(
-        "quick",
-        specs,
-        seed,
-        axes,
-        baseline=reference,
-        budget_s=budget,
-        smallest_effect=smallest_effect,
-        false_share=false_share,
-    )
+    more: dict[str, Any] = {"budget_s": budget, "smallest_effect": smallest_effect, "false_share": false_share}
+    planned = _plan("quick", specs, seed, axes, baseline=reference, **more)
     return outcome(_executed(planned, specs, folder))
 
 
@@ -266,37 +242,6 @@ def run(
     return outcome(found)
 
 
-class Fastest:
-    """A recommendation for each shape: `choice`, `answer`, and the details in `recommendations`."""
-
-    def __init__(self, results: Results, recommendations: Sequence[Recommendation]) -> None:
-        self.results, self.recommendations = results, list(recommendations)
-
-    @property
-    def choice(self) -> str:
-        """The recommended implementation for a single shape; "" if none qualifies.
-
-        Raises:
-            ValueError: there are several shapes; use `recommendations`.
-        """
-        if len(self.recommendations) != 1:
-            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
-        return self.recommendations[0].choice
-
-    @property
-    def answer(self) -> list[str]:
-        """The answer in sentences, after any warnings."""
-        said = [[recommended.answer(each), recommended.of_changes(each)] for each in self.recommendations]
-        return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
-
-    def facts(self) -> dict[str, Any]:
-        """The recommendations, as `attnbench fastest --json` prints them."""
-        return recommended.facts(self.results, self.recommendations)
-
-    def __repr__(self) -> str:
-        return "\n".join(self.answer)
-
-
 def fastest(  # noqa: PLR0913 - all have useful defaults
     *given: Given,
     budget: float | None = None,
@@ -304,16 +249,15 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     deterministic: bool = False,
     model: str = "",
     phase: str = "prefill",
-    changes: bool = True,
     seed: int | None = None,
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
-) -> Fastest:
+) -> Outcome:
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
     By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
-    need beyond its inputs; `changes` searches for the length from which on another implementation is fastest. A
-    backward pass is direction="forward_backward". Everything is stored below the folder `results`.
+    need beyond its inputs. A backward pass is direction="forward_backward". Everything is stored below the folder
+    `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -321,18 +265,10 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
     specs = _specs(given, folder)
-    planned = _plan(
-        "fastest",
-        specs,
-        seed,
-        axes,
-        is_exact=bool(axes or model),
-        budget_s=budget,
-        model=model,
-        phase=phase,
-    )
-    measured = _executed(plan_to_choose(planned, searches=changes), specs, folder)
-    return Fastest(measured, recommend(measured, limits))
+    more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
+    planned = _plan("fastest", specs, seed, axes, **more)
+    measured = _executed(plan_to_choose(planned), specs, folder)
+    return Outcome(measured, {}, recommend(measured, limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -347,13 +283,12 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
 
 def outcome(results: Results) -> Outcome:
     """Wrap a run with a verdict for each implementation except the baseline."""
-    found: dict[str, set[Verdict]] = {}
-    for each in comparisons(results):
-        found.setdefault(each.implementation, set()).add(each.verdict)
-    worst = {name: str(next(each for each in WORST_FIRST if each in own)) for name, own in found.items()}
-    wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (worst | wrong).get(name, "not compared") for name in names})
+    verdicts = dict.fromkeys(names, "not compared")
+    for verdict in WORST_LAST:
+        verdicts |= {each.implementation: str(verdict) for each in comparisons(results) if each.verdict is verdict}
+    wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
+    return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 
 def _plan(

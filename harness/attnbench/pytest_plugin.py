@@ -29,9 +29,12 @@ FALSE_SHARE = 0.001
 class AttentionBench:
     """Check a candidate and time it against a baseline, in fresh processes and randomised blocks."""
 
-    def __init__(self, seed: int, benchmark: Any = None) -> None:  # noqa: ANN401 - pytest-benchmark has no types
-        """Keep the seed of the inputs and of all orders, and pytest-benchmark's fixture if the test uses it."""
-        self.seed, self.benchmark = seed, benchmark
+    def __init__(self, seed: int, benchmark: Any = None, node: pytest.Item | None = None) -> None:  # noqa: ANN401
+        """Keep the seed of the inputs and of all orders, pytest-benchmark's fixture if the test uses it, and the test.
+
+        The test's report shows each outcome if it fails.
+        """
+        self.seed, self.benchmark, self.node = seed, benchmark, node
 
     def __call__(
         self,
@@ -66,6 +69,8 @@ class AttentionBench:
         }
         with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
             outcome = compare(candidate, baseline=baseline, results=folder, **(options | more))
+        if self.node is not None:
+            self.node.add_report_section("call", "attnbench", repr(outcome))
         for record in outcome.results.records:
             if record.is_wrong:
                 where = f"{record.workload.id} (seed {outcome.results.plan.seed})"
@@ -132,14 +137,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.attnbench_seed = int(seed)
 
 
-def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Print the evidence of a verdict below a failing assertion."""
-    for side in (left, right):
-        if evidence := getattr(side, "evidence", ()) if isinstance(side, str) else ():
-            return [f"{left!r} {op} {right!r}", *evidence]
-    return None
-
-
 @pytest.fixture
 def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
     """Call it with a candidate, a baseline and the axes of a workload; see `AttentionBench`.
@@ -149,4 +146,4 @@ def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
     seed = request.config.getoption("--attnbench-seed")
     request.node.add_report_section("setup", "attnbench", f"The same inputs again: --attnbench-seed {seed}")
     has_benchmark = "benchmark" in request.fixturenames
-    return AttentionBench(seed, request.getfixturevalue("benchmark") if has_benchmark else None)
+    return AttentionBench(seed, request.getfixturevalue("benchmark") if has_benchmark else None, request.node)

@@ -7,7 +7,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import pandas as pd
 import psutil
 import typer
@@ -38,12 +37,12 @@ def detect(
         wrong = min(unknown)
         raise typer.BadParameter(f"--only {wrong}: there is no such mistake{meant(wrong, power.kinds())}")
     planted = [
-        Piece(name=f"mistakes {length} {dtype}", make=partial(mistakes, length, dtype, names))
+        Piece(name=f"mistakes {length} {dtype}", make=partial(power.rows, length, dtype, names))
         for length in sorted(chosen, reverse=True)  # the longest take longest
         for dtype in DTYPES
     ]
     right = [
-        Piece(name=f"honest {first}", make=partial(trials, first, min(first + SEEDS_AT_ONCE, seeds)))
+        Piece(name=f"honest {first}", make=partial(honest.rows, first, min(first + SEEDS_AT_ONCE, seeds)))
         for first in range(0, seeds, SEEDS_AT_ONCE)
     ]
     with ProcessPoolExecutor(psutil.cpu_count(logical=False), mp_context=get_context("spawn")) as pool:
@@ -52,24 +51,6 @@ def detect(
     typer.echo(json.dumps({"missed": missed, "honest rejected": rejected, "written to": str(to)}))
     if missed or rejected:
         raise typer.Exit(1)
-
-
-def mistakes(length: int, dtype: str, names: tuple[str, ...], _: int = 0) -> list[Row]:
-    """Try every mistake at one length in one dtype: a row for each rule and input, or for each that is absent."""
-    _use_one_thread()
-    return [msgspec.to_builtins(cell) for cell in power.cells(length, dtype, names)]
-
-
-def trials(first: int, last: int, _: int = 0) -> list[Row]:
-    """Run honest implementations with some seeds."""
-    _use_one_thread()
-    return [msgspec.to_builtins(trial) for trial in honest.trials(range(first, last))]
-
-
-def _use_one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
 
 
 def rows_of(pieces: list[Piece], to: Path) -> list[Row]:

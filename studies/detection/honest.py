@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 
 import msgspec
+import torch
 
 from attnbench import plugins
 from attnbench.checking import agreement
@@ -13,6 +14,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+from studies.frame import Row
 
 LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
 MASKS = (
@@ -77,6 +79,12 @@ def workload_of(seed: int) -> Workload:
         scale=draws.choice((0.0, 0.0, 0.3, 1.0)),
         seed=seed,
     )
+
+
+def rows(first: int, last: int, _: int = 0) -> list[Row]:
+    """Run honest implementations with some seeds."""
+    torch.set_num_threads(1)  # as in power.py
+    return [msgspec.to_builtins(trial) for trial in trials(range(first, last))]
 
 
 def trials(seeds: Iterable[int]) -> Iterator[Trial]:

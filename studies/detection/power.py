@@ -13,6 +13,7 @@ from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+from studies.frame import Row
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """Inputs: those of many benchmarks, and our probes."""
@@ -177,6 +178,12 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
     ask = planted.answer(reference.workload, reference.rows)
     return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+
+
+def rows(length: int, dtype: str, names: Collection[str], _: int = 0) -> list[Row]:
+    """Try every mistake at one length in one dtype: a row for each rule and input, or for each that is absent."""
+    torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
+    return [msgspec.to_builtins(cell) for cell in cells(length, dtype, names)]
 
 
 def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell | Absent]:

@@ -29,7 +29,7 @@ from attnbench.processes.messages import (
     Started,
     Work,
 )
-from attnbench.processes.runners import PairedClient
+from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import (
     CeilingsMeasured,
@@ -43,6 +43,8 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.fold import State
 from attnbench.storage.records import (
+    BASE,
+    CANDIDATE,
     COPY,
     KEPT,
     MATMUL,
@@ -178,8 +180,7 @@ class SimulatedClient(WorkerClient):
 
     def _sample_blocks(self, request: SampleBlocks) -> VisitFinished:
         start_s = self.clock.now()
-        place = request.workload.id
-        calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
+        calls = [self._timed((request.workload.id, arm), request.workload, spec) for arm, spec in request.arms]
         taken = blocks.visit(calls, self.clock, request, self._conditions(len(calls), is_cold=request.cache == "cold"))
         return request.finished(taken, self.clock.now() - start_s)
 
@@ -233,7 +234,7 @@ class SimulatedClient(WorkerClient):
         gc.unfreeze()
 
 
-class SimulatedPair(PairedClient):
+class SimulatedPair(Runners):
     """Two simulated workers on one machine, as in a comparison whose sides have separate processes."""
 
     def __init__(
@@ -241,7 +242,7 @@ class SimulatedPair(PairedClient):
     ) -> None:
         """Start without processes; both workers share one clock."""
         base, candidate = (SimulatedClient(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
-        super().__init__(base, candidate, seed)
+        super().__init__({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side, seed=seed)
         self.clock = base.clock
         candidate.clock, candidate.machine = base.clock, base.machine
 
@@ -281,10 +282,9 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
 def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
     """Plan the same workloads with two sides of each implementation instead of a baseline."""
     base = {name: f"{name} (base)" for name in given.implementations}
-    candidate = {name: name for name in given.implementations}
     sides = Sides(
         base=Side(given="rev:old", implementations=base),
-        candidate=Side(given="rev:new", implementations=candidate),
+        candidate=Side(given="rev:new", implementations={name: name for name in base}),
         is_apart=is_apart,
     )
     return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)

@@ -17,7 +17,7 @@ from attnbench.processes.worker_client import ProcessClient
 from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.records import Arm
-from attnbench.workloads.workload import DIRECTIONS, Workload
+from attnbench.workloads.workload import Workload
 from tests import forks, journals
 
 ROOT = Path(__file__).parents[2]
@@ -137,14 +137,6 @@ def test_json_and_picture_say_the_same(fused, found):
     assert drawn.svg.startswith("<svg ")
 
 
-def test_it_says_which_directions_were_measured_and_which_were_not(found):
-    said = growth_report.answered_for(list(found.values()))
-    measured = {growth.workload.direction for growth in found.values()}
-    others = said.partition("direction=")[2].rstrip(".").split(",")
-    assert measured | {*others} == {*DIRECTIONS}
-    assert not measured & {*others}
-
-
 @pytest.mark.long
 def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_path):
     workload = Workload(seq_len=1024, direction="inference", num_threads=1)
@@ -195,10 +187,3 @@ def test_the_command_says_where_the_limit_is_and_draws(written):
     assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
-
-
-def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
-    done = command("fussed", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "fused" in done.stderr

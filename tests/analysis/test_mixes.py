@@ -31,7 +31,7 @@ def test_each_layer_counts_as_often_as_the_model_has_it(found):
     base, fused = found[SHORT.label, "sdpa"], found[SHORT.label, "fused"]
     expected = {name: 5 * journals.seconds(LOCAL, name) + journals.seconds(GLOBAL, name) for name in ("sdpa", "fused")}
     assert base.num_calls == fused.num_calls == 6
-    assert (base.ratio, base.seconds) == (1.0, pytest.approx(expected["sdpa"], rel=0.1))
+    assert (base.ratio, base.seconds) == (None, pytest.approx(expected["sdpa"], rel=0.1))
     assert fused.seconds == pytest.approx(expected["fused"], rel=0.1)
     assert fused.ratio == pytest.approx(expected["fused"] / expected["sdpa"], rel=0.05)
 
@@ -43,14 +43,9 @@ def test_a_ratio_of_sums_lies_between_those_of_the_layers_and_so_does_its_interv
     assert min(each.low for each in parts) < fused.low < fused.ratio < fused.high < max(each.high for each in parts)
 
 
-def test_a_layer_without_a_time_leaves_no_sum_and_is_named(found):
+def test_a_layer_without_a_time_leaves_no_sum_and_the_fastest_comes_first(found):
     total = found[MIXED.label, "naive_loop"]
-    assert (total.seconds, total.ratio, total.missing) == (None, None, 2)
-    (reason,) = total.reasons
-    assert reason.startswith("timeout: one call is predicted to last 9.6 s")
-
-
-def test_the_fastest_comes_first_and_who_has_no_time_last(found):
+    assert (total.seconds, total.ratio) == (None, None)
     assert [name for label, name in found if label == MIXED.label] == ["sdpa", "fused", "naive_loop"]
 
 

@@ -1,5 +1,6 @@
 """Recommendations from a stored run: limits, ties and texts."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -61,8 +62,6 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
         else each
         for each in results.records
     )
-    import dataclasses
-
     changed = dataclasses.replace(results, records=records)
     assert recommend(changed)[0].choice == "sdpa"
     (found,) = recommend(changed, Limits(is_deterministic=True))
@@ -96,8 +95,6 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
             why.get(each.implementation, (each.status, each.is_predicted, each.is_outpaced, each.message)),
         )
     )
-    import dataclasses
-
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
         "not tried, predicted to be slower: einsum, chunked",
@@ -108,8 +105,6 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
 
 
 def test_a_cell_without_samples_is_excluded_with_its_reason(results: Results) -> None:
-    import dataclasses
-
     records = tuple(
         msgspec.structs.replace(each, measurements=()) if each.implementation == "einsum" else each
         for each in results.records
@@ -123,8 +118,6 @@ def test_a_cell_without_samples_is_excluded_with_its_reason(results: Results) ->
 def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:
     (found,) = recommend(results)
     shifted = {name: 3 * took if name == "fused" else took for name, took in found.seconds.items()}
-    import dataclasses
-
     rows = {row[0]: row for row in recommended.figures(dataclasses.replace(found, seconds=shifted))}
     lead = found.lead("fused")
     assert lead is not None
@@ -132,8 +125,7 @@ def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results)
 
 
 def test_all_of_it_is_json(results: Results) -> None:
-    facts = json.loads(json.dumps(recommended.facts(results, recommend(results))))
-    (only,) = facts["recommendations"]
+    (only,) = (json.loads(json.dumps(found.facts())) for found in recommend(results))
     assert only["choice"] == "sdpa"
     assert set(only["slower_by"]) == set(NAMES) - {"sdpa"}
     assert only["peak_memory_bytes"].keys() == set(NAMES)

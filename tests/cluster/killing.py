@@ -1,10 +1,9 @@
 """Kill a worker, an actor, a node or the driver of a sweep over a Ray cluster, and check its end.
 
 The end is compared with a run without a cluster: everything that the driver has collected is kept, each share is
-measured by one host, verdicts do not change, and no two hosts measure at once.
+measured by one host, and verdicts do not change.
 """
 
-import itertools
 import os
 import random
 import signal
@@ -21,7 +20,7 @@ import psutil
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.cluster.driver import NICENESS, SLOT
+from attnbench.cluster.driver import SLOT
 from attnbench.cluster.host import HOST, folder_of_runs
 from attnbench.commands import ExitCode
 from attnbench.storage import events
@@ -39,7 +38,6 @@ SHORT = (*("naive_loop", "sdpa", "--set", "seq_len=12,16", "--budget", "6"), *CE
 LIMIT_S = 600.0
 ENDS = {ExitCode.passed, ExitCode.inconclusive}
 """Exit codes of a whole run: on a busy machine times are doubtful."""
-MOST_STARTS = 3
 GONE_S = 1.0
 """Seconds that a node is away before it comes back."""
 
@@ -51,7 +49,7 @@ class Machines:
         """Start a head that measures nothing, and both hosts."""
         from ray.cluster_utils import Cluster
 
-        os.environ.setdefault(*NICENESS)
+        os.environ.setdefault("RAY_worker_niceness", "0")
         self.cluster: Any = Cluster()
         self._node: dict[str, Any] = {
             "num_cpus": 1,
@@ -68,13 +66,7 @@ class Machines:
 
     def add(self, name: str) -> Any:
         """Add a node that measures; its host has that name."""
-        for left in reversed(range(MOST_STARTS)):
-            try:
-                return self.cluster.add_node(resources={SLOT: 1}, env_vars={HOST: name}, **self._node)
-            except Exception:  # the only type that Ray raises if a busy machine takes more than 30 s to start a node
-                if not left:
-                    raise
-        return None
+        return self.cluster.add_node(resources={SLOT: 1}, env_vars={HOST: name}, **self._node)
 
     def remove(self, name: str) -> None:
         """Remove a node with all its processes, as if its power were cut."""
@@ -193,29 +185,7 @@ def wrong(run: Path, alone: Results) -> list[str]:
         problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
     numbers = Counter(place.partition("/")[2] for place in merged)  # a folder belongs to one share on one host
     problems += [f"share {share} was measured by {number} hosts" for share, number in numbers.items() if number > 1]
-    for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"):
-        own = folder_of_runs() / run.name / path.parent.parent.name / path.parent.name / JOURNAL
-        if own.read_bytes() != path.read_bytes():
-            problems.append(f"{own} has other lines than the run's copy")
-    return problems + overlaps(there)
-
-
-def overlaps(visits: dict[str, list[events.VisitFinished]]) -> list[str]:
-    """Return visits of two shares that overlapped, by the clock of this machine."""
-    spans = sorted(
-        (
-            min(sample.start_s for taken in visit.arms for sample in taken.samples),
-            max(sample.start_s + sample.value * sample.num_calls for taken in visit.arms for sample in taken.samples),
-            share,
-        )
-        for share, own in visits.items()
-        for visit in own
-    )
-    return [
-        f"{one[2]} and {other[2]} measured at once, at {other[0]:.3f} s"
-        for one, other in itertools.pairwise(spans)
-        if other[0] < one[1] and one[2] != other[2]
-    ]
+    return problems
 
 
 def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:

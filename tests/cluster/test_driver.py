@@ -45,7 +45,7 @@ def test_ray_is_not_imported_unless_a_cluster_is_named():
 @pytest.mark.parametrize("address", ["somewhere", "http://x:1", "ray://x", "a b:1"])
 def test_an_address_that_is_none_is_refused(address):
     pytest.importorskip("ray", reason="ray is not installed")
-    with pytest.raises(ValueError, match="is not allowed: give auto"), driver.connected(address):
+    with pytest.raises(ValueError, match=r"no Ray cluster answers at .*: give auto"), driver.connected(address):
         pass
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.analysis.table import samples, table
-from attnbench.cluster.merge import finished, journal_path, merge
-from attnbench.cluster.shares import Share, split
+from attnbench.cluster.shares import Share, finished, journal_path, merge, split
 from attnbench.storage import events
 from attnbench.storage.events import Plan, RunStarted
 from attnbench.storage.journal import JOURNAL
@@ -80,7 +79,7 @@ def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
     folder, started, shares = run
     for number, share in enumerate(shares):
         host_writes(folder, "ab"[number % 2], share)
-    merge(folder, started, shares, {}, is_over=True)
+    merge(folder, started, shares, {})
     results = read(folder)
     assert results.hosts == ("a", "b")
     assert results.elapsed_s == pytest.approx(119.0 * -(-len(shares) // 2))  # of the slowest host
@@ -104,7 +103,7 @@ def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
         host_writes(folder, "a", share)
     host_writes(folder, "b", shares[0])  # an actor that was believed lost finished, too
     host_writes(folder, "c", shares[1], is_finished=False)
-    merge(folder, started, shares, {}, is_over=True)
+    merge(folder, started, shares, {})
     results = read(folder)
     assert results.hosts == ("a",)  # the first by name
     assert set(results.num_visits.values()) == {8}
@@ -115,8 +114,8 @@ def test_a_share_that_is_open_has_no_cells_and_the_run_no_end(run):
     folder, started, shares = run
     host_writes(folder, "a", shares[0])
     host_writes(folder, "a", shares[1], is_finished=False)
-    assert finished(folder, shares[1]) == {}
-    merge(folder, started, shares, {}, is_over=False)
+    assert finished(folder, shares[1]) is None
+    merge(folder, started, shares)
     results = read(folder)
     assert results.elapsed_s is None
     assert {record.workload.id for record in results.records} == {each.id for each in shares[0].plan.workloads}
@@ -126,7 +125,7 @@ def test_what_no_host_could_measure_is_lost_and_a_finding(run):
     folder, started, shares = run
     for share in shares[1:]:
         host_writes(folder, "a", share)
-    merge(folder, started, shares, {shares[0].name: "a was lost: no power"}, is_over=True)
+    merge(folder, started, shares, {shares[0].name: "a was lost: no power"})
     lost = [record for record in read(folder).records if record.status is Status.lost]
     assert {record.workload.id for record in lost} == {each.id for each in shares[0].plan.workloads}
     assert all(record.is_finding and record.message == "a was lost: no power" for record in lost)
@@ -139,7 +138,7 @@ def test_hosts_of_two_kinds_are_no_machine_that_changed(run):
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="another")
     for number, share in enumerate(shares):
         host_writes(folder, "ab"[number % 2], share, environment=(journals.ENVIRONMENT, other)[number % 2])
-    merge(folder, started, shares, {}, is_over=True)
+    merge(folder, started, shares, {})
     results = read(folder)
     assert len(results.environments) == 2
     assert not any("changed" in line for line in doubts(results))
@@ -149,9 +148,9 @@ def test_merging_again_gives_the_same_journal(run):
     folder, started, shares = run
     for share in shares:
         host_writes(folder, "a", share)
-    merge(folder, started, shares, {}, is_over=True)
+    merge(folder, started, shares, {})
     before = (folder / JOURNAL).read_bytes()
-    merge(folder, started, shares, {}, is_over=True)
+    merge(folder, started, shares, {})
     assert (folder / JOURNAL).read_bytes() == before
 
 
@@ -161,4 +160,4 @@ def test_a_journal_of_a_host_that_was_changed_is_refused(run):
     path = journal_path(folder, "a", shares[0].name)
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":119', b'"elapsed_s":118'))
     with pytest.raises(events.DamagedError, match="it was changed"):
-        merge(folder, started, shares, {}, is_over=True)
+        merge(folder, started, shares, {})

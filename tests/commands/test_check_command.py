@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-import attnbench
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
@@ -155,21 +154,6 @@ def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder
     assert "WRONG" not in found.stdout
     judged = json.loads(command("check", "odd.py:near", *FEW, "--json", cwd=folder).stdout)["implementations"]["near"]
     assert judged["verdict"] == "approximate"
-
-
-@pytest.mark.long
-def test_an_approximation_has_no_time(folder: Path) -> None:
-    few = [f"--set={axis}" for axis in ("seq_len=16", "direction=inference", "scope=attention", "num_heads=2")]
-    done = command("run", "-i", "odd.py:near", "-i", "fused", *few, "--budget", "0", "--json", cwd=folder)
-    (cell,) = (each for each in json.loads(done.stdout)["cells"] if each["implementation"] == "near")
-    assert (cell["status"], cell["seconds"]) == ("approximate", None)
-
-
-def test_a_choice_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="it is one of any, zero"):
-        rejected(empty_rows="nan", hidden_nan="note")
-    with pytest.raises(ValueError, match="it is one of note, reject"):
-        attnbench.check("sdpa", hidden_nan="rejects")
 
 
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:

@@ -17,6 +17,7 @@ from attnbench import plugins
 from attnbench.cli import app
 from attnbench.commands import EXIT_CODES, VERBOSITY, ExitCode
 from attnbench.commands.options import SelectionOptions, TimingOptions, flattened
+from attnbench.processes.planning import build_plan
 
 COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
 
@@ -106,3 +107,12 @@ def test_conditions_and_the_phase_of_a_model_are_parameters_of_a_plan():
 def test_a_mistake_in_the_conditions_is_named(conditions, words):
     with pytest.raises(ValueError, match=words):
         TimingOptions(sweep="quick", conditions=conditions).fields()
+
+
+def test_the_sweep_for_a_gpu_has_what_it_promises():
+    shapes = build_plan(sweep="gpu").workloads
+    values = {axis: {workload.axes()[axis] for workload in shapes} for axis in shapes[0].axes()}
+    assert (values["dtype"], values["head_dim"], values["mask"]) == ({"bfloat16"}, {64, 128}, {"none", "causal"})
+    assert values["seq_len"] == {1024 * 2**power for power in range(6)}
+    assert values["direction"] == {"inference", "backward"}
+    assert (values["num_heads"], values["num_kv_heads"]) == ({64}, {8})

@@ -41,7 +41,7 @@ def invoke(*words: str) -> Result:
 
 @pytest.mark.long
 def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
-    done = invoke("fastest", "naive_loop", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes")
+    done = invoke("fastest", "naive_loop", "fused", "sdpa", *TINY, "--budget", "1")
     assert done.exit_code in {0, 3}, done.output
     answers = ("Take ", "Not clear: ")  # after a possible warning about other work on this machine
     told = next(line for line in done.stdout.splitlines() if line.removeprefix("doubtful: ").startswith(answers))
@@ -51,9 +51,7 @@ def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
 
 
 def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
-    done = invoke(
-        "fastest", "mine.py:wrong", "mine.py:broken", "sdpa", *TINY, "--budget", "1", "--no-changes", "--json"
-    )
+    done = invoke("fastest", "mine.py:wrong", "mine.py:broken", "sdpa", *TINY, "--budget", "1", "--json")
     assert done.exit_code == 1, done.output
     (found,) = json.loads(done.stdout)["choices"]
     assert found["choice"] == "sdpa"
@@ -106,9 +104,7 @@ def test_a_crossover_that_is_none_says_who_is_faster() -> None:
 
 @pytest.mark.long
 def test_from_python_the_same_is_given() -> None:
-    found = attnbench.fastest(
-        "fused", "sdpa", budget=1.0, changes=False, seq_len=16, num_heads=2, head_dim=8, num_threads=1
-    )
+    found = attnbench.fastest("fused", "sdpa", budget=1.0, seq_len=16, num_heads=2, head_dim=8, num_threads=1)
     assert found.choice in {"fused", "sdpa"}
     assert recommended.answer(found.recommendations[0]) in found.answer
     assert repr(found) == "\n".join(found.answer)
@@ -117,7 +113,7 @@ def test_from_python_the_same_is_given() -> None:
 
 def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_path: Path) -> None:
     words = ("fused", "sdpa", *TINY, "--budget", "1")
-    done = invoke("fastest", *words, "--no-changes", "--policy", "new/policy.json", "--json")
+    done = invoke("fastest", *words, "--policy", "new/policy.json", "--json")
     assert json.loads(done.stdout)["choices"][0]["choice"] is not None
     found = json.loads(done.stdout)["policy"]
     assert found["file"] == "new/policy.json"

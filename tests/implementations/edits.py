@@ -42,25 +42,10 @@ def edit(file, changed, names, axes=None, reported=""):
 
 EDITS = [
     edit("naive_loop", {"keys @ query * scale": "keys @ query"}, "no_scale"),
-    edit("naive_loop", {HIDING: "pass"}, "mask_ignored", {"mask": "causal"}),
-    edit("naive_loop", {", value[b, h]": ", value[b, 0]"}, "value_head_order"),
     edit(
         "naive_loop",
         {"view(batch_size, num_heads, query_len, -1)": "view(batch_size, query_len, num_heads, -1).transpose(1, 2)"},
         "merged_without_transpose",
-        MODULE,
-    ),
-    edit(
-        "naive_loop",
-        {"mask[b, h, t]": "mask[b, (h + 1) % num_heads, t]"},
-        "bias_head_order",
-        {"mask": "causal+alibi", "num_heads": 3},
-    ),
-    edit("module_list", {"torch.cat(attended, ": "torch.cat(attended[::-1], "}, "output_head_order", MODULE),
-    edit(
-        "module_list",
-        {"torch.cat(attended, dim=-1)": "torch.stack(attended, dim=-1).flatten(2)"},
-        "merged_feature_by_feature",
         MODULE,
     ),
     edit(
@@ -70,23 +55,8 @@ EDITS = [
         MODULE,
         reported="query, value and key",
     ),
-    edit("module_list", {"return self.out(torch": "return (torch"}, "no_output_projection", MODULE),
     edit("module_list", {SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
-    edit(
-        "module_list",
-        {"mask[:, h % mask.shape[1]] for h": "mask[:, 0] for h"},
-        "bias_head_order",
-        {"mask": "additive", "num_heads": 3},
-    ),
     edit("fused", {HIDING: "scores = scores * mask"}, "mask_multiplied", {"mask": "causal"}),
-    edit("fused", {HIDING: HIDING.replace("-torch.inf", "-10.0")}, "mask_too_weak", {"mask": "sliding_window(3)"}),
-    edit(
-        "fused",
-        {"query, key, value = self.qkv(x)": "key, query, value = self.qkv(x)"},
-        "projections_in_wrong_order query_key_swapped",  # the same, as long as no query is masked
-        MODULE,
-        reported="key, query and value",
-    ),
     edit(
         "fused",
         {
@@ -96,18 +66,8 @@ EDITS = [
         "viewed_not_transposed",
         MODULE,
     ),
-    edit(
-        "fused",
-        {
-            f"{name}.{BY_HEAD}": f"{name}.unflatten(-1, (-1, self.num_heads)).permute(0, 3, 1, 2)"
-            for name in ("query", "key", "value")
-        },
-        "split_feature_by_feature",
-        MODULE,
-    ),
     edit("fused", {"self.qkv(x)": "F.linear(x, self.qkv.weight)"}, "no_input_biases", MODULE | BOTH),
     edit("einsum", {SOFTMAX: "scores.softmax(dim=1)"}, "softmax_over_heads"),
-    edit("einsum", {SOFTMAX: "scores.sigmoid()"}, "sigmoid_for_softmax"),
     edit(
         "einsum",
         {SOFTMAX: "scores.relu()"},
@@ -120,14 +80,7 @@ EDITS = [
         "softcap_after_mask",
         {"mask": "causal+softcap(3)"},
     ),
-    edit(
-        "einsum",
-        {CAPPED: f"scores + ({CAPPED} - scores).detach()"},
-        "softcap_without_derivative",
-        TILES | BOTH | {"mask": "sliding_window(3)+softcap(2)"},
-    ),
     edit("bmm", {USUAL_SCALE: "1 / head_dim"}, "scaled_by_width"),
-    edit("bmm", {USUAL_SCALE: "(num_heads * head_dim) ** -0.5"}, "scaled_by_embedding"),
     edit(
         "bmm",
         {"torch.bmm(query, key.transpose(1, 2))": "torch.bmm(key, query.transpose(1, 2))"},
@@ -143,14 +96,6 @@ EDITS = [
     ),
     edit(
         "chunked",
-        {"(previous - maximum).exp()": "torch.ones_like(maximum)"},
-        "maximum_not_rescaled",
-        TILES,
-        reported="tiles of 8 keys",
-    ),
-    edit("chunked", {ALL_TILES: ALL_TILES.replace("(0,", "(TILE,")}, "tile_dropped", TILES, reported="0 to 7"),
-    edit(
-        "chunked",
         {ALL_TILES: ALL_TILES.replace("[2],", "[2] - TILE + 1,")},
         "last_partial_tile_dropped",
         {"seq_len": 19},
@@ -158,95 +103,36 @@ EDITS = [
     ),
     edit(
         "chunked",
-        {ALL_TILES: ALL_TILES.replace("range(0, key.shape[2], TILE)", "[*range(0, key.shape[2], TILE), 0]")},
-        "tile_counted_twice",
-        TILES,
-        reported="0 to 7",
-    ),
-    edit("chunked", {"output / total)": "output / total.detach())"}, "gradient_row_sums", TILES | BOTH),
-    edit(
-        "chunked",
         {"value[:, :, :num_keys]": "(value if first + TILE >= query.shape[2] else value.detach())[:, :, :num_keys]"},
         "gradient_tile_lost",
         TILES | BOTH,
     ),
-    edit(
-        "chunked",
-        {"query[:, :, first": "(8**0.5 * query - (8**0.5 - 1) * query.detach())[:, :, first"},
-        "query_gradient_factor",
-        TILES | BOTH,
-    ),
-    edit(
-        "chunked",
-        {"key[:, :, :num_keys]": "(8**0.5 * key - (8**0.5 - 1) * key.detach())[:, :, :num_keys]"},
-        "key_gradient_factor",
-        TILES | BOTH | {"mask": "causal"},
-    ),
-    edit(
-        "chunked",
-        {"value[:, :, :num_keys]": "value.detach()[:, :, :num_keys]"},
-        "value_gradient_zero",
-        TILES | BOTH | {"mask": "padding", "batch_size": 2},
-    ),
     edit("sdpa", {"dropout_p=dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
-    edit("sdpa", {"scale=scale": "scale=1.0"}, "no_scale", GROUPED),
-    edit("sdpa", {"scale=scale": "scale=query.shape[-1] ** 0.5"}, "multiplied_by_root", BOTH),
     edit(
         "sdpa",
         {f"        {name},\n": f"        {name}.repeat(1, 3, 1, 1),\n" for name in ("key", "value")},
         "kv_heads_interleaved",
         BOTH | GROUPED | {"num_heads": 6},
     ),
-    edit("sdpa", {"attn_mask=mask": "attn_mask=~mask"}, "mask_inverted", {"mask": "sliding_window(3)"}),
     edit(
         "sdpa",
         {"attn_mask=mask": "attn_mask=None", "is_causal=is_causal": "is_causal=is_causal or mask is not None"},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
-    edit(
-        "sdpa",
-        {"attn_mask=mask": "attn_mask=mask * query.shape[-1] ** -0.5"},
-        "changed_before_scale",
-        {"mask": "causal+additive"},
-    ),
-    edit("sdpa_math", {MASKED: "attn_mask=mask.isfinite()"}, "bias_ignored", {"mask": "causal+alibi"}),
     edit("sdpa_math", {MASKED: "attn_mask=mask.flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
-    edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
-    edit("sdpa_math", {"is_causal=is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
-    edit("sdpa_math", {MASKED: "attn_mask=mask.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
     edit(
         "sdpa_math",
         {"            value,": "            value.roll(-1, dims=2),"},
         "key_position_order value_position_order",
     ),
     edit("sdpa_flash", {MASKED: "attn_mask=mask[:1]"}, "first_rows_mask_for_all", {"mask": "padding", "batch_size": 2}),
-    edit(
-        "sdpa_flash",
-        {MASKED: "attn_mask=None", "is_causal=is_causal": "is_causal=is_causal or mask is not None"},
-        "top_left_for_bottom_right",
-        {"mask": "causal_bottom_right", "kv_len": 19},
-    ),
     edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
-    edit(
-        "torch_mha",
-        {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
-        "projections_in_wrong_order",
-        MODULE,
-        reported="value, query and key",
-    ),
     edit(
         "torch_mha",
         {'packed("in_proj_{}",': 'per_head("in_proj_{}",', "adapt, packed": "adapt, per_head"},
         "packed_read_in_thirds",
         MODULE | {"bias": "out", "num_heads": 2},
-    ),
-    edit("fused", {"self.out(attended": "(lambda x: F.linear(x, self.out.weight))(attended"}, "no_output_bias", MODULE),
-    edit(
-        "fused",
-        {"self.out(attended": "(lambda x: F.linear(x, self.out.weight.T, self.out.bias))(attended"},
-        "output_projection_transposed",
-        MODULE,
     ),
     edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
     edit(

@@ -60,7 +60,6 @@ NAMED_MASKS = [
     "streaming(2,1)",
     "streaming_bottom_right(2,1)",
     "tree(2)",
-    "tree_of(0,1,2,1,4)",
     "ragged",
     "relative_buckets(8,9)",  # the encoder of T5
     "causal+relative_buckets_past(4,5)",  # its decoder

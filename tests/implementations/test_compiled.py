@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import bind, build, draw_normal, place
+from attnbench.checking.case import build, draw_normal, place
 from attnbench.contract import Attention, NotOneGraphError, compile_whole, missing_compiler
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
@@ -114,12 +114,6 @@ def test_compiled_flex_is_right_under_a_mask_with_a_table_and_finds_what_it_comp
             counters.clear()
         cases[1].output()
     assert not counters["stats"]
-
-
-def test_the_block_mask_is_made_once():
-    mask = bind(Workload(**SMALL, mask="causal"))
-    made = [mask.keep("flex", object) for _ in range(2)]
-    assert made[0] is made[1]
 
 
 @needs_compiler

@@ -121,19 +121,18 @@ def test_a_gate_on_two_runs_is_inconclusive_if_either_was_disturbed(tmp_path, di
 def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     settings = ("seq_len=256", "mask=none")
     selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
-    asked = msgspec.structs.replace(plan_to_choose(selection, searches=True), budget_s=40.0)
+    asked = msgspec.structs.replace(plan_to_choose(selection), budget_s=40.0)
     results = sweep(tmp_path, share, asked)
     (found,) = recommend(results)
     assert found.is_clear is (share == FEW)
     assert exit_code(endings.of_choice(results, [found])) == 3 - 3 * found.is_clear
     if share == MOST:
-        assert not recommended.of_changes(found)
         assert recommended.answer(found).startswith("Not clear: ")
 
 
 @pytest.mark.parametrize(("share", "winner"), [(FEW, "fused"), (MOST, "sdpa")])
 def test_a_policy_learns_nothing_from_a_disturbed_run(tmp_path, share, winner):
-    assert {row.winner for row in learn([sweep(tmp_path, share)]).rows} == {winner}
+    assert {row.winner for row in learn(sweep(tmp_path, share)).rows} == {winner}
 
 
 @pytest.mark.parametrize("share", [FEW, MOST])
@@ -159,7 +158,7 @@ def test_the_python_interface_gives_no_verdict_and_its_reason(tmp_path):
     found = outcome(sweep(tmp_path, MOST))
     assert set(found.verdicts.values()) == {"undecided"}
     assert "waited for a processor" in found.answer[0]
-    assert "waited for a processor" in json.dumps(found.evidence[0])
+    assert "waited for a processor" in json.dumps(found.answer)
 
 
 BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)

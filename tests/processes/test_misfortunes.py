@@ -9,13 +9,14 @@ from attnbench.devices import waiting
 from attnbench.processes.messages import (
     Check,
     Done,
-    Envelope,
     Failed,
     Heartbeat,
     Observe,
     Prepare,
     SampleBlocks,
+    enveloped,
 )
+from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
@@ -182,7 +183,8 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
     """The device is made up: a broken context answers as CUDA documents."""
     worker = Worker(Heartbeat())
-    monkeypatch.setattr(worker, "_reply", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
+    failed = Failed(arm=FUSED, status=Status(status), message="illegal access")
+    monkeypatch.setitem(answers.HANDLERS, Observe, lambda *_: failed)
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
     request = Observe(
         workload=msgspec.structs.replace(SMALL, device="cuda"), arm=FUSED, spec="fused", metric="peak_memory"
@@ -191,7 +193,7 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     assert worker.is_broken is ends
     with ProcessClient(tmp_path / "log", 60.0) as client:
         client.start()
-        line = msgspec.json.encode(Envelope(reply=reply, ends=is_broken))
+        line = enveloped(reply, ends=is_broken)
         monkeypatch.setattr(client.runner, "_read_line", lambda _: line)
         assert client.ask(request) == reply
         assert client.is_running is not ends
@@ -241,12 +243,11 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
     with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
         worker.start()
-        other = Envelope(reply=Done())
-        monkeypatch.setattr(worker.runner, "_read_line", lambda _: msgspec.json.encode(other))
+        monkeypatch.setattr(worker.runner, "_read_line", lambda _: enveloped(Done()))
         prepare = Prepare(workload=SMALL, arm=FUSED, spec="fused", call_limit_s=1.0, memory_limit_bytes=0)
         reply = worker.ask(prepare)
     assert (reply.status, reply.is_lost) == (Status.crashed, True)
-    assert reply.message == "the process answered something that was not asked"
+    assert reply.message == "the process wrote no valid answer"
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):

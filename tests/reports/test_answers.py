@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.reports import answers, story
+from attnbench.reports import answers
 from tests import journals
 
 
@@ -51,10 +51,9 @@ def test_where_one_axis_sets_the_winning_shapes_apart_it_is_the_condition(tmp_pa
 
 def test_what_is_undecided_is_never_advice(tmp_path):
     short = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused"), num_epochs=3)
-    assert re.fullmatch(r"fused is undecided, 2\.0\dx slower so far at T=512 \(too few processes\)\.", advice(short))
+    assert re.fullmatch(r"fused is undecided, 2\.0\dx slower so far \(too few processes\) at T=512\.", advice(short))
     three = journals.write(tmp_path / "3", journals.workloads(seq_len=(512,)), ("sdpa", "fused", "bmm"), num_epochs=3)
-    assert advice(three) == "Nothing is shown to be faster than sdpa so far: every shape is undecided."
-    assert "too few processes" in story.decided(short)
+    assert advice(three) == "Nothing is shown to be faster than sdpa so far."
 
 
 def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):

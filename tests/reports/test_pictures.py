@@ -6,7 +6,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -92,13 +91,6 @@ def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them() -> None:
     assert str(named[0]) == journals.BASELINE
 
 
-def test_three_lengths_give_a_growth_exponent(tmp_path: Path) -> None:
-    for lengths, is_shown in {(128, 512, 2048): True, (128, 512): False}.items():
-        points = journals.workloads(seq_len=(1,), kv_len=lengths)
-        picture = drawn("latency_plot", journals.write(tmp_path / str(len(lengths)), points, ("sdpa",), levels={}))
-        assert ("~S^x" in picture.caption) is is_shown
-
-
 def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
     named = journals.write(
         tmp_path / "run", POINTS[:1], ("sdpa", "liar", "注意力", "\u202eevil", "$\\frac{", "x" * 300, " ")
@@ -119,15 +111,6 @@ def test_labels_are_one_short_line() -> None:
     assert style.label("a\nb\x1b[31m") == "a b [31m"
     assert len(style.label("x" * 99)) == 24
     assert style.label(" ") == "(no name)"
-
-
-def test_a_bar_of_any_length_leaves_the_points_apart() -> None:
-    def points(*highs: float) -> list[plot.Point]:
-        return [plot.Point(x=8 * number, y=2.0, low=1.0, high=high) for number, high in enumerate(highs, 1)]
-
-    assert plot.reach(points(3.0, 7.9)) is None
-    assert plot.reach(points(3.0, 800.0)) == (1.0, 2.0 * plot.LONG)
-    assert plot.reach([plot.Point(x=1, y=2.0)]) is None
 
 
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
@@ -192,18 +175,6 @@ def test_a_title_fits_a_picture_of_few_panels(tmp_path: Path, figures: list[Figu
             texts = seen_texts(figure)
             assert overlaps(texts) == [], name
             assert [text for text, box in texts if box.x1 > figure.bbox.x1 or box.x0 < 0] == [], name
-
-
-def test_texts_in_the_colour_of_an_implementation_can_be_read(tmp_path: Path, figures: list[Figure]) -> None:
-    names = ("sdpa", "chunked", "bmm", "fused", "einsum")
-    found = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), names, num_epochs=1)
-    for name in ("latency_plot", "ratio_plot"):
-        drawn(name, found)
-    assert len(figures) == 2
-    for figure in figures:
-        for text in figure.findobj(Text):
-            ink = to_hex(text.get_color())
-            assert style.contrast(ink, style.LIGHT) >= style.TEXT_CONTRAST, text
 
 
 @pytest.mark.parametrize(("ground", "least"), [(style.LIGHT, 4.5), (style.DARK, 3.0)])

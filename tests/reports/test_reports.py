@@ -62,31 +62,19 @@ def summary(written: dict[str, list[Path]]) -> str:
 
 
 class Page(HTMLParser):
-    """The tags, the attributes that load something, and the text of each table cell."""
+    """The tags, the attributes that load something, and the identifiers."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.loads: list[str] = []
-        self.cells: list[str] = []
         self.ids: list[str] = []
-        self.is_in_cell = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "action", "data"}]
         self.ids += [value or "" for name, value in attrs if name == "id"]
-        if tag == "td":
-            self.cells.append("")
-            self.is_in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self.is_in_cell = self.is_in_cell and tag != "td"
-
-    def handle_data(self, data: str) -> None:
-        if self.is_in_cell:
-            self.cells[-1] += data
 
 
 def test_every_promised_report_is_there() -> None:
@@ -170,7 +158,7 @@ class TestMarkdown:
         for reported in (
             "**commit**: 1a2b3c4",
             f"**fingerprint**: {fingerprint}",
-            "**method**: Margin 2.0 %, 16 processes, allocator system",
+            "Differences below 2.0 % count as equal",
             "torch 2.13.0",
         ):
             assert reported in summary

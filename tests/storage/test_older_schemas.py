@@ -1,6 +1,5 @@
 """Journals of schema 3, whose arms were names: they become today's events, with any other content of the file."""
 
-import gzip
 import json
 import re
 from pathlib import Path
@@ -21,7 +20,7 @@ from attnbench.storage.events import (
     RunStarted,
     VisitFinished,
 )
-from attnbench.storage.journal import JOURNAL, PACKED, Journal, events, journal_of
+from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import BASE, CANDIDATE, CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 
@@ -234,17 +233,6 @@ def test_two_sides_of_which_one_is_missing_are_damage(tmp_path: Path) -> None:
     first = started("x (base)=old/x.py:f", "x=new/x.py:f", sides={"base": {"given": "rev:old"}})
     with pytest.raises(DamagedError, match="line 1: not an event of a journal"):
         decoded(tmp_path, first)
-
-
-def test_a_compressed_journal_is_read_alike(tmp_path: Path) -> None:
-    lines = started("sdpa", "fused"), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)")
-    plain = write(tmp_path / "plain", *lines)
-    packed = tmp_path / "packed" / PACKED
-    packed.parent.mkdir()
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert journal_of(packed.parent) == packed
-    assert list(events(packed)) == list(events(plain))
-    assert read(packed.parent).records == read(plain.parent).records
 
 
 def test_todays_journals_are_not_taken_for_old_ones(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ RIGHT = [
 
 @pytest.fixture(scope="module")
 def planted():
-    return detection.mistakes(17, "float32", tuple(OF_RANKS[:3]))
+    return power.rows(17, "float32", OF_RANKS[:3])
 
 
 @pytest.mark.one_in(4)

@@ -61,7 +61,7 @@ class Machine:
 
 def chosen() -> Machine:
     selection = build_plan(sweep="fastest", settings=("seq_len=512",), is_exact=True, implementations=NAMES, seed=3)
-    planned = msgspec.structs.replace(plan_to_choose(selection, searches=False), budget_s=60.0)
+    planned = msgspec.structs.replace(plan_to_choose(selection), budget_s=60.0)
     machine = Machine(planned)
     for workload in machine.plan.asked:
         for arm in machine.plan.specs:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from attnbench.workloads import huggingface, models
-from attnbench.workloads.models import PHASES
 from attnbench.workloads.workload import Workload
 
 EVERY = models.names()
@@ -168,10 +167,6 @@ def test_a_file_that_is_no_configuration(tmp_path):
     (tmp_path / "config.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(ValueError, match="is no configuration"):
         huggingface.load(str(tmp_path / "config.json"))
-
-
-def test_every_phase_has_a_name_of_the_command_line():
-    assert PHASES == ("prefill", "decode", "training")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def ran(operators: Operators) -> str:
     Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone if no backend ran.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
-    known = " + ".join(each for each in makers(name for one in operators.calls for name in one.kernels))
+    known = " + ".join(makers(name for one in operators.calls for name in one.kernels))
     text = operators.observed or known or ("nothing" if main is None else short(main.name))
     if operators.observed and known and known not in OWN:
         text = f"{text} ({known})"

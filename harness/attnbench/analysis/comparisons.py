@@ -7,8 +7,7 @@ import functools
 import math
 import operator
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +16,7 @@ from attnbench.analysis.results import Results
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import by_process, median
+from attnbench.statistics.intervals import are_among, by_process, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
 from attnbench.storage.records import (
     BASE,
@@ -30,7 +29,6 @@ from attnbench.storage.records import (
     Operators,
     Record,
     Role,
-    Sample,
     Status,
     Verdict,
 )
@@ -53,21 +51,23 @@ def session_effects(results: Results) -> dict[Key, Effect]:
     logs: Numbers = {}
     for workload, taken in samples_of(results).items():
         arms = [arm for arm in taken if arm.role is Role.measured]
-        discarded = results.discarded.get(workload, frozenset())
-        logs |= cell_numbers(results.plan, workload, taken, discarded, arms)
+        logs |= cell_numbers(results.plan, workload, taken, (), arms)
     return effects(results.plan, logs)
 
 
 @lru_cache(maxsize=1)
-def samples_of(results: Results) -> dict[str, dict[Arm, Sequence[Sample]]]:
-    """Times of a run by workload and arm, A/A controls included."""
-    found: dict[str, dict[Arm, Sequence[Sample]]] = {}
+def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
+    """Times of a run by workload and arm, A/A controls included, without discarded blocks."""
+    taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
-        if record.status is Status.ok:
-            own = found.setdefault(record.workload.id, {})
-            own[record.arm] = record.samples(LATENCY)
-            own[record.arm.as_control()] = record.samples(CONTROL_LATENCY)
-    return found
+        if record.status is not Status.ok:
+            continue
+        workload = record.workload.id
+        for arm, metric in ((record.arm, LATENCY), (record.arm.as_control(), CONTROL_LATENCY)):
+            samples = Samples.of(record.samples(metric))
+            disturbed = are_among(samples.places, results.discarded.get(workload, ()))
+            taken.setdefault(workload, {})[arm] = samples.where(~disturbed)
+    return taken
 
 
 @lru_cache(maxsize=1)
@@ -77,18 +77,19 @@ def judgements(results: Results) -> dict[Key, Judgement]:
     Comparisons that other work may have disturbed stay undecided.
     """
     seen = judged(results.plan, session_effects(results))
-    return seen | doubted({key: each for key, each in seen.items() if is_disturbed(results, key)})
+    return seen | doubted({key: judgement for key, judgement in seen.items() if is_disturbed(results, key)})
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
     pass_s, records = _pass_s(results), {record.key: record for record in results.records}
-    return [
-        comparison(each, records[key], records[key[0], results.plan.reference(key[1])], pass_s)
-        for key, each in judgements(results).items()
-        if key != WHOLE
-    ]
+    compared = []
+    for key, judgement in judgements(results).items():
+        if key != WHOLE:
+            baseline = records[key[0], results.plan.reference(key[1])]
+            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+    return compared
 
 
 @lru_cache(maxsize=1)
@@ -98,15 +99,20 @@ def paired_times(results: Results) -> dict[Key, float]:
     If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
     paired blocks and is more accurate than two separate medians.
     """
-    own_s = {one.key: median(Samples.of(samples).value) for one in results.records if (samples := one.samples(LATENCY))}
-    base_s = {each.key: own_s[each.workload.id, results.plan.reference(each.key[1])] for each in comparisons(results)}
-    return own_s | {each.key: each.ratio * base_s[each.key] for each in comparisons(results)}
+    timed = {record.key: record.samples(LATENCY) for record in results.records}
+    median_s = {key: median(Samples.of(samples).value) for key, samples in timed.items() if samples}
+    times_s = dict(median_s)
+    for compared in comparisons(results):
+        workload, arm = compared.key
+        times_s[compared.key] = compared.ratio * median_s[workload, results.plan.reference(arm)]
+    return times_s
 
 
-def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
+def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
     """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
-    more = None if judged.processes_needed is None else judged.processes_needed - judged.effect.num_measured
-    is_open = judged.verdict is Verdict.undecided
+    more_s = None
+    if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:
+        more_s = max(1, judged.processes_needed - judged.effect.num_measured) * pass_s
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
@@ -120,20 +126,18 @@ def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: floa
         num_processes=judged.effect.num_processes,
         reason="" if judged.reason is None else str(judged.reason),
         minimum_detectable_effect=judged.detectable,
-        more_s=max(1, more) * pass_s if is_open and more is not None and pass_s is not None else None,
+        more_s=more_s,
         is_same_kernel=record.side == "" and runs_the_same(record.operators, baseline.operators),
     )
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
     """Whether the same operators and kernels ran in both, each as many times."""
-    if one is None or other is None or not one.calls:
-        return False
-    return _calls(one) == _calls(other)
-
-
-def _calls(seen: Operators) -> list[tuple[str, int, tuple[str, ...]]]:
-    return sorted((each.name, each.num_calls, each.kernels) for each in seen.calls)
+    first, second = (
+        [] if seen is None else sorted((call.name, call.num_calls, call.kernels) for call in seen.calls)
+        for seen in (one, other)
+    )
+    return bool(first) and first == second
 
 
 def _pass_s(results: Results) -> float | None:
@@ -146,14 +150,12 @@ def _pass_s(results: Results) -> float | None:
 
 def control_effects(results: Results) -> dict[Key, Effect]:
     """Ratio of each baseline to its A/A control. The code is identical, so it should be 1; no verdict uses it."""
-    found = {}
-    for record in results.records:
-        if record.status is Status.ok and results.plan.is_reference(record.arm):
-            workload = record.workload.id
-            discarded = results.discarded.get(workload, frozenset())
-            if visits := control_numbers(samples_of(results)[workload], record.arm, discarded):
-                found[record.key] = effect([*by_process(visits).values()], is_watched=False)
-    return found
+    controls = {}
+    for workload, taken in samples_of(results).items():
+        for arm in filter(results.plan.is_reference, taken):
+            if visits := control_numbers(taken, arm):
+                controls[workload, arm] = effect([*by_process(visits).values()], is_watched=False)
+    return controls
 
 
 def whole(results: Results) -> Judgement | None:
@@ -178,20 +180,19 @@ def too_noisy(results: Results) -> Warned | None:
 
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
-    every = judgements(results).values()
-    found = sorted(
-        (each.half_width, each.detectable)
-        for each in every
-        if each.verdict is Verdict.undecided and each.half_width is not None and each.detectable is not None
+    judged, margin = judgements(results).values(), results.plan.smallest_effect
+    noise = sorted(
+        (judgement.half_width, judgement.detectable)
+        for judgement in judged
+        if judgement.verdict is Verdict.undecided and judgement.half_width is not None and judgement.detectable
     )
-    margin = results.plan.smallest_effect
-    if not found or 2 * len(found) < len(every):
+    if not noise or 2 * len(noise) < len(judged):
         return None
-    half, detectable = found[len(found) // 2]
+    half, detectable = noise[len(noise) // 2]
     if half <= math.log1p(margin):
         return None
-    shown = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
-    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {shown}.")
+    visible = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
+    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {visible}.")
 
 
 def contention(results: Results) -> Warned | None:
@@ -215,9 +216,30 @@ def waiting(results: Results) -> dict[Key, float]:
 
 
 @lru_cache(maxsize=1)
-def cell_doubts(results: Results) -> set[Key]:
-    """Cells with doubtful times of their own."""
-    return {key for key, share in waiting(results).items() if share > MOST_WAITING} | set(results.doubts)
+def cell_doubts(results: Results) -> dict[Key, Warned]:
+    """Reasons to distrust the times of single cells."""
+    doubts = {key: Warn.disturbed.says(text) for key, text in results.doubts.items()}
+    for key, share in waiting(results).items():
+        if share > MOST_WAITING:
+            text = f"threads waited for a processor in {percent(share)} of the samples"
+            doubts[key] = Warn.waiting_threads.says(text)
+    return doubts
+
+
+def broken(results: Results) -> list[Warned]:
+    """Reasons why no time of a session counts, one sentence each."""
+    lines = []
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
+    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
+    return lines
 
 
 @lru_cache(maxsize=1)
@@ -229,22 +251,13 @@ def session_doubts(results: Results) -> list[Warned]:
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
-    if (said := contention(results)) and (is_stolen or not waits):
-        lines.append(said)
+    if (busy := contention(results)) and (is_stolen or not waits):
+        lines.append(busy)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
         text = f"Other work kept the processors busy: {kept}. Times are too long."
         lines.append(Warn.waiting_threads.says(text))
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
-        lines.append(Warn.discarded_blocks.says(text))
-    by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
-    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in found):  # each of two sides may have one fingerprint
-        text = "The machine changed during this run: times are not comparable."
-        lines.append(Warn.machine_changed.says(text))
+    lines += broken(results)
     slowed, is_usual = throttled(results)
     return lines if is_usual or slowed is None else [*lines, slowed]
 
@@ -253,28 +266,22 @@ def doubts(results: Results) -> list[Warned]:
     """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
     if lines := session_doubts(results):
         return lines
-    slow = {key: share for key, share in waiting(results).items() if share > MOST_WAITING}
-    if slow:
-        workload, arm = worst = max(slow, key=lambda key: slow[key])
-        who = f"The time of {arm} on {workload}" + f" and {len(slow) - 1} more" * (len(slow) > 1)
-        why = f"threads waited for a processor in {percent(slow[worst])} of the samples"
-        lines = [Warn.waiting_threads.says(f"{who} is doubtful, as other work kept the machine busy: {why}.")]
-    counts = Counter(arm for _, arm in results.doubts)
-    for (workload, arm), doubt in results.doubts.items():
-        if others := counts.pop(arm, 0):
-            where = workload + f" and {others - 1} more" * (others > 1)
-            text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
-            lines = [*lines, Warn.disturbed.says(text)]
+    by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
+    for (workload, arm), doubt in cell_doubts(results).items():
+        by_arm.setdefault(arm, []).append((workload, doubt))
+    lines = []
+    for arm, cells in by_arm.items():
+        workload, doubt = cells[0]
+        where = workload + f" and {len(cells) - 1} more" * (len(cells) > 1)
+        text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
+        lines.append(doubt.name.says(text))
     return lines
 
 
 def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, of any cell."""
-    if session_doubts(results):
-        return True
-    workload, arm = key or ("", Arm())
-    cells = cell_doubts(results)
-    return key is not None and (key in cells or (workload, results.plan.reference(arm)) in cells)
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
+    cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
+    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
@@ -282,11 +289,9 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
     Two sides are measured in the same blocks, so load alone does not make them doubtful.
     """
-    if key is not None and key in results.doubts:
-        return True
-    if results.plan.sides is not None:
-        return results.num_discarded > MANY * results.num_blocks
-    return is_disturbed(results, key)
+    if results.plan.sides is None:
+        return is_disturbed(results, key)
+    return key in results.doubts or bool(broken(results))
 
 
 def throttled(results: Results) -> tuple[Warned | None, bool]:
@@ -312,27 +317,29 @@ def losses(results: Results) -> list[str]:
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
+def _by_cell(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
+    return {(record.workload.id, record.implementation): record for record in records}
+
+
 def failed(results: Results) -> list[tuple[Record, str]]:
     """Cells of the candidate that are lost, wrong or failed, each with a description."""
-    base, candidate = by_side(results)
-    before = {(record.workload.id, record.implementation): record.status for record in base}
-    found = []
-    for record in candidate:
-        was = before.get((record.workload.id, record.implementation))
-        is_gone = was is Status.ok and record.status is not Status.ok and not record.is_predicted
+    base, candidate = map(_by_cell, by_side(results))
+    failures = []
+    for key, record in candidate.items():
+        before = base[key].status if key in base else None
+        is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
         if record.is_finding or is_gone:
-            before_it = "" if was is None else f" (the base: {was})"
-            where = f"{record.implementation} on {record.workload.id}"
-            found.append((record, f"{record.status}: {where}{before_it}: {record.message}"))
-    return found
+            note = "" if before is None else f" (the base: {before})"
+            failures.append((record, f"{record.status}: {key[1]} on {key[0]}{note}: {record.message}"))
+    return failures
 
 
 def untried(results: Results) -> list[str]:
     """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
-    one, other = ({(each.workload.id, each.implementation): each for each in side} for side in by_side(results))
+    base, candidate = map(_by_cell, by_side(results))
     return [
         f"not tried: {record.arm} on {record.workload.id}: {record.message}"
-        for mine, its in ((one, other), (other, one))
-        for key, record in mine.items()
-        if record.is_predicted and key in its and its[key].status is Status.ok
+        for side, other in ((base, candidate), (candidate, base))
+        for key, record in side.items()
+        if record.is_predicted and key in other and other[key].status is Status.ok
     ]

@@ -17,12 +17,12 @@ MOST_NAMED = 3
 
 
 class Ending(enum.StrEnum):
-    """The end of a command; each has an exit code."""
+    """The end of a command, most urgent first; each has an exit code."""
 
-    passed = "pass"
     finding = "fail"
-    inconclusive = "inconclusive"
     invalid = "invalid session"
+    inconclusive = "inconclusive"
+    passed = "pass"
 
 
 class Mark(enum.StrEnum):
@@ -64,7 +64,6 @@ ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
     Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.invalid},
 }
 """How each command ends by a mark; any other mark is a pass."""
-URGENCY = (Ending.finding, Ending.invalid, Ending.inconclusive, Ending.passed)
 SPEEDS = {
     Verdict.faster: Mark.faster,
     Verdict.equivalent: Mark.equal,
@@ -123,10 +122,10 @@ class Conclusion:
 
 def ending(marks: Sequence[Mark], question: Question) -> Ending:
     """The most urgent ending of the marks; without any mark but `not judged` it is inconclusive."""
-    if all(each is Mark.not_judged for each in marks):
+    if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
-    found = {ENDINGS[question].get(each, Ending.passed) for each in marks}
-    return next(each for each in URGENCY if each in found)
+    endings = {ENDINGS[question].get(mark, Ending.passed) for mark in marks}
+    return next(end for end in Ending if end in endings)
 
 
 def conclude(
@@ -141,7 +140,7 @@ def conclude(
     end = ending(list(marks.values()), question)
     parts = []
     for kind in Mark:
-        names = [name for name, each in marks.items() if each is kind]
+        names = [name for name, mark in marks.items() if mark is kind]
         if not names:
             continue
         text = _counted(len(names), len(marks), kind)

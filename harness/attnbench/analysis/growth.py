@@ -49,8 +49,7 @@ class Fit:
     """Growth over `lengths`, the fitted ones.
 
     `exponent` is the slope of log(bytes) over log(length): 1 is linear, 2 quadratic; `low` and `high` bound it at 95 %.
-    `end` is the slope between the last two lengths. `parts` is the curve; `others` are the curves with one length left
-    out.
+    `end` is the slope between the last two lengths. `parts` is the curve.
     """
 
     lengths: tuple[int, ...]
@@ -60,7 +59,6 @@ class Fit:
     high: float
     end: float
     parts: Parts
-    others: tuple[Parts, ...]
 
     @property
     def misfit(self) -> float:
@@ -78,13 +76,11 @@ class Fit:
         return (b * length + 2 * c * length**2) / self.predict(length)
 
     def reach(self, limit: float) -> Reach | None:
-        """The length that needs `limit` bytes; None if no length does."""
+        """The length that needs `limit` bytes, bounded by the misfit; None if no length does."""
         off = self.misfit if self.misfit > EXACT else 0.0
-        ends = [
-            solve(parts, limit * factor) for parts in (self.parts, *self.others) for factor in (1 / (1 + off), 1 + off)
-        ]
-        known, point = [length for length in ends if length is not None], solve(self.parts, limit)
-        return None if point is None else Reach(point=point, low=min(known), high=max(known))
+        point = solve(self.parts, limit)
+        low, high = solve(self.parts, limit / (1 + off)), solve(self.parts, limit * (1 + off))
+        return None if point is None else Reach(point=point, low=low or 0.0, high=high or point)
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
@@ -103,7 +99,6 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
     end = growth_exponent(lengths[-2:], values[-2:])
     assert end is not None
-    without_one = [used[:place] + used[place + 1 :] for place in range(len(used))]
     return Fit(
         lengths=lengths,
         values=values,
@@ -112,7 +107,6 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
         high=exponent + half,
         end=end,
         parts=curve(used),
-        others=tuple(map(curve, without_one)) if len(used) > FEWEST_LENGTHS else (),
     )
 
 

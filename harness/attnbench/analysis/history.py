@@ -11,7 +11,6 @@ Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.108
 Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.
 """
 
-import gzip
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
+from attnbench.analysis.table import CELL, MetricColumn, Row, metric_columns, rows, runs_at, table
 from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Status
 
@@ -63,15 +62,14 @@ class Stored:
     baseline: str
     conditions: str
     has_sides: bool
+    num_visits: int
     machines: dict[str, str]  # processor by fingerprint
-    columns: dict[str, str]  # column of each metric, times excluded
-    units: dict[str, str]  # unit of each metric
+    metrics: dict[str, MetricColumn]  # times excluded
     cells: list[Row]  # cells with status ok
 
 
 def stored(results: Results) -> Stored:
     """Extract the parts of a run that a history needs."""
-    metrics = metric_columns(results)
     return Stored(
         folder=results.folder,
         run=results.run,
@@ -79,44 +77,30 @@ def stored(results: Results) -> Stored:
         baseline=results.plan.baseline,
         conditions=results.plan.conditions,
         has_sides=results.plan.sides is not None,
-        machines={name: found.cpu for name, found in results.environments.items()},
-        columns={each.metric: each.name for each in metrics},
-        units={each.metric: each.unit for each in metrics},
+        num_visits=sum(results.num_visits.values()),
+        machines={name: environment.cpu for name, environment in results.environments.items()},
+        metrics={column.metric: column for column in metric_columns(results)},
         cells=[row for row in rows(table(results)) if row["status"] == Status.ok],
     )
 
 
 def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
-    """Read all runs at the paths, sorted by time, with notes on runs that were skipped.
+    """Read all runs at the paths, sorted by time, with notes on copies, of which the longest counts.
 
-    The paths are run folders, journals, or folders of them.
+    The paths are run folders, journals, or folders of them. A copy has the name and the time of its run.
 
     Raises:
-        ValueError: nothing can be read, or two different runs have the same name.
+        ValueError: nothing can be read.
     """
+    runs: dict[tuple[str, str], Stored] = {}
     notes: list[str] = []
-    journals = list(dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)))
-    kept: dict[str, tuple[Path, Stored]] = {}
-    for journal in journals:
+    for journal in dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)):
         run = stored(read(journal))
-        if (other := kept.get(run.run)) is None:
-            kept[run.run] = journal, run
-            continue
-        content, known = _content(journal), _content(other[0])
-        short, long = sorted((content, known), key=len)
-        if not long.startswith(short):
-            where = f"{run.run}: {other[1].folder} and {run.folder}"
-            raise ValueError(f"two different runs are called {where}; rename or leave out one of them")
-        counts = ": counted once" if short == long else ", once cut short: the longer journal counts"
-        notes.append(f"{run.run} is there twice{counts}")
-        if len(content) > len(known):
-            kept[run.run] = journal, run
-    return sorted((each for _, each in kept.values()), key=lambda each: (each.time, each.run)), notes
-
-
-def _content(journal: Path) -> bytes:
-    content = journal.read_bytes()
-    return gzip.decompress(content) if journal.suffix == ".gz" else content
+        known = runs.setdefault((run.time, run.run), run)
+        if known is not run:
+            notes.append(f"{run.run} is there twice: the longer journal counts")
+            runs[run.time, run.run] = max(known, run, key=lambda copy: copy.num_visits)
+    return [run for _, run in sorted(runs.items(), key=lambda item: item[0])], notes
 
 
 def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]:
@@ -185,13 +169,13 @@ def follow(
         ValueError: no cell has the metric; the message lists the available ones.
     """
     names = {plugins.name_of(spec) for spec in implementations}
-    found: dict[tuple[object, ...], list[Row]] = {}
+    series: dict[tuple[object, ...], list[Row]] = {}
     for point in (point for run in runs for point in _points(run, metric)):
         is_chosen = not names or point["implementation"] in names
         if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
-            found.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
-    units = {LATENCY: "s"} | {name: unit for run in runs for name, unit in run.units.items()}
-    if not found:
+            series.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
+    units = {LATENCY: "s"} | {name: column.unit for run in runs for name, column in run.metrics.items()}
+    if not series:
         known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(run, name)) for run in runs))
         raise ValueError(
             f"no stored cell matches metric={metric}, workload={workload} and "
@@ -206,7 +190,7 @@ def follow(
             points=tuple(points),
             changes=tuple(changes([point["value"] for point in points], smallest)),
         )
-        for points in found.values()
+        for points in series.values()
     ]
 
 
@@ -215,7 +199,7 @@ def _points(run: Stored, metric: str) -> Iterator[Row]:
 
     Ratios of two sides are left out: their reference changes.
     """
-    columns = COLUMNS | {name: (column, "", "") for name, column in run.columns.items()}
+    columns = COLUMNS | {name: (column.name, "", "") for name, column in run.metrics.items()}
     if metric not in columns or (metric == RATIO and run.has_sides):
         return
     value, low, high = columns[metric]

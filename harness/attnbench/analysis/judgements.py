@@ -26,7 +26,7 @@ class CheckVerdict(enum.StrEnum):
     """The verdict of a check on one implementation."""
 
     right = "right"
-    imprecise = "imprecise"  # close to attention on purpose: has an error, but no judgement
+    imprecise = "imprecise"  # honest, but less precise than the yardsticks
     wrong = "WRONG"
     approximate = "approximate"  # close to attention by intent: an error, and no judgement
     not_judged = "not judged"  # no answer to compare
@@ -34,9 +34,8 @@ class CheckVerdict(enum.StrEnum):
 
 def _hides_all(workload: Workload) -> bool:
     """Whether the mask may hide every key from some query."""
-    return workload.mask.startswith("padding_to_nothing") or (
-        "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
-    )
+    is_short = "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
+    return is_short or workload.mask.startswith("padding_to_nothing")
 
 
 FEATURES: dict[str, Callable[[Workload], bool]] = {
@@ -124,11 +123,11 @@ class Judgement:
     @property
     def notes(self) -> Mapping[str, str]:
         """Notes that do not affect the verdict, the first of each rule."""
-        found: dict[str, str] = {}
+        notes: dict[str, str] = {}
         for record in self.compared:
             for note in record.agreement.notes if record.agreement is not None else ():
-                found.setdefault(note.rule, note.found)
-        return found
+                notes.setdefault(note.rule, note.found)
+        return notes
 
     @property
     def worst(self) -> float | None:
@@ -136,8 +135,8 @@ class Judgement:
 
         Cells in float64 of what computes in float32 do not count: they are judged by the tolerance of float32.
         """
-        agreements = [record.agreement for record in self.compared if record.agreement is not None]
-        ratios = [each.error_ratio for each in agreements if FLOAT32 not in each.conventions]
+        agreements = (record.agreement for record in self.compared)
+        ratios = [one.error_ratio for one in agreements if one is not None and FLOAT32 not in one.conventions]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
 

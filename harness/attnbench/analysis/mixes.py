@@ -13,19 +13,16 @@ from attnbench.workloads.models import Mix
 class Total:
     """The attention of all layers of a model at one point, by one arm.
 
-    `seconds` is the time of one pass: each layer's time times its count; None if a layer has no time, and `missing` is
-    the number of such layers. The ratio is to the baseline's total; its interval adds up the layers' intervals, the
-    widest result that they allow.
+    `seconds` is the time of one pass: each layer's time times its count; None if a layer has no time. The ratio is to
+    the baseline's total; its interval adds up the layers' intervals, the widest result that they allow.
     """
 
     mix: Mix
     arm: Arm
-    seconds: float | None
+    seconds: float | None = None
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    missing: int = 0
-    reasons: tuple[str, ...] = ()  # why layers have no time
 
     @property
     def num_calls(self) -> int:
@@ -35,45 +32,35 @@ class Total:
 
 def totals(results: Results) -> list[Total]:
     """Every arm at each point of a model, the fastest first; empty if the run was not planned for a model."""
-    compared = {each.key: each for each in comparisons(results)}
+    compared = {comparison.key: comparison for comparison in comparisons(results)}
     times_s = paired_times(results)
-    reasons = {
-        record.key: f"{record.status}: {record.message}" if record.message else str(record.status)
-        for record in results.records
-    }
-    arms = list(dict.fromkeys(record.arm for record in results.records))
-    found = [
-        _total(mix, arm, times_s, compared, reasons, is_reference=results.plan.is_reference(arm))
-        for mix in results.plan.mixes
-        for arm in arms
-    ]
-    order = {mix.label: place for place, mix in enumerate(results.plan.mixes)}
-    return sorted(found, key=lambda each: (order[each.mix.label], each.seconds is None, each.seconds or 0.0))
+    arms = dict.fromkeys(record.arm for record in results.records)
+    sums = []
+    for mix in results.plan.mixes:
+        unsorted = [_total(mix, arm, times_s, compared) for arm in arms]
+        sums += sorted(unsorted, key=lambda total: (total.seconds is None, total.seconds or 0.0))
+    return sums
 
 
-def _total(  # noqa: PLR0913 - facts about each cell
-    mix: Mix,
-    arm: Arm,
-    times_s: Mapping[Key, float],
-    compared: Mapping[Key, Comparison],
-    reasons: Mapping[Key, str],
-    *,
-    is_reference: bool,
-) -> Total:
-    keys = {(workload, arm): count for workload, count in mix.counts.items()}
-    absent = [key for key in keys if key not in times_s]
-    if absent:
-        why = dict.fromkeys(reasons.get(key, "not measured") for key in absent)
-        return Total(mix=mix, arm=arm, seconds=None, missing=sum(keys[key] for key in absent), reasons=tuple(why))
-    seconds = sum(count * times_s[key] for key, count in keys.items())
-    if is_reference:
-        return Total(mix=mix, arm=arm, seconds=seconds, ratio=1.0)
-    if any(key not in compared for key in keys):
-        return Total(mix=mix, arm=arm, seconds=seconds)
-    base_s = {key: count * times_s[key] / compared[key].ratio for key, count in keys.items()}
-    ends = []
-    for name in ("low", "high"):
-        values = {key: getattr(compared[key], name) for key in keys}
-        is_known = None not in values.values()
-        ends.append(sum(base_s[key] * values[key] for key in keys) / sum(base_s.values()) if is_known else None)
-    return Total(mix=mix, arm=arm, seconds=seconds, ratio=seconds / sum(base_s.values()), low=ends[0], high=ends[1])
+def _total(mix: Mix, arm: Arm, times_s: Mapping[Key, float], compared: Mapping[Key, Comparison]) -> Total:
+    keys = [(workload, arm) for workload in mix.counts]
+    if any(key not in times_s for key in keys):
+        return Total(mix=mix, arm=arm)
+    times = [times_s[key] * count for key, count in zip(keys, mix.counts.values(), strict=True)]
+    parts = [compared[key] for key in keys if key in compared]
+    if len(parts) < len(keys):
+        return Total(mix=mix, arm=arm, seconds=sum(times))
+    bases = [time / part.ratio for time, part in zip(times, parts, strict=True)]
+
+    def to_base(ratios: list[float]) -> float | None:
+        is_known = len(ratios) == len(bases)
+        return sum(base * ratio for base, ratio in zip(bases, ratios, strict=True)) / sum(bases) if is_known else None
+
+    return Total(
+        mix=mix,
+        arm=arm,
+        seconds=sum(times),
+        ratio=to_base([part.ratio for part in parts]),
+        low=to_base([part.low for part in parts if part.low is not None]),
+        high=to_base([part.high for part in parts if part.high is not None]),
+    )

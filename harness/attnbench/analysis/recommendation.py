@@ -5,9 +5,9 @@ Among implementations that are equal within the margin, PyTorch's own choice, th
 that needs least memory.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnbench.analysis.comparisons import doubts, samples_of
 from attnbench.analysis.results import Results
@@ -72,8 +72,7 @@ class Change:
         return {"axis": self.axis, **place, "before": self.before, "after": self.after}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lead:
+class Lead(NamedTuple):
     """The factor by which another implementation is slower than the choice, with an optional interval."""
 
     ratio: float
@@ -91,8 +90,6 @@ class Recommendation:
     reference: str  # PyTorch's own choice
     seconds: dict[str, float]  # median seconds of a call, by implementation
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
-    changes: tuple[Change, ...]
-    looked: tuple[int, int] | None  # the shortest and the longest length searched for a change
     excluded: dict[str, Exclusion]  # by implementation
 
     @property
@@ -121,11 +118,11 @@ class Recommendation:
             return None
         if self.choice == stands.leader:
             judged = stands.others.get(other)
-            return None if judged is None else Lead(ratio=judged.ratio, low=judged.low, high=judged.high)
+            return None if judged is None else Lead(judged.ratio, judged.low, judged.high)
         to_choice, to_other = stands.others.get(self.choice), stands.others.get(other)
         if to_choice is None or (to_other is None and other != stands.leader):
             return None
-        return Lead(ratio=(1.0 if to_other is None else to_other.ratio) / to_choice.ratio)
+        return Lead((1.0 if to_other is None else to_other.ratio) / to_choice.ratio)
 
     def verdict(self, name: str) -> Verdict:
         """The verdict on another implementation relative to the leader; undecided if unknown."""
@@ -149,41 +146,37 @@ class Recommendation:
                 for name, lead in leads.items()
                 if lead is not None
             },
-            "changes": [each.facts() for each in self.changes],
-            "looked_for_changes": self.looked,
             "excluded": {name: str(why) for name, why in self.excluded.items()},
         }
 
 
 def recommend(results: Results, limits: Limits | None = None) -> list[Recommendation]:
     """One recommendation for each requested workload, in the order of the plan."""
-    limits = Limits() if limits is None else limits
-    return [_recommended(results, workload, limits) for workload in results.plan.asked]
+    return [_recommended(results, workload, limits or Limits()) for workload in results.plan.asked]
 
 
 def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
-    plan = results.plan
-    own = {record.implementation: record for record in results.records if record.workload == workload}
-    excluded = {name: why for name, record in own.items() if (why := _exclusion(record, limits))}
-    fit = {name: record for name, record in own.items() if name not in excluded}
-    stands = _standing(results, workload.id, set(fit))
+    reference = results.plan.baseline
+    records = {record.implementation: record for record in results.records if record.workload == workload}
+    excluded = {name: why for name, record in records.items() if (why := _exclusion(record, limits))}
+    fit = {name: record for name, record in records.items() if name not in excluded}
+    taken = samples_of(results).get(workload.id, {})
+    stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
+    if stands is not None and doubts(results):
+        stands = replace(stands, others=doubted(stands.others))
     seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
     order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
-    peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
-    choice = _preferred(stands, plan.baseline if plan.baseline in fit else "", peaks)
-    ladder = next((each for each in plan.ladders if each.base == workload.id), None)
-    if doubts(results):  # doubtful times decide nothing at any length
-        ladder = None
-    changes, looked = (changes_along(results, ladder), _looked(results, ladder)) if ladder else ((), None)
+    peaks = {
+        name: record.samples(PEAK_MEMORY)[0].value for name, record in records.items() if record.samples(PEAK_MEMORY)
+    }
+    choice = _preferred(stands, reference if reference in fit else "", peaks)
     return Recommendation(
         workload=workload,
         choice=choice or (order[0] if order else ""),
         standing=stands,
-        reference=plan.baseline,
+        reference=reference,
         seconds={name: seconds[name] for name in order},
         peaks={name: peaks[name] for name in [*order, *peaks] if name in peaks},
-        changes=changes,
-        looked=looked,
         excluded=excluded,
     )
 
@@ -204,12 +197,6 @@ def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
         if broken:
             return Exclusion("not deterministic", broken[0])
     return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
-
-
-def _standing(results: Results, workload: str, candidates: Collection[str] | None = None) -> Standing | None:
-    taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
-    stands = standing(results.plan, taken, results.plan.specs, discarded, candidates)
-    return replace(stands, others=doubted(stands.others)) if stands is not None and doubts(results) else stands
 
 
 def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
@@ -234,25 +221,14 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
     return min([stands.leader, *alike], key=lambda name: peaks.get(name, float("inf")))
 
 
-def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
-    """Crossovers of two implementations along a ladder that were searched for, in order.
-
-    `only` selects one pair. The default is the pairs of the ladder or, if it has none, the fastest at the base with
-    each implementation sampled elsewhere. A place that contains a narrower one is left out: it was not searched for.
-    """
-    both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
-    found = []
-    for one, other in both:
-        for place in located(points(results, ladder, one, other)):
-            before, after = (one, other) if place.sign > 0 else (other, one)
-            found.append(Change(axis=ladder.axis, place=place, before=before, after=after))
-    kept = [each for each in found if not any(_is_around(each.place, other.place) for other in found)]
-    return tuple(sorted(kept, key=lambda each: each.place.at))
-
-
-def _is_around(place: Place, other: Place) -> bool:
-    """Whether this place contains the other one and is wider."""
-    return place.low <= other.low and other.high <= place.high and (place.low, place.high) != (other.low, other.high)
+def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tuple[Change, ...]:
+    """Crossovers of two implementations along a ladder, in order."""
+    one, other = pair
+    changes = []
+    for place in located(points(results, ladder, one, other)):
+        before, after = (one, other) if place.sign > 0 else (other, one)
+        changes.append(Change(axis=ladder.axis, place=place, before=before, after=after))
+    return tuple(changes)
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
@@ -260,32 +236,11 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
 
     Comparisons that other work may have disturbed are undecided.
     """
-    found, both = {}, (Arm(implementation=one), Arm(implementation=other))
+    seen, is_doubtful = {}, bool(doubts(results))
     for value, workload in ladder.by_value.items():
-        taken, discarded = samples_of(results).get(workload, {}), results.discarded.get(workload, frozenset())
-        if own := by_process(numbers(taken, *both, discarded)):
-            seen = point([*own.values()], results.plan.num_searches)
-            found[value] = replace(seen, sign=0) if doubts(results) else seen
-    return found
-
-
-def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
-    """The leader at the base, paired with each implementation that was sampled elsewhere on the ladder."""
-    stands = _standing(results, ladder.base)
-    if stands is None:
-        return []
-    elsewhere = {
-        arm.implementation for workload in set(ladder.workloads) - {ladder.base} for arm in _timed(results, workload)
-    }
-    return [(stands.leader, name) for name in sorted(elsewhere - {stands.leader})]
-
-
-def _timed(results: Results, workload: str) -> list[Arm]:
-    taken = samples_of(results).get(workload, {})
-    return [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-
-
-def _looked(results: Results, ladder: Ladder) -> tuple[int, int] | None:
-    """The smallest and the largest value with samples of at least two implementations."""
-    values = [value for value, workload in ladder.by_value.items() if len(_timed(results, workload)) > 1]
-    return (min(values), max(values)) if values else None
+        taken = samples_of(results).get(workload, {})
+        logs = by_process(numbers(taken, Arm(implementation=one), Arm(implementation=other)))
+        if logs:
+            decided = point([*logs.values()], results.plan.num_searches)
+            seen[value] = replace(decided, sign=0) if is_doubtful else decided
+    return seen

@@ -45,7 +45,6 @@ class Results:
     elapsed_s: float | None  # None: killed, or still running
     num_visits: dict[str, int]  # by workload id
     check_s: float  # total time of all checks
-    called_s: float = 0.0  # total time of all visits spent inside calls
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
@@ -94,8 +93,8 @@ class Results:
     @property
     def environments(self) -> dict[str, Environment]:
         """Environments of the records by fingerprint, in order; several if the machine changed."""
-        found = (record.environment for record in self.records if record.environment is not None)
-        return {environment.fingerprint: environment for environment in found}
+        known = (record.environment for record in self.records if record.environment is not None)
+        return {environment.fingerprint: environment for environment in known}
 
 
 def read(path: Path) -> Results:
@@ -130,11 +129,10 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
         elapsed_s=finished.elapsed_s if finished is not None else None,
         num_visits=dict(Counter(visit.workload for visit in state.probes)),
         check_s=state.check_s,
-        called_s=state.called_s,
         num_blocks=gauge.num_blocks,
         discarded={name: frozenset(blocks) for name, blocks in discarded.items()},
         reason=finished.reason if finished is not None else "",
-        ceilings={place: each for (_, place), each in reversed(state.ceilings.items())},
+        ceilings={place: ceilings for (_, place), ceilings in reversed(state.ceilings.items())},
         host_ceilings=state.ceilings,
         warnings=warnings,
         doubts=state.doubts,

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,29 +96,11 @@ class SystemLoad:
 def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad | None:
     """The load during a run; None without counters, as on a simulated machine.
 
-    Covers the time from the start of each worker to its end. If `timed` names workers that timed something, by their
-    numbers from 0, only these count: load during checks does not affect any time.
+    Covers the time from the start of each worker to its end; the last worker of a killed run has no end and is left
+    out. If `timed` names workers that timed something, by their numbers from 0, only these count: load during checks
+    does not affect any time.
     """
-    found = dict(_spans(history))
-    spans = [found[number] for number in found if number in timed] or [*found.values()]
-    total_s, idle_s, stolen_s, own_s = (
-        sum(getattr(after, name) - getattr(before, name) for before, after in spans)
-        for name in ("total_s", "idle_s", "stolen_s", "own_s")
-    )
-    if total_s <= 0:
-        return None
-    return SystemLoad(
-        stolen=max(0.0, stolen_s) / total_s,
-        others=max(0.0, total_s - stolen_s - idle_s - own_s) / total_s,
-        free_bytes=min(before.free_bytes for before, _ in spans),
-    )
-
-
-def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Counters]]]:
-    """The number of each worker, with the counters at its start and at its end.
-
-    The last worker of a killed run has no end and is left out.
-    """
+    spans: dict[int, tuple[Counters, Counters]] = {}
     start: Counters | None = None
     number = -1
     for event in history:
@@ -127,29 +108,21 @@ def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Coun
             continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
-            yield number, (start, end)
+            spans[number] = start, end
         start = event.counters if isinstance(event, WorkerStarted) else None
         number += isinstance(event, WorkerStarted)
-
-
-class Times:
-    """The times of a run by cell, and by cells that differ only in direction, or only in length."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.seconds: dict[Key, float] = {}
-        self.directions: defaultdict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-        self.lengths: defaultdict[tuple[Any, ...], list[tuple[Workload, float]]] = defaultdict(list)
-        for record in records:
-            if samples := record.samples(LATENCY):
-                workload, time_s = record.workload, median(Samples.of(samples).value)
-                self.seconds[record.key] = time_s
-                self.directions[_but(record, "direction")][workload.direction] = time_s
-                self.lengths[_but(record, "seq_len", "kv_len")].append((workload, time_s))
-
-
-def _but(record: Record, *axes: str) -> tuple[Any, ...]:
-    """The arm of a cell and its axes, except these."""
-    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in axes)
+    counted = [spans[number] for number in spans if number in timed] or [*spans.values()]
+    total_s, idle_s, stolen_s, own_s = (
+        sum(getattr(after, name) - getattr(before, name) for before, after in counted)
+        for name in ("total_s", "idle_s", "stolen_s", "own_s")
+    )
+    if total_s <= 0:
+        return None
+    return SystemLoad(
+        stolen=max(0.0, stolen_s) / total_s,
+        others=max(0.0, total_s - stolen_s - idle_s - own_s) / total_s,
+        free_bytes=min(before.free_bytes for before, _ in counted),
+    )
 
 
 def judged(
@@ -159,23 +132,33 @@ def judged(
 
     `ceilings` are by host and place.
     """
-    times, found = Times(records), {record.key: record for record in records}
-    warnings: Warnings = {}
+    alike: defaultdict[tuple[object, ...], dict[Workload, float]] = defaultdict(dict)
     for record in records:
+        if samples := record.samples(LATENCY):
+            alike[_family(record)][record.workload] = median(Samples.of(samples).value)
+    kept, warnings = [], Warnings()
+    for record in records:
+        doubts: list[tuple[Warned, bool]] = []
         if _share(record, Flag.other_stream) > MOST:
-            invalid = {"status": Status.invalid, "message": ELSEWHERE, "measurements": ()}
-            found[record.key] = msgspec.structs.replace(record, **invalid)
+            doubts = [(Warn.other_stream.says(ELSEWHERE), True)]
+        elif record.workload in (times := alike[_family(record)]):
+            here = ceilings.get((record.host, record.workload.place))
+            doubts = list(_doubts(record.workload, times, here, is_cold=is_cold))
+        proofs = [text for text, is_certain in doubts if is_certain]
+        if proofs:
+            invalid = {"status": Status.invalid, "message": proofs[0], "measurements": ()}
+            kept.append(msgspec.structs.replace(record, **invalid))
             continue
-        if record.key not in times.seconds:
-            continue
-        here = ceilings.get((record.host, record.workload.place))
-        doubts = list(_doubts(record, times, here, is_cold=is_cold))
-        if reasons := [text for text, is_certain in doubts if is_certain]:
-            invalid = {"status": Status.invalid, "message": reasons[0], "measurements": ()}
-            found[record.key] = msgspec.structs.replace(record, **invalid)
-        elif doubts:
+        kept.append(record)
+        if doubts:
             warnings[record.key] = tuple(text for text, _ in doubts)
-    return tuple(found.values()), warnings
+    return tuple(kept), warnings
+
+
+def _family(record: Record) -> tuple[object, ...]:
+    """The arm of a cell and its axes, except direction and length."""
+    lengths = ("direction", "seq_len", "kv_len")
+    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in lengths)
 
 
 def _share(record: Record, flag: Flag) -> float:
@@ -204,19 +187,28 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
             yield Warn.above_ceiling.says(text), False
 
 
-def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Suspicious features of a time, and whether each proves it wrong."""
-    workload, time_s = record.workload, times.seconds[record.key]
+def _doubts(
+    workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None, *, is_cold: bool
+) -> Iterator[tuple[Warned, bool]]:
+    """Suspicious features of a time, and whether each proves it wrong.
+
+    `times` also holds those of other directions and lengths.
+    """
+    time_s = times[workload]
     if time_s <= 0:
         yield Warn.above_ceiling.says("impossible: no time passed"), True
         return
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
-    forward_s, inference_s = map(times.directions[_but(record, "direction")].get, ("forward", "inference"))
+    lengths = workload.seq_len, workload.kv_len
+    directions = {
+        other.direction: other_s for other, other_s in times.items() if (other.seq_len, other.kv_len) == lengths
+    }
+    forward_s = directions.get("forward")
     if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
         text = f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
         yield Warn.fast_backward.says(text), True
-    forward_s = forward_s or inference_s
+    forward_s = forward_s or directions.get("inference")
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
         yield Warn.fast_backward.says(f"its forward pass is {significant(forward_s / time_s, 2)}x slower"), False
     if ceilings is None or ceilings.matmul is None:
@@ -226,8 +218,8 @@ def _doubts(record: Record, times: Times, ceilings: Ceilings | None, *, is_cold:
     if least <= work < counts.useful_flops(workload):
         text = "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
         yield Warn.counted_backward.says(text), False
-    for other, other_s in times.lengths[_but(record, "seq_len", "kv_len")]:
-        is_far_longer = workload.seq_len >= FAR_LONGER * other.seq_len
+    for other, other_s in times.items():
+        is_far_longer = other.direction == workload.direction and workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
             text = f"takes no longer than at length {other.seq_len}: is all of it computed?"
             yield Warn.free_length.says(text), False
@@ -246,12 +238,11 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         return
     if time.num_samples < FEW_SAMPLES:
         yield Warn.few_samples.says(f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only")
-    own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
         is_bound = _share(record, Flag.host_bound | Flag.host_near) > MOST
         yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
-    yield from _faults(record, own, time)
+    yield from _faults(record, Samples.of(latency.samples), time)
     with suppress(ValueError):  # the run may name a device that is not installed here
         notes = device(record.workload.device).notes(record.workload, record.environment)
         yield from map(Warn.device_precision.says, notes)

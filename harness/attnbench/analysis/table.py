@@ -9,7 +9,7 @@ comparing needs it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -50,50 +50,48 @@ GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
 CELL = (*AXES, "implementation", "side")
 """Columns that identify a row within a run."""
 
-IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host", *AXES)
-CELL_COLUMNS = (
-    *IDENTITY,
-    *("status", "message", "is_predicted", "is_baseline"),
-    *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "num_processes", "paired_latency_s"),
-    *("ratio", "ratio_low", "ratio_high", "verdict", "reason", "margin", "minimum_detectable_effect", "more_s"),
-    *("is_same_kernel", "allocator"),
-    *("ran", "num_operators"),
-    *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
-    *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
-    *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
-)
-"""Columns that are always present.
+TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
+"""Types of columns: a text or a number that may be missing; a number, a truth value or a text that every cell has."""
+IDENTITY = {
+    **dict.fromkeys(("run", "commit", "time", "workload", "implementation", "side", "host"), TEXT),
+    **dict.fromkeys(AXES, NEVER_MISSING),
+}
+CELL_COLUMNS = {
+    **IDENTITY,
+    **dict.fromkeys(("status", "message"), TEXT),
+    **dict.fromkeys(("is_predicted", "is_baseline"), NEVER_MISSING),
+    **dict.fromkeys(("latency_s", "latency_low_s", "latency_high_s"), NUMBER),
+    **dict.fromkeys(("num_samples", "num_visits", "num_processes"), NEVER_MISSING),
+    **dict.fromkeys(("paired_latency_s", "ratio", "ratio_low", "ratio_high"), NUMBER),
+    **dict.fromkeys(("verdict", "reason"), TEXT),
+    **dict.fromkeys(("margin", "minimum_detectable_effect", "more_s"), NUMBER),
+    "is_same_kernel": NEVER_MISSING,
+    **dict.fromkeys(("allocator", "ran"), TEXT),
+    "num_operators": NUMBER,
+    "useful_flops": NEVER_MISSING,
+    "executed_flops": NUMBER,
+    **dict.fromkeys(("compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"), NEVER_MISSING),
+    **dict.fromkeys(("flops_per_s", "bytes_per_s", "matmul_share", "copy_share", "error_ratio"), NUMBER),
+    "num_tensors": NEVER_MISSING,
+    **dict.fromkeys(("diagnosis", "warnings", "fingerprint"), TEXT),
+}
+"""Columns that are always present, with their types.
 
 Columns of measured metrics follow, and DEVICE_COLUMNS if a driver reports its state.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
 comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share`
-are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
-`num_tensors` tensors, missing if an error is not finite.
+for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share` are of the ceilings that the
+run measured. `error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
+finite.
 """
-DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share", "throttled_by")
+DEVICE_COLUMNS = {
+    **dict.fromkeys(("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share"), NUMBER),
+    "throttled_by": TEXT,
+}
 """State of the device while the cell's workload was timed, as in `DeviceSummary`; throttle reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
-TEXTS = (
-    *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict", "reason"),
-    *("allocator", "ran", "diagnosis", "warnings", "fingerprint", "throttled_by"),
-)
-NEVER_MISSING = (
-    *(
-        *AXES,
-        "is_predicted",
-        "is_baseline",
-        "num_samples",
-        "num_visits",
-        "num_processes",
-        "num_tensors",
-        "is_same_kernel",
-    ),
-    *("useful_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
-)
-"""All other columns except texts are floating point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +134,10 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
 @lru_cache(maxsize=1)
 def table(results: Results) -> "pd.DataFrame":
     """The table of one run in the order of the plan, cached: do not modify it."""
-    found = _frame(list(_cells(results)), CELL_COLUMNS)
-    twice = found[found.duplicated(list(CELL))]
+    cells = _frame(list(_cells(results)), CELL_COLUMNS)
+    twice = cells[cells.duplicated(list(CELL))]
     assert twice.empty, f"two rows of one cell: {twice[['workload', 'implementation', 'side']].to_dict('records')}"
-    return found
+    return cells
 
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
@@ -151,17 +149,13 @@ def rows(cells: "pd.DataFrame") -> list[Row]:
 def metric_columns(results: Results) -> list[MetricColumn]:
     """Columns of the metrics that some cell of the run has, times excluded."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
-    found = {each.metric: each for record in results.records for each in _metrics(record)}
-    return [
-        MetricColumn(
-            name=_column(each),
-            metric=name,
-            unit=each.unit,
-            explanation=known[name].summary if name in known else "",
-        )
-        for name, each in found.items()
-        if name not in known or known[name].is_column
-    ]
+    measured = {one.metric: one for record in results.records for one in _metrics(record)}
+    columns = []
+    for name, one in measured.items():
+        if name not in known or known[name].is_column:
+            explanation = known[name].summary if name in known else ""
+            columns.append(MetricColumn(name=_column(one), metric=name, unit=one.unit, explanation=explanation))
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,26 +181,26 @@ class Panel:
     @cached_property
     def lines(self) -> dict[Arm, list[Row]]:
         """Rows of each arm, sorted by length; arms in the order of their first row."""
-        found = rows(self.cells)
-        made: dict[Arm, list[Row]] = {arm_of(row): [] for row in found}
-        for row in sorted(found, key=itemgetter(self.axis)):
-            made[arm_of(row)].append(row)
-        return made
+        every = rows(self.cells)
+        lines: dict[Arm, list[Row]] = {arm_of(row): [] for row in every}
+        for row in sorted(every, key=itemgetter(self.axis)):
+            lines[arm_of(row)].append(row)
+        return lines
 
 
 def panels(cells: "pd.DataFrame") -> list[Panel]:
     """Split a table into panels: each group over its query length or, in decoding, over its key length."""
-    found = []
+    split = []
     for _, group in cells.groupby(list(GROUP_AXES), sort=False):
         is_decoding = group["seq_len"].nunique() == 1 < group["kv_len"].nunique()
         if is_decoding:
-            found.append(Panel(axis="kv_len", other=f"T={group['seq_len'].iloc[0]}", cells=group))
+            split.append(Panel(axis="kv_len", other=f"T={group['seq_len'].iloc[0]}", cells=group))
             continue
         others = group["kv_len"].where(group["kv_len"] != group["seq_len"], 0)  # 0: as many keys as queries
         for other in others.unique():
             text = f"S={other}" if other else ""
-            found.append(Panel(axis="seq_len", other=text, cells=group[others == other]))
-    return found
+            split.append(Panel(axis="seq_len", other=text, cells=group[others == other]))
+    return split
 
 
 def arm_of(row: Row) -> Arm:
@@ -227,37 +221,36 @@ def runs_at(path: Path) -> list[Path]:
     """
     if path.is_file() or has_journal(path):
         return [path]
-    found = find_runs(path) or sorted(filter(has_journal, path.glob("*")))
-    if not found:
+    runs = find_runs(path) or sorted(filter(has_journal, path.glob("*")))
+    if not runs:
         allowed = f"a run's folder, its {JOURNAL}, or a results folder that holds runs/"
         raise ValueError(f"{path} holds no run: give {allowed}")
-    return found
+    return runs
 
 
 def _results(paths: Iterable[Path | str]) -> list[Results]:
     return [read(run) for path in paths for run in runs_at(Path(path))]
 
 
-def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
+def _frame(cells: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
     """A table of rows with `columns` first; text columns have a type with NA even if they are empty."""
     import pandas as pd
 
-    others = (column for row in found for column in row)
-    made = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
-    may_miss = (name for name in (*CELL_COLUMNS, *DEVICE_COLUMNS) if name not in NEVER_MISSING)
-    kinds = {name: "string" if name in TEXTS else "float64" for name in may_miss}
-    return made.astype({column: kind for column, kind in kinds.items() if column in made.columns})
+    others = (column for row in cells for column in row)
+    frame = pd.DataFrame(cells, columns=list(dict.fromkeys([*columns, *others])))
+    known = CELL_COLUMNS | DEVICE_COLUMNS
+    return frame.astype({column: known[column] for column in frame.columns if known.get(column, NEVER_MISSING)})
 
 
 def _cells(results: Results) -> Iterator[Row]:
-    compared = {each.key: each for each in comparisons(results)}
+    compared = {comparison.key: comparison for comparison in comparisons(results)}
     times_s = paired_times(results)
     for record in results.records:
-        latency = record.measurement(LATENCY)
-        time = median_estimate(latency.samples) if latency is not None and latency.samples else None
+        workload, agreement, operators = record.workload, record.agreement, record.operators
+        samples = record.samples(LATENCY)
+        time = median_estimate(samples) if samples else None
         is_baseline = results.plan.is_reference(record.arm)
         cautions = warnings_of(record, time, is_cold=results.plan.cache != "warm")
-        agreement = record.agreement
         yield {
             **_identity(record),
             "status": str(record.status),
@@ -265,29 +258,30 @@ def _cells(results: Results) -> Iterator[Row]:
             "is_predicted": record.is_predicted,
             "is_baseline": is_baseline,
             **_times(record, time, times_s.get(record.key), results),
-            **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
+            "ratio": 1.0 if is_baseline and samples else None,
+            **_verdict(compared.get(record.key)),
             "allocator": results.plan.allocator,
-            "ran": None if record.operators is None else ran(record.operators),
-            "num_operators": None if record.operators is None else num_operators(record.operators),
-            "useful_flops": counts.useful_flops(record.workload),
+            "ran": None if operators is None else ran(operators),
+            "num_operators": None if operators is None else num_operators(operators),
+            "useful_flops": counts.useful_flops(workload),
             "executed_flops": record.executed_flops,
-            "compulsory_bytes": counts.compulsory_bytes(record.workload),
-            "arithmetic_intensity": counts.arithmetic_intensity(record.workload),
-            "score_matrix_bytes": counts.score_matrix_bytes(record.workload),
+            "compulsory_bytes": counts.compulsory_bytes(workload),
+            "arithmetic_intensity": counts.arithmetic_intensity(workload),
+            "score_matrix_bytes": counts.score_matrix_bytes(workload),
             "error_ratio": None if agreement is None else agreement.error_ratio,
             "num_tensors": 0 if agreement is None else len(list(agreement.tensors())),
             "diagnosis": (None if agreement is None else agreement.diagnosis) or None,
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
-            **{_column(each): median(Samples.of(each.samples).value) for each in _metrics(record)},
-            **_device(None if latency is None else results.devices.get(record.workload.id)),
+            **{_column(one): median(Samples.of(one.samples).value) for one in _metrics(record)},
+            **_device(results.devices.get(workload.id) if samples else None),
         }
 
 
 def _identity(record: Record) -> Row:
-    named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
-    own = {"implementation": record.implementation, "side": record.side or None, "host": record.host or None}
-    return {**named, **own, **record.workload.axes()}
+    run = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
+    arm = {"implementation": record.implementation, "side": record.side or None, "host": record.host or None}
+    return {**run, **arm, **record.workload.axes()}
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
@@ -313,27 +307,25 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     }
 
 
-def _device(found: DeviceSummary | None) -> Row:
+def _device(state: DeviceSummary | None) -> Row:
     """Values of DEVICE_COLUMNS; empty without a device state."""
-    if found is None:
+    if state is None:
         return {}
-    return {name: getattr(found, name) for name in DEVICE_COLUMNS} | {
-        "throttled_by": nvml.reasons(found.throttled_by) or None
-    }
+    return asdict(state) | {"throttled_by": nvml.reasons(state.throttled_by) or None}
 
 
-def _verdict(found: Comparison | None, own: float | None) -> Row:
-    """Columns of a comparison; `own` is the ratio of a cell without one: 1 for a baseline."""
-    if found is None:
-        return {"ratio": own, "is_same_kernel": False}
-    same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "margin", "more_s")}
-    same |= {"is_same_kernel": found.is_same_kernel, "reason": found.reason or None}
-    return {**same, "ratio_low": found.low, "ratio_high": found.high, "verdict": str(found.verdict)}
+def _verdict(compared: Comparison | None) -> Row:
+    if compared is None:
+        return {"is_same_kernel": False}
+    names = ("ratio", "margin", "minimum_detectable_effect", "more_s", "is_same_kernel")
+    texts = {"verdict": str(compared.verdict), "reason": compared.reason or None}
+    interval = {"ratio_low": compared.low, "ratio_high": compared.high}
+    return {name: getattr(compared, name) for name in names} | interval | texts
 
 
 def _metrics(record: Record) -> Iterator[Measurement]:
     """All measurements of a cell except its times, which have columns of their own."""
-    return (each for each in record.measurements if each.metric not in {LATENCY, CONTROL_LATENCY} and each.samples)
+    return (one for one in record.measurements if one.metric not in {LATENCY, CONTROL_LATENCY} and one.samples)
 
 
 def _column(measurement: Measurement) -> str:

@@ -9,8 +9,6 @@ Source of the idea that a task holds a machine: Kernel Tuner, https://github.com
 import fcntl
 import json
 import logging
-import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +19,7 @@ from typing import Any
 import msgspec
 
 from attnbench.cluster.host import NAME, Answer, examine, measure
-from attnbench.cluster.merge import finished, journal_path, kind_of, merge
-from attnbench.cluster.shares import Share, split
+from attnbench.cluster.shares import Share, finished, journal_path, kind_of, merge, split
 from attnbench.devices import device
 from attnbench.processes.sides import current_commit
 from attnbench.processes.stages import now
@@ -44,9 +41,6 @@ WAIT_S = 60.0
 NUM_RETRIES = 2
 EXAMINED_S = 300.0
 """Seconds for the self-examination of a host; a slower host is busy measuring, or gone."""
-NICENESS = ("RAY_worker_niceness", "0")
-"""Ray gives its workers a niceness of 15, which lets all other processes of a host run before the measurement."""
-REMOTE = re.compile(r"(?:ray://)?([\w.-]+):(\d{1,5})")
 CONNECT_S = 10.0
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
 
@@ -62,32 +56,18 @@ def connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError:
         raise ValueError('a cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
-    if address != "auto":
-        _require_listener(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
+        if address != "auto":
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()  # Ray itself retries for minutes
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ValueError(f"no Ray cluster answers at {address} ({_first_line(error)}): give {ALLOWED}") from None
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _require_listener(address: str) -> None:
-    """Check the address within seconds; Ray retries for minutes.
-
-    Raises:
-        ValueError: it is not an address, or nothing listens there.
-    """
-    parts = REMOTE.fullmatch(address)
-    if parts is None:
-        raise ValueError(f"--cluster {address} is not allowed: give {ALLOWED}")
-    try:
-        socket.create_connection((parts[1], int(parts[2])), timeout=CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"no Ray cluster answers at {address} ({error}): give {ALLOWED}") from None
 
 
 def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has no types of its own
@@ -143,20 +123,16 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"{folder} is being driven by another process: wait for its end, or stop it") from None
-            path = folder / JOURNAL
-            started = next(iter(read_events(path))) if path.exists() else None
-            if started is None:
-                commit = current_commit()
-                started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit, plan=plan)
-            assert isinstance(started, events.RunStarted)
+            started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+            if (path := folder / JOURNAL).exists():
+                started = next(event for event in read_events(path) if isinstance(event, events.RunStarted))
             shares = split(plan, folder.name, num_hosts)
-            merge(folder, started, shares, {}, is_over=False)  # allows to continue from here
+            merge(folder, started, shares)  # allows to continue from here
+            lost = None
             try:
                 lost = measured(ray, folder, shares, note)
-            except BaseException:
-                merge(folder, started, shares, {}, is_over=False)
-                raise
-            merge(folder, started, shares, lost, is_over=True)
+            finally:
+                merge(folder, started, shares, lost)
 
 
 def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[str], None]) -> dict[str, str]:  # noqa: ANN401 - as above
@@ -170,8 +146,8 @@ def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[st
         retry_exceptions=True,
     )
     known = {share.name: finished(folder, share) for share in shares}
-    kinds = [kind_of(history) for hosts in known.values() for history in hosts.values()][:1]
-    tasks = {work.remote(msgspec.json.encode(share)): share.name for share in shares if not known[share.name]}
+    kinds = [kind_of(of_share[1]) for of_share in known.values() if of_share is not None][:1]
+    tasks = {work.remote(msgspec.json.encode(share)): share.name for share in shares if known[share.name] is None}
     lost: dict[str, str] = {}
     seen_s = time.monotonic()
     while tasks:
@@ -189,9 +165,6 @@ def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[st
                 lost[share] = _first_line(error)
                 continue
             note(f"{answer.host} has finished share {share}: {len(tasks)} of {len(shares)} are left")
-            if answer.niceness > os.nice(0):
-                advice = f"start Ray there with {'='.join(NICENESS)} in its environment"
-                note(f"warning: {answer.host} measures with niceness {answer.niceness}: {advice}")
     for share, why in lost.items():
         note(f"share {share} is lost: {why}")
     return lost

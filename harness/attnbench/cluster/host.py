@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -27,10 +26,8 @@ from attnbench.storage.journal import events as read_events
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
 SLOT = "ATTNBENCH_BENCH_SLOT"
-"""Set for all processes of a share, to find those that outlive the share."""
-POLL_S = 0.5
-LEFT_S = 20.0
-"""Seconds until leftover processes of a killed share are ended: they would block every later measurement."""
+"""Set for all processes of a share, to find those that outlive it."""
+ENDED_S = 20.0
 NAME = re.compile(r"\w[\w.-]{0,63}")
 """A host's name is also a folder name."""
 HOST = "ATTNBENCH_HOST"
@@ -43,7 +40,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str  # a name that identifies no person
     journal: bytes
-    niceness: int = 0  # of its processes
 
 
 def measure(message: bytes) -> bytes:
@@ -62,8 +58,7 @@ def measure(message: bytes) -> bytes:
     with bench_slot():
         if not is_finished(folder / JOURNAL):
             execute(share.plan, folder, lambda _: None)
-    answer = Answer(host=host, journal=(folder / JOURNAL).read_bytes(), niceness=os.nice(0))
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(Answer(host=host, journal=(folder / JOURNAL).read_bytes()))
 
 
 def examine() -> str:
@@ -85,10 +80,10 @@ def own_name() -> str:
     name = os.environ.get(HOST, "")
     if NAME.fullmatch(name):
         return name
-    machine = ""
+    machine = socket.gethostname()
     with suppress(OSError):
-        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
-    return f"host-{hashlib.sha256(f'{machine}/{socket.gethostname()}'.encode()).hexdigest()[:6]}"
+        machine += Path("/etc/machine-id").read_text(encoding="ascii")
+    return f"host-{hashlib.sha256(machine.encode()).hexdigest()[:6]}"
 
 
 def folder_of_runs() -> Path:
@@ -109,7 +104,7 @@ def is_finished(path: Path) -> bool:
 def bench_slot() -> Iterator[None]:
     """Reserve the whole machine, not only a node: wait until no other process measures here.
 
-    The previous holder may have been killed: its children end within moments, or are ended after `LEFT_S`.
+    The previous holder may have been killed: its children, which still measure without holding the lock, are ended.
     """
     threads = os.environ.get(THREADS)
     try:
@@ -118,12 +113,11 @@ def bench_slot() -> Iterator[None]:
         file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-        began_s = time.monotonic()
-        while leftover := [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]:
-            for process in leftover if time.monotonic() - began_s > LEFT_S else ():
-                with suppress(psutil.Error):
-                    process.kill()  # it measures without holding the lock, so its starter was killed
-            time.sleep(POLL_S)
+        orphans = [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]
+        for process in orphans:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(orphans, timeout=ENDED_S)
         os.environ[SLOT] = str(os.getpid())
         if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors of the task
             os.environ.pop(THREADS, None)

@@ -1,14 +1,27 @@
-"""The shares of a plan: each has a few workloads with all their implementations, and is measured by one host."""
+"""The shares of a plan, each measured by one host, and one run from the journals of all hosts.
+
+A share has a few workloads with all their implementations, so that all samples of a cell are from one host. The merged
+journal is an ordinary one with all events of each share, in which `worker_started` names the host of the events after
+it. Unfinished shares stay in the host's own journal, there.
+"""
 
 import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from attnbench import plugins
-from attnbench.storage.events import Plan
+from attnbench.storage import events
+from attnbench.storage.events import Event, Plan
+from attnbench.storage.journal import HOSTS, JOURNAL, write
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.records import Status
 
+Measured = tuple[str, list[Event]]
+"""A host, and the events of a share that it has finished."""
 MOST_SHARES = 32
 """With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
 
@@ -59,3 +72,108 @@ def absolute(spec: str) -> str:
         return spec
     moved = f"{Path(path).absolute()}:{attribute}" + (f"+{option}" if option else "")
     return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
+
+
+def journal_path(folder: Path, host: str, share: str) -> Path:
+    """The journal of a share in the run's folder, as the host wrote it: hosts/HOST/SHARE/journal.jsonl."""
+    return folder / HOSTS / host / share / JOURNAL
+
+
+def finished(folder: Path, share: Share) -> Measured | None:
+    """The first host by name that finished a share, with its events; None if the share is open.
+
+    Raises:
+        DamagedError: a journal is damaged.
+    """
+    for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
+        history = list(read_events(path))
+        if history and isinstance(history[-1], events.RunFinished):
+            return path.parent.parent.name, history
+    return None
+
+
+def kind_of(history: Sequence[Event]) -> str:
+    """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
+    started = next(event for event in history if isinstance(event, events.WorkerStarted))
+    known = started.environment
+    cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
+    return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
+
+
+def merge(
+    folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str] | None = None
+) -> None:
+    """Rewrite the journal of a run.
+
+    `lost` gives the reasons for shares that no host could measure; None: the open shares are still being measured.
+
+    Raises:
+        DamagedError: a host's journal is damaged.
+        OSError: the journal cannot be written.
+    """
+    measured: list[Measured] = []
+    gone: list[tuple[Plan, str]] = []
+    for share in shares:
+        if (result := finished(folder, share)) is not None:
+            measured.append(result)
+        elif lost is not None and share.name in lost:
+            gone.append((share.plan, lost[share.name]))
+    write(folder / JOURNAL, merged(started, measured, gone, is_over=lost is not None))
+
+
+def merged(
+    started: events.RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
+) -> Iterator[Event]:
+    """The events of a run: its start, lost cells, the events of each share and, if complete, its end."""
+    yield started
+    for plan, why in lost:
+        for workload in plan.workloads:
+            for arm in plan.cells(workload):
+                yield events.CellChecked(
+                    workload=workload.id,
+                    implementation=arm.implementation,
+                    side=arm.side,
+                    status=Status.lost,
+                    message=why,
+                )
+    num_processes, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
+    spent_s = defaultdict[str, float](float)  # by host
+    for host, history in measured:
+        before, last = num_processes, history[-1]
+        assert isinstance(last, events.RunFinished)
+        yield from ends[-1:]  # a run is complete if its last line says so
+        for event in history:
+            match event:
+                case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
+                    continue
+                case events.WorkerStarted():
+                    num_processes += 1
+                    yield msgspec.structs.replace(event, host=host)
+                case events.CeilingsMeasured():
+                    if (host, event.ceilings.key) not in places:
+                        places.add((host, event.ceilings.key))
+                        ceilings = msgspec.structs.replace(event.ceilings, host=host)
+                        yield msgspec.structs.replace(event, ceilings=ceilings)
+                case events.VisitFinished():
+                    yield (moved := _shifted(event, before))
+                    num_processes = max(num_processes, moved.epoch + 1)
+                case _:
+                    yield event
+        ends.append(last)
+        spent_s[host] += last.elapsed_s
+    if is_over:
+        yield from ends[-1:]
+        yield events.RunFinished(
+            time=ends[-1].time if ends else started.time,
+            elapsed_s=max(spent_s.values(), default=0.0),
+            reason="; ".join(filter(None, dict.fromkeys(end.reason for end in ends))),
+        )
+
+
+def _shifted(visit: events.VisitFinished, epochs: int) -> events.VisitFinished:
+    """A visit with its process renumbered among those of all shares."""
+    arms = []
+    for taken in visit.arms:
+        samples = tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in taken.samples)
+        arms.append(msgspec.structs.replace(taken, samples=samples))
+    return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=tuple(arms))

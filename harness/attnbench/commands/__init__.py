@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("catalog", "dry_run", "invariance", "options", "parts", "recommending", "running", "terminal")
+HELPERS = ("catalog", "invariance", "options", "parts", "recommending", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 
@@ -34,7 +34,7 @@ class Verbosity:
 
 
 VERBOSITY = Verbosity()
-"""The verbosity of this process, set by --quiet and --verbose."""
+"""Set by --quiet and --verbose."""
 
 
 class ExitCode(IntEnum):
@@ -59,7 +59,7 @@ EXIT_CODES = {
 """Meanings of exit codes, for --help."""
 RETIRED_COMMANDS = {
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
-    "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",
+    "calibrate": "attnbench run predicts the cost of a cell from shorter lengths by itself",
     "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
     "crossover": "attnbench fastest A B --along AXIS finds where two change places",
     "demo": "follow the README, or docs/first-hour.md",
@@ -71,7 +71,7 @@ RETIRED_OPTIONS = {
     "allocator": "give --conditions retain, steady or system",
     "batch-invariant": "attnbench check NAME --invariance certifies what fastest recommends",
     "cache": "give --conditions cold or rotating",
-    "device-facts": "give --set device=h200 --dry-run (a100, h100, or a data sheet)",
+    "device-facts": "run on a machine that has the device",
     "false-share": "attnbench.compare(false_share=...) has it",
     "gradients": "give --set direction=forward_backward",
     "hosts": "give --cluster to attnbench run",

@@ -1,6 +1,6 @@
 """Rows of `attnbench list`: implementations and their support here, sweeps, axes, masks and plugs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attnbench import plugins
 from attnbench.devices import names
@@ -101,31 +101,19 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
     rows: list[dict[str, str]] = []
     for spec in specs:
-        name, against = plugins.name_of(spec), dict[str, list[str]]()  # columns by reason
+        row, against = {"implementation": plugins.name_of(spec)}, dict[str, list[str]]()  # columns by reason
         try:
-            found = implementation(spec)
+            plug = implementation(spec)
             for column, axes in QUESTIONS.items():
-                asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
-                reasons = [reason_against(found, each) or "" for each in asked]
+                workloads = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
+                reasons = [reason_against(plug, workload) or "" for workload in workloads]
                 if all(reasons):
                     against.setdefault(" ".join(reasons[0].split()), []).append(column)
+                row[column] = "no" if all(reasons) else "yes"
         except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
             why = f"cannot be loaded: {type(error).__name__}: {error}"
-            rows.append({"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why})
+            rows.append(row | dict.fromkeys(QUESTIONS, "?") | {"why": "", "source": why})
             continue
-        lines = "\n".join(f"{', '.join(columns)}: {reason}" for reason, columns in against.items())
-        missing = {column for columns in against.values() for column in columns}
-        answers = {column: "no" if column in missing else "yes" for column in QUESTIONS}
-        rows.append({"implementation": name, **answers, "why": lines, "source": found.source})
+        lines = [f"{', '.join(columns)}: {reason}" for reason, columns in against.items()]
+        rows.append(row | {"why": "\n".join(lines), "source": plug.source})
     return rows
-
-
-def why_not(entries: Sequence[dict[str, str]]) -> list[str]:
-    """A line for each reason: the implementation, the unsupported features, and the reason."""
-    whose: dict[str, list[str]] = {}
-    for entry in entries:
-        for line in entry.get("why", "").splitlines():
-            whose.setdefault(line, []).append(entry["implementation"])
-    return [
-        f"{'all' if 1 < len(names) == len(entries) else ', '.join(names)}: no {line}" for line, names in whose.items()
-    ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec import structs
@@ -30,8 +30,7 @@ def check(
         bool,
         typer.Option(
             "--invariance",
-            help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads? "
-            "And what does it cost compared with sdpa?",
+            help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads?",
         ),
     ] = False,
     is_interpreted: Annotated[
@@ -57,7 +56,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the verdicts by device and dtype, with all versions, into FILE.json or FILE.md. Alone: on "
+            help="Write the verdicts by device and dtype, with all versions, into FILE.md. Alone: on "
             "PyTorch's own attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.",
         ),
     ] = None,
@@ -85,7 +84,7 @@ def check(
         checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
     ):
         from attnbench.analysis.results import read
-        from attnbench.commands import invariance, running
+        from attnbench.commands import running
         from attnbench.processes.declared import declared
         from attnbench.processes.planning import rejected
 
@@ -97,16 +96,18 @@ def check(
                 raise ValueError("; ".join(not_judged.values()))
         if is_interpreted:
             options = _interpreted(options, is_invariance=is_invariance)
-        if is_invariance and not (options.settings or options.model):
-            options = replace(options, settings=[INVARIANCE])
-            planned = options.plan(implementations=specs, metrics=(), is_exact=True, with_baseline=False)
-        else:
-            rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-            more = {"metrics": (), "declarations": declarations, "rejects": rejects}
-            planned = options.plan(implementations=specs, with_baseline=False, **more)
+        more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
         if is_invariance:
-            invariance.check(planned, not_judged, as_json=as_json)
-        planned = structs.replace(planned, is_interpreted=is_interpreted)
+            from attnbench.commands import invariance  # slow to import
+
+            if not (options.settings or options.model):
+                options = replace(options, settings=[INVARIANCE])
+                more["is_exact"] = True
+            invariance.check(options.plan(**more), not_judged, as_json=as_json)
+        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
+        planned = structs.replace(
+            options.plan(declarations=declarations, rejects=rejects, **more), is_interpreted=is_interpreted
+        )
         stopped = None
         try:
             checked = running.execute(
@@ -153,20 +154,18 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
     """Options for Triton's interpreter: small sizes by default, and longer timeouts.
 
     Raises:
-        ValueError: Triton is missing, or times are requested.
+        ValueError: Triton is missing, or certificates are requested.
     """
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     if is_invariance:
-        raise ValueError("--invariance takes times, and those of an interpreter say nothing: leave out --interpret")
-    settings = options.settings
-    if not (settings or options.model):
-        settings = list(INTERPRETED_SIZES)
+        raise ValueError("--invariance is of compiled kernels: leave out --interpret")
+    settings = options.settings if options.settings or options.model else list(INTERPRETED_SIZES)
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 
 
-def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
+def _usable(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """The usable specs, with a file expanded to its implementations, and the reasons against the others.
 
     Raises:
@@ -174,13 +173,13 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     """
     specs: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
-    for named in given:
+    for name in names:
         try:
-            found = held(named)
+            candidates = plugins.labelled(held(name))
         except ValueError as error:
-            problems[named] = str(error)
+            problems[name] = str(error)
             continue
-        for spec in plugins.labelled(found):
+        for spec in candidates:
             try:
                 plugins.check_specs([spec])
                 specs.append(spec)

@@ -19,7 +19,6 @@ from attnbench.commands.options import (
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
-    from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
@@ -77,20 +76,14 @@ def _compare(
         for side in (resumed.sides.base, resumed.sides.candidate):
             named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
-        planned: Plan | None = resumed
+        planned = resumed
     else:
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         is_apart = conditions_of(options.conditions).get("isolation") == "process"
         fields = options.fields(isolation="process" if is_apart else "shared")
-        sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        planned, same = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
-        if same:
-            running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
-    if planned is None:
-        typer.echo("nothing to compare: every implementation is the same on both sides")
-        raise typer.Exit(ExitCode.passed)
+        planned = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
@@ -141,7 +134,7 @@ COMMAND = Command(
     function=compare,
     order=80,
     examples=(
-        "attnbench compare rev:main rev:WORKTREE",
+        "attnbench compare rev:main rev:WORKTREE -i mine.py:attention",
         "attnbench compare old.py:attention new.py:attention --set seq_len=512",
         "git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect",
     ),

@@ -44,50 +44,39 @@ def examine() -> list[Finding]:
 
     from attnbench.devices import device, environment
 
-    here = environment.collect()
+    here, cores = environment.collect(), environment.usable_cores()
+    free, step_s = device("cpu").free_bytes(), device("cpu").clock.resolution_s
+    governor = here.clocks.get("governor", "")
+    busy = psutil.cpu_percent(interval=1.0) / 100
+    load = "unknown" if here.load is None else f"{here.load:g}"
+    settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
+    spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
     findings: list[Finding] = []
 
-    def add(name: str, value: str, advice: str = "") -> None:
-        findings.append(Finding(name=name, value=value, advice=advice))
+    def add(name: str, value: str, advice: str = "", *, is_bad: bool = False) -> None:
+        findings.append(Finding(name=name, value=value, advice=advice * is_bad))
 
     add("processor", f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
     add("accelerator", here.accelerator or "none")
     add("versions", ", ".join(f"{name} {value}" for name, value in here.versions.items()))
-    free = device("cpu").free_bytes()
     add("free memory", f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
     add("fingerprint", here.fingerprint)
-    governor = here.clocks.get("governor", "")
-    advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
-    add("frequency governor", governor or "not visible here", advice)
-
-    busy = psutil.cpu_percent(interval=1.0) / 100
-    load = "unknown" if here.load is None else f"{here.load:g}"
-    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
-    add("load", f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}", advice)
-    step_s = device("cpu").clock.resolution_s
-    advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
-    add("timer step", show(step_s, "s"), advice)
-
+    advice = "clocks follow the load: set the governor to performance"
+    is_bad = governor not in {"", "performance"}
+    add("frequency governor", governor or "not visible here", advice, is_bad=is_bad)
+    value = f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}"
+    add("load", value, "other work is running: stop it, or expect wide intervals", is_bad=busy > BUSY_SHARE)
+    advice = "the timer is coarse: samples are made longer to suit it"
+    add("timer step", show(step_s, "s"), advice, is_bad=step_s > COARSE_TICK_S)
     add("container", limits())
-    cores = environment.usable_cores()
-    too_many = here.num_threads > cores
-    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
-    add("threads", f"{here.num_threads} on {cores} usable cores", advice)
-    settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
-    spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
-    advice = f"idle threads keep their cores from the next timed call: unset {', '.join(spins)}" if spins else ""
-    add("thread and malloc settings", settings, advice)
-    freed = "large blocks go back to the system, and cost page faults at each call; --conditions retain keeps them"
-    if not here.system.startswith("Linux"):
-        freed = "left to the system"
-    if here.settings.get("MALLOC_MMAP_MAX_") == "0":
-        freed = "kept by the process"
-    add("freed memory", freed)
-
+    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
+    add("threads", f"{here.num_threads} on {cores} usable cores", advice, is_bad=here.num_threads > cores)
+    advice = f"idle threads keep their cores from the next timed call: unset {', '.join(spins)}"
+    add("thread and malloc settings", settings, advice, is_bad=bool(spins))
     if hasattr(psutil.cpu_times(), "steal"):
         stolen = psutil.cpu_times_percent(interval=1.0).steal
-        advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
-        add("stolen by the host", f"{stolen:.1f} % of the time", advice)
+        advice = "the host takes time away: measure elsewhere, or take more visits"
+        add("stolen by the host", f"{stolen:.1f} % of the time", advice, is_bad=stolen > STEAL_PERCENT)
     return [*findings, noise_floor()]
 
 
@@ -96,13 +85,13 @@ def limits() -> str:
     from attnbench.devices import containers
 
     quota, memory = containers.quota(), containers.memory()
-    allowed, whole = containers.affinity(), os.cpu_count() or 1
-    found = [f"{allowed} of {whole} processors by the affinity mask"] if allowed < whole else []
-    found += [f"{quota[0]:g} processors by {quota[1]}"] if quota else []
+    allowed, number = containers.affinity(), os.cpu_count() or 1
+    texts = [f"{allowed} of {number} processors by the affinity mask"] if allowed < number else []
+    texts += [f"{quota[0]:g} processors by {quota[1]}"] if quota else []
     if memory is not None:
         limit, free = (show(size, "bytes") for size in (memory.limit_bytes, memory.free_bytes))
-        found.append(f"{limit} of memory by {memory.file}, {free} of it free")
-    return ", ".join(found) or "no limits"
+        texts.append(f"{limit} of memory by {memory.file}, {free} of it free")
+    return ", ".join(texts) or "no limits"
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
@@ -142,16 +131,16 @@ def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
     lines = []
     for name in SAME_ON_ALL:
         values: dict[str, list[str]] = {}
-        for host, found in hosts.items():
-            for each in found:
-                if each.name == name:
-                    values.setdefault(each.value, []).append(host)
+        for host, value in (
+            (host, each.value) for host, findings in hosts.items() for each in findings if each.name == name
+        ):
+            values.setdefault(value, []).append(host)
         if len(values) > 1:
             parts = "; ".join(f"{value} on {', '.join(members)}" for value, members in values.items())
             lines.append(f"{name} differs, so that times of these hosts are not comparable: {parts}")
-    for host, found in hosts.items():
-        lines += [f"{host}, {each.name}: {each.advice}" for each in found if each.advice]
-    return lines
+    return lines + [
+        f"{host}, {each.name}: {each.advice}" for host, findings in hosts.items() for each in findings if each.advice
+    ]
 
 
 def doctor(
@@ -172,20 +161,22 @@ def doctor(
     if address:
         from attnbench.cluster import driver
 
-        said = driver.examined(address)
+        answers = driver.examined(address)
         hosts = {
-            host: [Finding(**each) for each in found] for host, found in said.items() if not isinstance(found, str)
+            host: [Finding(**each) for each in answer]
+            for host, answer in answers.items()
+            if not isinstance(answer, str)
         }
-        lines = [f"{host} could not be examined: {why}" for host, why in said.items() if isinstance(why, str)]
+        lines = [f"{host} could not be examined: {why}" for host, why in answers.items() if isinstance(why, str)]
         lines += differences(hosts)
-        facts: object = {"hosts": said, "findings": lines}
-        rows = [(host, each.name, each.value) for host, found in hosts.items() for each in found]
+        facts: object = {"hosts": answers, "findings": lines}
+        rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
         columns: tuple[str, ...] = ("host", "what", "seen")
     else:
-        found = examine()
-        lines = [each.advice for each in found if each.advice]
-        facts = [asdict(each) for each in found]
-        rows = [(each.name, each.value, each.advice or "-") for each in found]
+        findings = examine()
+        lines = [each.advice for each in findings if each.advice]
+        facts = [asdict(each) for each in findings]
+        rows = [(each.name, each.value, each.advice or "-") for each in findings]
         columns = ("what", "seen", "advice")
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

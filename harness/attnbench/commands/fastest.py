@@ -1,15 +1,12 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
-
-if TYPE_CHECKING:
-    pass
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
@@ -25,9 +22,6 @@ def fastest(
     is_deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only what gives the same answer to the same input.")
     ] = False,
-    searches: Annotated[
-        bool, typer.Option("--changes/--no-changes", help="Look for the length from which on the answer changes.")
-    ] = True,
     along: Annotated[
         str,
         typer.Option(
@@ -66,14 +60,14 @@ def fastest(
     else:
         if along:
             others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}
-            if ignored := [name for name, value in (others | {"--no-changes": not searches}).items() if value]:
+            if ignored := [name for name, value in others.items() if value]:
                 raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
             baseline = options.named[-1] if options.named else "sdpa"
             planned = plan_to_search(options.plan(baseline=baseline), options.named, along, low, high)
         elif low or high:
             raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
         else:
-            planned = plan_to_choose(options.plan(), searches=searches and policy is None)
+            planned = plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         recommending.require_learnable(planned, policy)
@@ -88,7 +82,7 @@ def fastest(
     learned = None
     try:
         if policy is not None:
-            learned = policy, learn([measured], smallest_effect=measured.plan.smallest_effect)
+            learned = policy, learn(measured, smallest_effect=measured.plan.smallest_effect)
             learned[1].save(policy)
     finally:  # even if no policy can be learned, print the measurements
         if as_json:

@@ -45,7 +45,7 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-        typer.echo(f"\n{report.answered_for(grown)}\nPicture: {folder / 'growth.png'}")
+        typer.echo(f"\nPicture: {folder / 'growth.png'}")
     running.finish(endings.of_growth(measured), is_silent=as_json)
 
 

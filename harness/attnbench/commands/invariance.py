@@ -1,16 +1,17 @@
 """`attnbench check --invariance`: a certificate, or the first difference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import typer
 
-from attnbench.commands import VERBOSITY, ExitCode
-from attnbench.invariance.records import Certificate, LawTried
+from attnbench.commands import VERBOSITY, ExitCode, running
+from attnbench.commands.terminal import say
+from attnbench.invariance.records import Certificate
 from attnbench.processes import asides
-from attnbench.units import plain
+from attnbench.reports import grouped
 
 if TYPE_CHECKING:
     from attnbench.storage.events import Plan
@@ -18,66 +19,47 @@ if TYPE_CHECKING:
 
 def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> NoReturn:
     """Certify every implementation of a plan at each of its shapes, and exit with the code of the findings."""
-    from attnbench.commands import running
-
-    found = []
+    certificates = []
     for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
         running.note(f"trying {spec} at {shape.id}")
-        certificate = asides.certify(planned, spec, shape)
-        found.append(certificate)
+        certificates.append(asides.certify(planned, spec, shape))
         if not as_json:
-            print_certificate(certificate)
+            print_certificate(certificates[-1])
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(certificates), indent=2).decode())
     elif not VERBOSITY.is_quiet:
-        print_foot(found, not_judged)
-    if any(each.broken or each.failed for each in found):
+        for spec, reason in not_judged.items():
+            say(f"{spec}: not judged: {reason}", "bold yellow")
+        say("")
+        say("It holds for this machine, these shapes and threads, and for no others. The same inputs again:", "dim")
+        say(f"--seed {planned.seed}", "dim")
+    if any(each.broken or each.failed for each in certificates):
         raise typer.Exit(ExitCode.finding)
-    raise typer.Exit(ExitCode.passed if found and all(each.holds for each in found) else ExitCode.inconclusive)
+    is_certain = certificates and all(each.holds for each in certificates)
+    raise typer.Exit(ExitCode.passed if is_certain else ExitCode.inconclusive)
 
 
-def print_certificate(found: Certificate) -> None:
+def print_certificate(certificate: Certificate) -> None:
     """Print the verdict, each violated law, and untried laws."""
-    from attnbench.commands.terminal import say
-
-    shape = found.workload
-    where = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
-    if found.failed:
-        say(plain(f"{found.implementation} ({where}): FAILED: {found.failed}"), "bold red")
+    shape = certificate.workload
+    sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
+    head = f"{certificate.implementation} ({sizes}):"
+    if certificate.failed:
+        say(f"{head} FAILED: {certificate.failed}", "bold red")
         return
-    tried = [law for law in found.laws if law.num_tried and not law.broken]
-    kept = ", ".join(law.law for law in tried)
-    number = sum(law.num_tried for law in tried)
-    if found.holds:
-        text = f"{found.implementation} ({where}): the same to the last bit in {number} comparisons: {kept}"
-        say(plain(text), "bold green")
-    elif found.broken:
-        names = ", ".join(law.law for law in found.broken)
-        say(plain(f"{found.implementation} ({where}): NOT invariant: {names}"), "bold red")
-        for law in found.broken:
-            say(f"  {law.law}: {plain(law.broken)}")
-        if kept:
-            say(f"  kept: {kept}")
+    tried = [law for law in certificate.laws if law.num_tried and not law.broken]
+    intact = ", ".join(law.law for law in tried)
+    if certificate.holds:
+        number = sum(law.num_tried for law in tried)
+        say(f"{head} the same to the last bit in {number} comparisons: {intact}", "bold green")
+    elif certificate.broken:
+        say(f"{head} NOT invariant: {', '.join(law.law for law in certificate.broken)}", "bold red")
+        for law in certificate.broken:
+            say(f"  {law.law}: {law.broken}")
+        if intact:
+            say(f"  kept: {intact}")
     else:
-        say(plain(f"{found.implementation} ({where}): nothing could be tried"), "bold yellow")
-    for reason, laws in _reasons(found.laws).items():
-        say(f"  not tried: {', '.join(laws)}: {plain(reason)}", "dim")
-
-
-def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for law in laws:
-        if law.reason:
-            found.setdefault(law.reason, []).append(law.law)
-    return found
-
-
-def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:
-    """Print the scope of the certificates, and how to repeat them."""
-    from attnbench.commands.terminal import say
-
-    for spec, reason in not_judged.items():
-        say(f"{spec}: not judged: {reason}", "bold yellow")
-    say("")
-    say("It holds for this machine, these shapes and threads, and for no others. The same inputs again:", "dim")
-    say(f"--seed {found[0].seed if found else 0}", "dim")
+        say(f"{head} nothing could be tried", "bold yellow")
+    for reason, laws in grouped(certificate.laws, lambda law: law.reason).items():
+        if reason:
+            say(f"  not tried: {', '.join(law.law for law in laws)}: {reason}", "dim")

@@ -1,11 +1,12 @@
 """`attnbench list`: implementations, sweeps, axes, masks and plugs."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from attnbench.commands import Command
+from attnbench.commands import VERBOSITY, Command
 from attnbench.commands.options import AsJson, held
 
 What = Literal["implementations", "sweeps", "axes", "masks", "models", "metrics", "reports"]
@@ -25,17 +26,50 @@ def list_what(
     from attnbench.commands import catalog, terminal
 
     if what == "implementations":
-        specs = [spec for each in implementation or () for spec in held(each)] or plugins.implementation_names()
+        specs = [spec for name in implementation or () for spec in held(name)] or plugins.implementation_names()
         plugins.check_specs(specs)
         entries = catalog.implementations(specs)
     else:
         entries = catalog.entries(what)
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
-    elif what == "implementations":
-        terminal.print_support(entries, catalog.QUESTIONS, catalog.why_not(entries))
+        return
+    columns = [column for column in entries[0] if column != "source"]
+    if what == "implementations":
+        print_support(entries)
     else:
-        terminal.print_entries(entries)
+        terminal.print_table(columns, [[entry[column] for column in columns] for entry in entries])
+    for entry in entries:
+        if entry.get("source") and (what != "implementations" or VERBOSITY.is_verbose):
+            terminal.say(f"{entry[columns[0]]}: {entry['source']}", "dim")
+
+
+def print_support(entries: Sequence[dict[str, str]]) -> None:
+    """Print unsupported features of each installed implementation, then missing ones; verbose adds all reasons."""
+    from attnbench.commands import catalog
+    from attnbench.commands.terminal import print_table, say
+    from attnbench.reports import grouped
+
+    lacks = {entry["implementation"]: [name for name in catalog.QUESTIONS if entry[name] != "yes"] for entry in entries}
+    nowhere = set(catalog.QUESTIONS).intersection(*lacks.values())
+    here = {name: [each for each in missing if each not in nowhere] for name, missing in lacks.items()}
+    here = {name: missing for name, missing in here.items() if len(lacks[name]) < len(catalog.QUESTIONS)}
+    print_table(("implementation", "lacks"), [(name, ", ".join(missing) or "-") for name, missing in here.items()])
+    if nowhere:
+        say(f"None supports: {', '.join(name for name in catalog.QUESTIONS if name in nowhere)}")
+    absent = [entry for entry in entries if entry["implementation"] not in here]
+    if absent:
+        say("")
+        say("Not here:")
+    first = grouped(absent, lambda entry: entry["why"].partition("\n")[0].partition(": ")[2] or entry["source"])
+    for reason, members in first.items():
+        say(f"  {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
+    if not VERBOSITY.is_verbose:
+        say("Every reason: attnbench list -v", "dim")
+        return
+    for entry in entries:
+        for line in entry["why"].splitlines():
+            say(f"{entry['implementation']}: no {line}", "dim")
 
 
 COMMAND = Command(

@@ -9,7 +9,7 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from attnbench.models.records import Difference, Judged, ModelBuilt
+    from attnbench.models.records import Difference, Judged
     from attnbench.processes.asides import ModelOutcome
 
 USUAL = ("sdpa", "eager")
@@ -82,37 +82,39 @@ def _print(outcome: "ModelOutcome") -> None:
     """Print times, then verdicts, then a description of the model."""
     from attnbench.commands.terminal import say
 
-    for line in _answer(outcome):
+    for line in _times(outcome):
         say(line, "bold")
-    for each in outcome.judged.values():
-        say(_verdict(each), "bold red" if each.is_finding else "")
-        for found in each.differences[1:MOST_PLACES]:
-            say(f"  also {_place(found)}")
-        if len(each.differences) > MOST_PLACES:
-            say(f"  and {len(each.differences) - MOST_PLACES} more")
+    for judged in outcome.judged.values():
+        say(_verdict(judged), "bold red" if judged.is_finding else "")
+        for place in judged.differences[1:MOST_PLACES]:
+            say(f"  also {_place(place)}")
+        if len(judged.differences) > MOST_PLACES:
+            say(f"  and {len(judged.differences) - MOST_PLACES} more")
     if outcome.built is not None:
-        say(_described(outcome.built))
+        built = outcome.built
+        layers = f"{built.num_layers} layers"
+        if built.num_layers < built.all_layers:
+            layers = f"reduced to {built.num_layers} of {built.all_layers} layers"
+        sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
+        weights = f"{built.num_parameters / 1e6:.3g} M random weights"
+        say(f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}")
 
 
-def _answer(outcome: "ModelOutcome") -> list[str]:
+def _times(outcome: "ModelOutcome") -> list[str]:
     from attnbench.analysis.conclusion import factor
     from attnbench.units import percent, show
 
     if not outcome.timed:
         return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
     base, *others = outcome.timed
+    compared = [(one, one.ratio) for one in others if one.ratio is not None]
     lines = [
-        f"A step with {each.attention} is {factor(each.ratio, each.low, each.high, f'with {base.attention}')}: "
-        f"{each.verdict}."
-        for each in others
-        if each.ratio is not None
+        f"A step with {one.attention} is {factor(ratio, one.low, one.high, f'with {base.attention}')}: {one.verdict}."
+        for one, ratio in compared
     ]
-    times = ", ".join(f"{each.attention} {show(each.seconds, 's')}" for each in outcome.timed)
-    shares = ", ".join(
-        f"{percent(each.attention_share)} with {each.attention}"
-        for each in outcome.timed
-        if each.attention_share is not None
-    )
+    times = ", ".join(f"{one.attention} {show(one.seconds, 's')}" for one in outcome.timed)
+    known = [(one.attention, one.attention_share) for one in outcome.timed if one.attention_share is not None]
+    shares = ", ".join(f"{percent(share)} with {name}" for name, share in known)
     return [*lines, f"A step: {times}." + (f" Forward passes of attention are {shares}." if shares else "")]
 
 
@@ -127,18 +129,9 @@ def _verdict(judged: "Judged") -> str:
     return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
 
 
-def _place(found: "Difference") -> str:
-    size = "not finite" if found.error is None else f"off by {found.error:.3g}"
-    return f"{found.place} ({found.batch} batch): {size}, allowed {found.allowed:.3g}"
-
-
-def _described(built: "ModelBuilt") -> str:
-    layers = f"{built.num_layers} layers"
-    if built.num_layers < built.all_layers:
-        layers = f"reduced to {built.num_layers} of {built.all_layers} layers"
-    sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
-    weights = f"{built.num_parameters / 1e6:.3g} M random weights"
-    return f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}"
+def _place(difference: "Difference") -> str:
+    size = "not finite" if difference.error is None else f"off by {difference.error:.3g}"
+    return f"{difference.place} ({difference.batch} batch): {size}, allowed {difference.allowed:.3g}"
 
 
 COMMAND = Command(

@@ -87,22 +87,11 @@ class SelectionOptions:
         ),
     ] = 0.0
     timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            min=1.0,
-            metavar="SECONDS",
-            help="Kill a step that takes longer.",
-        ),
+        float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Kill a step that takes longer.")
     ] = 60.0
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Seed of inputs and of all orders. Default: drawn for each run, and recorded.",
-        ),
+        typer.Option(min=0, metavar="N", show_default=False, help="Seed of inputs and of all orders. Default: drawn."),
     ] = None
 
     @property
@@ -112,8 +101,7 @@ class SelectionOptions:
         Raises:
             ValueError: a file cannot be read, or has no implementation.
         """
-        given = [*(self.names or ()), *(self.implementations or ())]
-        return [spec for each in given for spec in held(each)]
+        return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in held(name)]
 
     def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
         """The plan of these options.
@@ -133,17 +121,19 @@ class SelectionOptions:
         """
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
-        typed_here = typed(self.context) if bool(self.context) else set()
-        if self.model and "--sweep" in typed_here:
+        on_command_line = typed(self.context) if bool(self.context) else set()
+        if self.model and "--sweep" in on_command_line:
             raise ValueError("--model and --sweep: give one of them")
         others = {"memory_limit", "context", "names", "implementations", "model", "conditions"}
-        given = {name: value for name, value in vars(self).items() if value is not None and name not in others}
-        given |= model_and_phase(self.model)
+        values = {name: value for name, value in vars(self).items() if value is not None and name not in others}
         if "implementations" not in more:
-            given["implementations"] = self.named
-        given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
-        given["is_exact"] = bool(self.context) and "--sweep" not in typed_here
-        return given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more
+            values["implementations"] = self.named
+        values.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
+        values["is_exact"] = bool(self.context) and "--sweep" not in on_command_line
+        values["memory_limit_bytes"] = int(self.memory_limit * 2**30)
+        name, _, phase = self.model.rpartition(":")
+        values |= {"model": name, "phase": phase} if phase in PHASES else {"model": self.model}
+        return values | more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +152,7 @@ class TimingOptions(SelectionOptions):
     smallest_effect: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE",
-            help="Differences below this share count as equal. Default: the sweep's, or 0.02.",
+            metavar="SHARE", help="Differences below this share count as equal. Default: the sweep's, or 0.02."
         ),
     ] = None
     num_rounds: Annotated[
@@ -223,13 +212,7 @@ def conditions_of(text: str) -> dict[str, str]:
     return chosen
 
 
-def model_and_phase(text: str) -> dict[str, str]:
-    """Parameters of build_plan for --model: smollm2-135m, smollm2-135m:decode or folder/config.json."""
-    name, _, phase = text.rpartition(":")
-    return {"model": name, "phase": phase} if phase in PHASES else {"model": text}
-
-
-def held(named: str) -> list[str]:
+def held(name: str) -> list[str]:
     """The specs of a name: one, or all implementations in FILE.py.
 
     Raises:
@@ -237,9 +220,9 @@ def held(named: str) -> list[str]:
     """
     from attnbench import plugins
 
-    if not named.endswith(".py") or "=" in named:
-        return [named]
-    return [f"{named}:{name}" for name in plugins.held(Path(named))]
+    if not name.endswith(".py") or "=" in name:
+        return [name]
+    return [f"{name}:{each}" for each in plugins.held(Path(name))]
 
 
 def typed(context: typer.Context) -> set[str]:
@@ -255,26 +238,26 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
     The parameter's default holds the defaults of the fields. Adds --quiet and --verbose to every command.
     """
     signature = inspect.signature(function)
-    groups = {name: each for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
-    fields = {name: get_type_hints(each.annotation, include_extras=True) for name, each in groups.items()}
     parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
     for name, parameter in signature.parameters.items():
-        if name not in groups:
+        if not is_dataclass(parameter.annotation):
             parameters.append(parameter)
-        for field, kind in fields.get(name, {}).items():
+            continue
+        fields = get_type_hints(parameter.annotation, include_extras=True)
+        groups[name] = parameter.annotation, list(fields)
+        for field, kind in fields.items():
             default = getattr(parameter.default, field)
             parameters.append(parameter.replace(name=field, annotation=kind, default=default))
-
-    shared = {"is_quiet": Quiet, "is_verbose": Verbose}
-    last = inspect.Parameter.KEYWORD_ONLY
-    parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in shared.items()]
+    for name, kind in {"is_quiet": Quiet, "is_verbose": Verbose}.items():
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False))
 
     @functools.wraps(function)
-    def call(**given: Any) -> None:  # noqa: ANN401 - any options
-        VERBOSITY.is_quiet, VERBOSITY.is_verbose = (given.pop(name) for name in shared)
-        for name, group in groups.items():
-            given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})
-        function(**given)
+    def call(*, is_quiet: bool, is_verbose: bool, **values: Any) -> None:  # noqa: ANN401 - any options
+        VERBOSITY.is_quiet, VERBOSITY.is_verbose = is_quiet, is_verbose
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        function(**values)
 
     vars(call)["__signature__"] = signature.replace(parameters=parameters)
     call.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.cluster.merge import merged
-from attnbench.cluster.shares import part
+from attnbench.cluster.shares import merged, part
 from attnbench.plugins import name_of
 from attnbench.storage import events
 from attnbench.storage.events import SCHEMA, Plan

@@ -21,9 +21,10 @@ def profile(
     from attnbench.analysis.breakdown import where
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder
-    from attnbench.reports import endings
+    from attnbench.reports import endings, grouped
     from attnbench.storage.records import Status
     from attnbench.tracing import folders
+    from attnbench.units import MISSING, plain, show
 
     planned = options.plan(budget_s=0.0, metrics=(), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)
@@ -48,7 +49,15 @@ def profile(
         ]
         typer.echo(json.dumps(cells, indent=2))
     else:
-        terminal.print_traces(traced, files)
+        for workload, records in grouped(traced.records, lambda record: record.workload.id).items():
+            terminal.say(workload, "bold")
+            sizes = [show(files[one.key].stat().st_size, "bytes") if one.key in files else MISSING for one in records]
+            rows = [(plain(one.implementation), one.status, size) for one, size in zip(records, sizes, strict=True)]
+            terminal.print_table(("implementation", "status", "trace"), rows)
+            for one in records:
+                if one.operators is not None and (shares := where(one.operators)):
+                    terminal.say(f"{one.implementation} spends {shares}")
+        terminal.print_findings(traced)
         if files:
             typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
     running.finish(endings.of_run(traced), is_silent=as_json)

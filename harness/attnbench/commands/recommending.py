@@ -40,23 +40,18 @@ def bytes_of(text: str) -> int:
 
 
 def print_recommendations(
-    results: Results, found: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
+    results: Results, choices: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
 ) -> None:
-    """Print warnings, then for each workload the answer, its change along the length, times, and exclusions.
-
-    A `learned` policy comes before the workloads.
-    """
+    """Print warnings, the `learned` policy, and for each workload the answer, times, and exclusions."""
     print_troubles(results)
     head = "doubtful: " if doubts(results) else ""
     if learned is not None:
         say(f"{head}{_policy_sentence(*learned)}", "bold")
     names = cells.names(results)
-    for each in found:
-        if len(found) > 1:
+    for each in choices:
+        if len(choices) > 1:
             say(names[each.workload.id], "bold")
         say(f"{head}{recommended.answer(each)}", "bold")
-        if text := recommended.of_changes(each):
-            say(f"{head}{text}")
         if VERBOSITY.is_quiet:
             continue
         if each.seconds:
@@ -73,24 +68,23 @@ def print_crossings(results: Results) -> None:
     print_troubles(results)
     titles = cells.titles(results)
     head = "doubtful: " if doubts(results) else ""
-    found = recommended.crossings(results)
-    for ladder, both, changes in found:
+    for ladder, pair, changes in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
             say(titles[ladder.workloads[0]], "bold")
-        say(f"{head}{recommended.of_crossing(results, ladder, both, changes)}", "bold")
-        known = points(results, ladder, *both)
+        say(f"{head}{recommended.of_crossing(results, ladder, pair, changes)}", "bold")
+        known = points(results, ladder, *pair)
         if known and not VERBOSITY.is_quiet:
             rows = [
                 (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
                 for value, each in sorted(known.items())
             ]
-            print_table((ladder.axis, f"{both[0]} next to {both[1]}", "", "processes"), rows)
+            print_table((ladder.axis, f"{pair[0]} next to {pair[1]}", "", "processes"), rows)
     _print_foot(results)
 
 
 def _print_foot(results: Results) -> None:
     if not VERBOSITY.is_quiet:
-        say(f"{story.method(results)} All of it: attnbench report {results.folder}", "dim")
+        say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
 
 
 def require_learnable(plan: Plan, path: Path) -> None:
@@ -120,8 +114,7 @@ def require_learnable(plan: Plan, path: Path) -> None:
 
 def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
     """The policy for JSON; the regret is None if only one workload was measured."""
-    regret = policy.regret
-    costs = {name: getattr(regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
+    costs = {name: getattr(policy.regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
         "chosen": dict(Counter(row.winner for row in policy.rows)),
@@ -133,12 +126,10 @@ def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
 
 def _policy_sentence(path: Path, policy: "Policy") -> str:
     """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
-    counts = Counter(row.winner for row in policy.rows).most_common()
-    chosen, number = ", ".join(f"{name} at {count}" for name, count in counts), len(policy.rows)
-    regret = policy.regret
-    cost = (
-        f"; chosen by the nearest other shape, calls are {percent(regret.mean)} slower than the best in the mean "
-        f"(sdpa alone: {percent(regret.sdpa_mean)})"
-    )
-    shapes = f"{number} shape{'s' * (number > 1)}"
-    return f"Policy: {chosen} of {shapes}{cost * (number > 1)}. attnbench.attention follows ATTNBENCH_POLICY={path}."
+    counts, number = Counter(row.winner for row in policy.rows).most_common(), len(policy.rows)
+    text = f"Policy: {', '.join(f'{name} at {count}' for name, count in counts)} of {number} shape{'s' * (number > 1)}"
+    if number > 1:
+        mean, alone = percent(policy.regret.mean), percent(policy.regret.sdpa_mean)
+        text += "; chosen by the nearest other shape, calls are "
+        text += f"{mean} slower than the best in the mean (sdpa alone: {alone})"
+    return f"{text}. attnbench.attention follows ATTNBENCH_POLICY={path}."

@@ -13,7 +13,7 @@ from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
 
-MOST_SHOWN = 10
+MOST_LINES = 10
 PAGE = "report.html"
 
 
@@ -93,19 +93,18 @@ def _write_one(stored: "Results", kind: str, to: Path | None, *, as_json: bool) 
     if kind not in known:
         raise ValueError(unknown("format", kind, known))
     chosen = known[kind]
-    if chosen.text is not None and to is None:
+    if to is None and chosen.text is not None:
         text = chosen.text(stored)
         typer.echo(json.dumps({"format": kind, "text": text}) if as_json else text, nl=as_json)
         raise typer.Exit(ExitCode.passed)
-    if to is None:
-        paths = chosen.write(stored, stored.folder)
-    else:
-        with writing_to(to.parent):
-            if chosen.text is not None:
-                paths = [put(to, chosen.text(stored))]
-            else:
-                picture = chosen.draw(stored)
-                paths = [] if picture is None else [picture.save(to)]
+    with writing_to((to or stored.folder / kind).parent):
+        if to is None:
+            paths = chosen.write(stored, stored.folder)
+        elif chosen.text is not None:
+            paths = [put(to, chosen.text(stored))]
+        else:
+            picture = chosen.draw(stored)
+            paths = [] if picture is None else [picture.save(to)]
     files = [str(path) for path in paths]
     typer.echo(json.dumps({"format": kind, "files": files}) if as_json else "\n".join(files or ["nothing to draw"]))
     raise typer.Exit(ExitCode.passed)
@@ -116,8 +115,7 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
     from attnbench.storage import salvage as storage
     from attnbench.storage.journal import find_run
 
-    given = Path(run)
-    saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
+    saved = storage.salvage(Path(run) if Path(run).is_file() else find_run(run, results), to)
     if as_json:
         facts = {
             "folder": str(saved.folder) if saved.is_damaged else None,
@@ -125,21 +123,19 @@ def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoRe
             "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
             "gaps": list(saved.gaps),
         }
-        typer.echo(json.dumps(facts, indent=2))
-        raise typer.Exit(ExitCode.passed)
-    if not saved.is_damaged:
-        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
-        raise typer.Exit(ExitCode.passed)
-    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
-    for number, wrong in list(saved.dropped.items())[:MOST_SHOWN]:
-        typer.echo(f"  line {number}: {wrong}")
-    if (more := len(saved.dropped) - MOST_SHOWN) > 0:
-        typer.echo(f"  and {more} more")
-    if saved.gaps:
-        places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
-        typer.echo(f"changed or gone is what came before line {places}")
-    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
-    typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
+        lines = [json.dumps(facts, indent=2)]
+    elif not saved.is_damaged:
+        lines = [f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written"]
+    else:
+        count = f"{saved.folder} has the {saved.num_kept} lines that are intact"
+        lines = [f"{count}; {len(saved.dropped)} were left out:"]
+        lines += [f"  line {number}: {wrong}" for number, wrong in list(saved.dropped.items())[:MOST_LINES]]
+        lines += [f"  and {len(saved.dropped) - MOST_LINES} more"] * (len(saved.dropped) > MOST_LINES)
+        places = ", ".join([*map(str, saved.gaps[:MOST_LINES]), *["..."] * (len(saved.gaps) > MOST_LINES)])
+        lines += [f"changed or gone is what came before line {places}"] * bool(saved.gaps)
+        lines += ["A lost line may have been a failure, so no gate takes this run. Go on with it by"]
+        lines += [f"  {saved.plan.resume_command(str(saved.folder))}"]
+    typer.echo("\n".join(lines))
     raise typer.Exit(ExitCode.passed)
 
 

@@ -1,6 +1,6 @@
 """`attnbench run`: sweep, check, measure, store and report."""
 
-from dataclasses import replace
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 if TYPE_CHECKING:
-    from attnbench.devices.described import DataSheet
+    from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -25,12 +25,7 @@ def run(
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only print the cells, their predicted time, and those that are left out. With --set device=h200 "
-            "(a100, h100, or a data sheet as TOML or JSON): plan for a GPU that is not here.",
-        ),
+        bool, typer.Option("--dry-run", help="Only print the shapes and implementations that it would measure.")
     ] = False,
     cluster: Annotated[
         str,
@@ -55,19 +50,14 @@ def run(
 
     if dry_run and resume is not None:
         raise ValueError("--dry-run and --resume: give one of them")
-    sheet, options = _described(options, dry_run=dry_run)
     if dry_run:
-        from attnbench.commands.dry_run import print_plan
-
-        print_plan(options.plan(baseline=baseline), as_json=as_json, sheet=sheet)
+        print_plan(options.plan(baseline=baseline), as_json=as_json)
         return
     if resume is not None:
         folder, planned = running.to_resume(
             options.context, resume, results, {"names", "--implementation", "--cluster"}
         )
-        if planned.sides is not None:
-            raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
-        if planned.command != "run":
+        if planned.sides is not None or planned.command != "run":
             raise ValueError(f"{resume} is no sweep: go on with {planned.resume_command(resume)}")
         running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
@@ -91,23 +81,27 @@ def run(
     running.finish(endings.of_run(measured), has_failed=failed, is_silent=True)
 
 
-def _described(options: TimingOptions, *, dry_run: bool) -> "tuple[DataSheet | None, TimingOptions]":
-    """The data sheet of --set device=, if it names one, and the options with the device that it describes.
+def print_plan(plan: "Plan", *, as_json: bool) -> None:
+    """Print the groups of shapes with their lengths and implementations, or every cell as JSON; nothing is run."""
+    from attnbench.commands import terminal
+    from attnbench.devices import device
+    from attnbench.reports import cells, grouped
+    from attnbench.units import duration
 
-    Raises:
-        ValueError: there is no such sheet, or the command would measure on it.
-    """
-    from attnbench.devices import described
-
-    for setting in options.settings or ():
-        axis, _, value = setting.partition("=")
-        if axis.strip() == "device" and (value in described.names() or value.endswith((".toml", ".json"))):
-            if not dry_run:
-                raise ValueError(f"device={value} is a data sheet, not a device of this machine: give --dry-run, too")
-            sheet = described.load(value)
-            settings = [f"device={sheet.kind}" if each == setting else each for each in options.settings or ()]
-            return sheet, replace(options, settings=settings)
-    return None, options
+    missing = {name: why for name in {each.device for each in plan.workloads} if (why := device(name).missing())}
+    every = [(workload, str(arm)) for workload in plan.workloads for arm in plan.cells(workload)]
+    if as_json:
+        entries = [{"workload": workload.id, "implementation": name} for workload, name in every]
+        typer.echo(json.dumps({"cells": entries, "budget_s": plan.budget_s, "missing": missing}, indent=2))
+        return
+    rows = []
+    for title, members in grouped(every, lambda cell: cells.title(cell[0].axes())).items():
+        lengths = dict.fromkeys(cells.length(workload.axes()) for workload, _ in members)
+        rows.append((title, ", ".join(lengths), ", ".join(dict.fromkeys(name for _, name in members))))
+    terminal.print_table(("shapes", "lengths", "implementations"), rows)
+    for name, why in missing.items():
+        terminal.say(f"{name}: {why}")
+    terminal.say(f"{len(every):,} cells on {len(plan.workloads):,} shapes, in about {duration(plan.budget_s)}.")
 
 
 COMMAND = Command(
@@ -118,7 +112,7 @@ COMMAND = Command(
         "attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal",
         "attnbench run mine.py --sweep quick --budget 120",
         "attnbench run --resume RUN",
-        "attnbench run --sweep gpu --set device=h200 --dry-run",
+        "attnbench run --sweep full --dry-run",
         "attnbench run --sweep full --cluster auto",
         "attnbench run --sweep full --shard 2/8",
     ),

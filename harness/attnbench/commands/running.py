@@ -3,12 +3,14 @@
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion, Ending
@@ -25,10 +27,7 @@ SHOWN = ("--json", "--quiet", "--verbose")
 """Options that change only the output."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
-"""Least seconds between updates of the progress line, only between steps: a thread would take a core from the timed
-code."""
-CLEARED = "\r\x1b[2K"
-"""Clears the current line of the terminal."""
+"""Least seconds between updates of the progress line."""
 STAGE_WORDS = {
     "predict": "predicting",
     "check": "checking",
@@ -78,9 +77,7 @@ def execute(
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
         again = "; ".join(filter(None, ["free some room or fix it", kept]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
-    if not kept:  # the folder is temporary
-        return read(folder)
-    with finished(folder):
+    with finished(folder) if kept else nullcontext():  # a folder without it is temporary
         return read(folder)
 
 
@@ -110,51 +107,39 @@ def kept(plan: Plan, folder: Path) -> str:
 
 
 @contextmanager
-def watching(named: Collection[str] = ()) -> Iterator[Watch]:
+def watching(names: Collection[str] = ()) -> Iterator[Watch]:
     """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
 
-    Wrong answers, and `named` cells that a prediction leaves out, are printed at once.
+    Wrong answers, and cells of implementations in `names` that a prediction leaves out, are printed at once. The line
+    is drawn between steps alone: a thread would take a core from the timed code.
     """
     console = Console(stderr=True)
     is_rewritten = console.is_terminal and not VERBOSITY.is_verbose
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
-    stage, shown_s = "", 0.0
+    stage, drawn_s = "", 0.0
 
     def say(text: str, style: str = "") -> None:
-        clear()
-        soft_wrap = not console.is_terminal
-        console.print(plain(text), style=style or None, markup=False, highlight=False, soft_wrap=soft_wrap)
-
-    def clear() -> None:
-        if is_rewritten:
-            console.file.write(CLEARED)
-            console.file.flush()
+        console.print(plain(text), style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     def watch(progress: Progress) -> None:
-        nonlocal stage, shown_s
+        nonlocal stage, drawn_s
         if progress.wrong:
             say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red")
-        if progress.left_out and progress.cell.partition(" ")[0] in named:
-            say(f"left out: {progress.cell}: {progress.left_out}", "yellow")
-        if progress.wrong or progress.left_out or VERBOSITY.is_quiet:
-            return
-        if VERBOSITY.is_verbose:
-            if progress.cell:
-                say(f"{STAGE_WORDS[progress.stage]} {progress.cell}")
-            return
-        if progress.stage == stage and time.monotonic() - shown_s < every_s:
-            return
-        stage, shown_s = progress.stage, time.monotonic()
-        if is_rewritten:
-            console.file.write(f"{CLEARED}{plain(described(progress), console.width - 1)}")
-            console.file.flush()
-        else:
-            say(described(progress))
+        elif progress.left_out:
+            if progress.cell.partition(" ")[0] in names:
+                say(f"left out: {progress.cell}: {progress.left_out}", "yellow")
+        elif VERBOSITY.is_verbose:
+            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}".rstrip())
+        elif not VERBOSITY.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
+            stage, drawn_s = progress.stage, time.monotonic()
+            if line is None:
+                say(described(progress))
+            else:
+                line.update(Text(plain(described(progress), console.width - 1)), refresh=True)
 
-    try:
+    drawn = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with drawn if is_rewritten else nullcontext() as line:
         yield watch
-    finally:
-        clear()
 
 
 def described(progress: Progress) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.outside import repeat_heads
-from attnbench.devices import described, device
+from attnbench.devices import device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
@@ -115,9 +115,8 @@ class Attention(nn.Module):
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Take the sizes of `weights`, create the layers and load them; missing ones among the three biases are 0."""
         super().__init__()
-        weights = weights.filled()
+        weights = weights.filled()  # missing ones among the three biases are 0
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
         self.num_kv_heads, self.value_dim, _ = weights.value.shape
         self.has_bias = weights.has_bias
@@ -231,7 +230,7 @@ class Implementation:
     a module without `attend` takes part in scope `module` only.
     `unsupported` returns a reason, or None if the workload is supported.
     `executed_flops` returns the FLOPs that one call really computes, including hidden pairs, or None if they are
-    unknown: `dense_flops` for the textbook form, `product_flops` for a form that skips some pairs.
+    unknown (workloads/counts.py).
     `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): if another one runs, the
     cell is a fallback and is not timed.
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which is
@@ -261,7 +260,6 @@ class Implementation:
     is_approximate: bool = False
 
     def __post_init__(self) -> None:
-        """Check the backend, and include `built_in` in `unsupported`."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
         reason = partial(_reason_against, self.unsupported, self.built_in)
@@ -280,15 +278,13 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
 
 def compute_capability(workload: Workload) -> tuple[int, int] | None:
     """The GPU's compute capability, (9, 0) for Hopper; None if there is no GPU to query."""
-    there = described.assumed()
-    return device(workload.device).compute_capability() if there is None else there.sheet.compute_capability
+    return device(workload.device).compute_capability()
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
 
-    Nothing is imported: a package that is installed but broken is an error only of the cells that need it. On a
-    described device (devices/described.py) the package is assumed to be installed, and is noted.
+    Nothing is imported: a package that is installed but broken is an error only of the cells that need it.
     """
     if module in sys.modules:
         return None
@@ -297,15 +293,12 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     while found is not None and rest:
         found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
-    if is_missing and (there := described.assumed()) is not None:
-        there.packages.append(distribution or package)
-        return None
     return f"{distribution or package} is not installed" if is_missing else None
 
 
 def missing_compiler(name: str) -> str | None:
     """Return why torch.compile cannot create kernels for a device, given by its name in a workload, or None."""
-    return device(name).missing_compiler() if described.assumed() is None else None
+    return device(name).missing_compiler()
 
 
 class NotOneGraphError(Exception):

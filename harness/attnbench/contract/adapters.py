@@ -110,11 +110,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
 
 
 def _check_is_function(what: object, for_modules: Collection[str]) -> None:
-    """Check that it is a function of query, key and value, and that no argument for modules is used.
-
-    Raises:
-        ValueError: it is not, or one is.
-    """
+    """Check that it is a function of query, key and value, and that no argument for modules is used."""
     if not callable(what):
         raise ValueError(f"adapt is given {kind(what)}: give a function of query, key and value, or f(sizes) -> module")
     try:
@@ -432,7 +428,6 @@ class Adapted(nn.Module):
 
 
 def _hint(shape: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:
-    """A hint about the cause of a shape mismatch, or ""."""
     width = weights.query.shape[-1]
     if shape == there[::-1] and len(shape) > 1:
         is_transposed = layout.text.startswith("transposed(")

@@ -103,11 +103,7 @@ class Declared:
 
 
 def check_callable(what: str, function: object, example: str) -> None:
-    """Check that it is None or a function with as many arguments as the example.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Raise ValueError unless it is None or a function with as many arguments as the example."""
     if function is None:
         return
     if isinstance(function, nn.Module) or not callable(function):

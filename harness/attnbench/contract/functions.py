@@ -287,11 +287,7 @@ def keywords(function: object, spec: str) -> dict[str, str]:
 
 
 def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
-    """The signature of a function, module or partial; also of torch's own function.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The signature of a function, module or partial; also of torch's own function."""
     if isinstance(function, partial) and function.func is F.scaled_dot_product_attention:
         return inspect.signature(partial(_sdpa, *function.args, **function.keywords))
     if function is F.scaled_dot_product_attention:
@@ -320,7 +316,6 @@ def _with_bound(function: object, names: dict[str, str], declared: Declared) -> 
 
 
 def _bound(function: object) -> Mapping[str, object]:
-    """The arguments that a partial binds by name."""
     return function.keywords if isinstance(function, partial) else {}
 
 
@@ -331,7 +326,7 @@ def words(error: BaseException) -> str:
 
 
 def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
-    """The names of parameters without a default."""
+    """Names of parameters without a default."""
     return [
         each.name
         for each in parameters

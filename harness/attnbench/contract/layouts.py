@@ -206,11 +206,7 @@ def _check(text: str, out: object, order: object = LETTERS, **names: object) -> 
 
 
 def check_layout(text: str, layout: object) -> None:
-    """Check that it is a layout.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Raise ValueError unless it is a layout."""
     if not isinstance(layout, Layout):
         raise ValueError(
             f"{text} is given {kind(layout)} for a layout: give split(...), packed(...), per_head(...), "

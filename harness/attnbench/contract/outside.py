@@ -42,7 +42,6 @@ class Bound:
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: list[Tensor]) -> None:
-        """Prepare the call by calling `prepare` with query, key and value."""
         self._prepare, self._inputs = prepare, inputs
         with torch.enable_grad():
             self._prepared = prepare(*inputs)

@@ -39,33 +39,34 @@ class RefusedError(ValueError):
     """An attention or the model refuses the combination, with a reason."""
 
 
-class Given(Mask):
-    """The mask that a model passes to its attention: boolean (B, T, S), True where visible, or None; and a bias."""
+class GivenMask(Mask):
+    """The mask that a model passes to its attention: boolean (B, T, S), True where visible."""
 
-    name = ""
+    name = "given"
 
-    def __init__(self, visible: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int]) -> None:
-        """Take the mask and the bias, which is (B or 1, H or 1, T, S)."""
+    def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
+        """Take the mask, of which B and T may be 1."""
         super().__init__()
-        self.visible = None if visible is None else visible.expand(sizes).cpu().numpy()
-        self.changes_scores = self.is_learned = bias is not None
-
-    @property
-    def hides(self) -> bool:
-        """Whether there is a mask."""
-        return self.visible is not None
+        self.visible = visible.expand(sizes).cpu().numpy()
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
         """The mask itself (B, T, S)."""
         return self.visible
 
     def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """The first and the last visible key (None: no bound); no span if the mask may hide keys between."""
-        return (None, None) if self.visible is None else None
+        """No span: it may hide keys between visible ones."""
+        return None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
         """Look the pair up in the mask."""
-        return table[batch, query, key] if self.visible is not None else (key >= 0)
+        return table[batch, query, key]
+
+
+class GivenBias(Mask):
+    """The bias that a model adds to its scores: (B or 1, H or 1, T, S)."""
+
+    name = "given_bias"
+    changes_scores = is_learned = True
 
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
         """The query and the key themselves."""
@@ -109,34 +110,22 @@ class Call:
     @property
     def rule(self) -> Mask:
         """The mask as a rule."""
-        visible = None if self.mask is None else self.mask[:, 0]
-        plain: Mask = Causal() if self.is_causal and self.mask is None else Given(visible, None, self.sizes)
-        parts: list[Mask] = [plain] if plain.hides else []
+        parts: list[Mask] = []
+        if self.mask is not None:
+            parts.append(GivenMask(self.mask[:, 0], self.sizes))
+        elif self.is_causal:
+            parts.append(Causal())
         if self.bias is not None:
-            parts.append(Given(None, self.bias, self.sizes))
+            parts.append(GivenBias())
         if self.softcap is not None:
             parts.append(Softcap(int(self.softcap)))
-        if not parts:
-            return Mask()
-        return parts[0] if len(parts) == 1 else _Joined(*parts)
+        return Combined(*parts) if len(parts) > 1 else parts[0] if parts else Mask()
 
     @property
     def inputs(self) -> dict[str, Tensor]:
         """Sinks and bias, by their names in mask lookups."""
         given = {"sinks": self.sinks, BIAS: self.bias}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
-
-
-class _Joined(Combined):
-    """Parts that may be of one kind: a mask that hides, and a bias."""
-
-    def __init__(self, *parts: Mask) -> None:
-        self._parts = parts
-        Mask.__init__(self)
-        self.name = "given"
-        self.changes_scores = any(part.changes_scores for part in parts)
-        self.is_additive = all(part.is_additive for part in parts)
-        self.is_learned = any(part.is_learned for part in parts)
 
 
 def call_of(
@@ -152,18 +141,16 @@ def call_of(
     Raises:
         ValueError: the mask consists of numbers, whose meaning is unknown here.
     """
-    mask = attention_mask
-    bias = more.get("position_bias")
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"the model hands over a mask of {mask.dtype}, and not a boolean one")
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(f"the model hands over a mask of {attention_mask.dtype}, and not a boolean one")
     is_causal = more.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return Call(
         query=query,
         key=key,
         value=value,
-        mask=mask,
-        bias=bias,
+        mask=attention_mask,
+        bias=more.get("position_bias"),
         scale=more.get("scaling"),
         sinks=more.get("s_aux"),
         softcap=more.get("softcap"),

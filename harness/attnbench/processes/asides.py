@@ -1,21 +1,24 @@
-"""Checks outside of a run, each in a worker: certificates of invariance, and attention inside a model."""
+"""Work outside of a run, in a worker: declarations, certificates of invariance, and attention inside a model."""
 
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from attnbench.invariance.records import Certificate
-from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed, StepTime
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.plugins import name_of
 from attnbench.processes import messages
 from attnbench.processes.worker_client import Template, WorkerProcess, worker_template
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm
+from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
+T = TypeVar("T")
+FUNCTIONS = "attnbench.processes.worker.asides"
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that a certificate depends on: the laws vary the others."""
 LONGEST = 1024
@@ -37,6 +40,21 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
         yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 
+def evaluate(process: WorkerProcess, function: str, result: type[T], **arguments: Any) -> T | messages.Failed:  # noqa: ANN401 - of any function
+    """Call a function of worker/asides.py in a worker, started if necessary; return its result, or why it failed."""
+    if not process.is_running:
+        process.start()
+    encoded = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in arguments.items()}
+    reply = process.ask(messages.Evaluate(function=f"{FUNCTIONS}:{function}", arguments=encoded))
+    if isinstance(reply, messages.Failed):
+        return reply
+    assert isinstance(reply, messages.Evaluated)
+    try:
+        return msgspec.json.decode(reply.result, type=result)
+    except msgspec.DecodeError as error:
+        return messages.Failed(status=Status.crashed, message=f"the process wrote no valid answer: {error}")
+
+
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
     """The shapes of a plan that need certificates, each once."""
     shapes: dict[tuple[object, ...], Workload] = {}
@@ -51,15 +69,12 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 
 def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
     """Test every law of invariance."""
-    name, seed = name_of(spec), plan.seed
-    request = messages.Certify(workload=shape, arm=Arm(implementation=name), spec=spec, seed=seed)
     with worker(plan.timeout_s) as process:
-        process.start()
-        reply = process.ask(request)
-    if isinstance(reply, Certificate):
-        return reply
-    assert isinstance(reply, messages.Failed)
-    return Certificate(implementation=name, workload=shape, seed=seed, failed=reply.message)
+        reply = evaluate(process, "certified", Certificate, workload=shape, spec=spec, seed=plan.seed)
+    if isinstance(reply, messages.Failed):
+        name = name_of(spec)
+        return Certificate(implementation=name, workload=shape, seed=plan.seed, failed=reply.message)
+    return reply
 
 
 class ModelOutcome(msgspec.Struct, kw_only=True):
@@ -83,36 +98,25 @@ def check_in_model(
     """
     outcome = ModelOutcome()
     with worker(timeout_s, "transformers.modeling_utils") as process:
-
-        def build() -> None:
-            if process.is_running:
-                return
-            note("building")
-            process.start()
-            reply = process.ask(messages.BuildModel(spec=spec))
-            if isinstance(reply, messages.Failed):
-                message = f"the model cannot be built: {reply.message}" if reply.is_lost else reply.message
-                raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
-            assert isinstance(reply, ModelBuilt)
-            outcome.built = reply
-
+        note("building")
+        built = evaluate(process, "built", ModelBuilt, model=spec)
+        if isinstance(built, messages.Failed):
+            message = f"the model cannot be built: {built.message}" if built.is_lost else built.message
+            raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
+        outcome.built = built
         for attention in attentions:
-            build()
             note(f"checking {attention}")
-            reply = process.ask(messages.JudgeAttention(attention=attention))
-            if isinstance(reply, messages.Failed):
-                reply = Judged(attention=attention, reason=reply.message)
-            assert isinstance(reply, Judged)
-            outcome.judged[attention] = reply
+            judged = evaluate(process, "judged", Judged, model=spec, attention=attention)
+            if isinstance(judged, messages.Failed):
+                judged = Judged(attention=attention, reason=judged.message)
+            outcome.judged[attention] = judged
         right = tuple(attention for attention in attentions if outcome.judged[attention].is_right)
         if len(right) > 1 and budget_s > 0:
-            build()
             note("timing")
             process.timeout_s += budget_s
-            reply = process.ask(messages.TimeSteps(attentions=right, budget_s=budget_s))
-            if isinstance(reply, messages.Failed):
-                outcome.trouble = reply.message
+            timed = evaluate(process, "timed", tuple[StepTime, ...], model=spec, attentions=right, budget_s=budget_s)
+            if isinstance(timed, messages.Failed):
+                outcome.trouble = timed.message
             else:
-                assert isinstance(reply, StepsTimed)
-                outcome.timed = reply.steps
+                outcome.timed = timed
     return outcome

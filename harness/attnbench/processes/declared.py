@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from attnbench import plugins
-from attnbench.processes.asides import worker
-from attnbench.processes.messages import Declare, Declared
+from attnbench.processes.asides import evaluate, worker
+from attnbench.processes.messages import Declared
 from attnbench.processes.worker_client import START_TIMEOUT_S, Template
 from attnbench.workloads.workload import Workload
 
@@ -30,7 +30,7 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
             for specs_of_file in by_file.values():
                 process.start()
                 for spec in specs_of_file:
-                    reply = process.ask(Declare(spec=spec))
+                    reply = evaluate(process, "declared", Declared, spec=spec)
                     if isinstance(reply, Declared):
                         declarations[spec] = reply
     return declarations

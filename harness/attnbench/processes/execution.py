@@ -6,44 +6,38 @@ Each stage works on the session, and skips work that the journal already holds.
 
 import os
 import secrets
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
 from attnbench.processes.choosing import Search, ShortlistStage
-from attnbench.processes.runners import IsolatingClient, PairedClient
+from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
     CeilingsStage,
     CheckStage,
     KeptMemoryStage,
     ObserveStage,
-    Progress,
     Session,
     Stage,
     TimingStage,
     TraceStage,
     Watch,
     now,
-    spread,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience, worker_template
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
-from attnbench.storage.records import LATENCY, Arm, Counters
+from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
 from attnbench.timing.schedule import Choice, Race
-from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
@@ -54,16 +48,6 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
-PREDICTING_S = 60.0
-"""Longest dry run in seconds."""
-
-
-class Predicted(NamedTuple):
-    """A cell before its check: the predicted cost of a call, or why it is left out."""
-
-    workload: Workload
-    arm: Arm
-    reply: messages.Prepared | messages.Failed
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
@@ -162,61 +146,20 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
-    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
+    settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
     if plan.sides is None:
-        shared = ProcessClient(folder / "worker.log", plan.timeout_s, {**spin, **settings}, template=template)
-        return IsolatingClient(shared, plan.runner)
-    below = folder / SIDES_FOLDER
-    ours = harness_folder(below / "modules")
-
-    def client(side: events.Side, name: str) -> ProcessClient:
-        folders = side_folders(side, below / f"{name}_modules")
-        log = folder / f"{name}.log"
-        return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *folders])
-
-    return PairedClient(client(plan.sides.base, "worker_base"), client(plan.sides.candidate, "worker"), plan.seed)
+        shared = ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
+        return Runners({SHARED: shared}, plan.runner)
+    clients: dict[str, ProcessClient] = {}
+    for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
+        log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")
+        home = harness_folder(folder / SIDES_FOLDER / "modules")
+        where: dict[str, Any] = {"python": side.python, "home": home, "folders": side_folders(side)}
+        clients[name] = ProcessClient(log, plan.timeout_s, settings, **where)
+    return Runners(clients, plan.runner, seed=plan.seed)
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     """The folder of a new run below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
-
-
-def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
-    """Predict time and memory of each cell from calls at shorter lengths, workload by workload; stores nothing.
-
-    Stops after `limit_s` seconds; any prefix of the order of workloads is evenly spread.
-
-    Raises:
-        ValueError: no worker can start.
-    """
-    start_s, counts = time.monotonic(), Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
-        client.start()
-        for number, workload in enumerate(spread(plan.workloads)):
-            if time.monotonic() - start_s > limit_s:
-                return
-            for arm, spec in plan.cells(workload).items():
-                progress = Progress(
-                    stage="predict",
-                    cell=f"{arm} on {workload.id}",
-                    done=number,
-                    total=len(plan.workloads),
-                    counts=counts,
-                    left_s=None,
-                )
-                watch(progress)
-                if not client.is_running:
-                    client.start()
-                request = messages.Prepare(
-                    workload=workload,
-                    arm=arm,
-                    spec=spec,
-                    call_limit_s=plan.call_limit_s,
-                    memory_limit_bytes=plan.memory_limit_bytes,
-                )
-                reply = client.ask(request)
-                assert isinstance(reply, messages.Prepared | messages.Failed)
-                counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
-                yield Predicted(workload=workload, arm=arm, reply=reply)

@@ -9,12 +9,10 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
-from attnbench.invariance.records import Certificate
-from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepsTimed
 from attnbench.storage.events import (
     ArmSamples,
     CeilingsMeasured,
@@ -28,6 +26,8 @@ from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
+FOLDERS = "ATTNBENCH_FOLDERS"
+"""Environment variable of workers: folders that are searched for modules before the installed ones."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules, joined by commas, to import if possible."""
 FORK = 0
@@ -40,13 +40,20 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     layout: int = 0
 
 
-class Declare(msgspec.Struct, frozen=True, kw_only=True, tag="declare"):
-    """Load an implementation, and report its built-in axes."""
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
+    """Call a function of the harness, as in module:name, outside of a run (worker/asides.py)."""
 
-    spec: str
+    function: str
+    arguments: dict[str, msgspec.Raw]
 
 
-class Declared(msgspec.Struct, frozen=True, kw_only=True, tag="declared"):
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
+    """The result of a function."""
+
+    result: msgspec.Raw
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
     """Built-in axes of an implementation, and why it cannot be loaded, or ""."""
 
     built_in: dict[str, int | float | str] = {}
@@ -206,25 +213,24 @@ class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send the result of the call with this number; forget all after the last one."""
+    """Send the results of the calls with these numbers, and forget all."""
 
-    number: int
-    is_last: bool
+    numbers: tuple[int, ...]
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
-    """The places of output and gradients by name; empty if dropout makes them random."""
+    """The places of outputs and gradients by number and name; empty if dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
 
 
 class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
-    """Judge an output that was handed in; `row_seed` draws the rows."""
+    """Judge the outputs that were handed in; `row_seed` draws the rows."""
 
     handed: HandedIn
     seed: int
-    number: int
+    numbers: tuple[int, ...]
     row_seed: int
 
 
@@ -232,31 +238,6 @@ class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
     """Trace some steps into `file`."""
 
     file: str
-
-
-class Certify(CellRequest, frozen=True, kw_only=True, tag="certify"):
-    """Test every law of invariance."""
-
-    seed: int
-
-
-class BuildModel(msgspec.Struct, frozen=True, kw_only=True, tag="build_model"):
-    """Build a model of the package transformers."""
-
-    spec: ModelSpec
-
-
-class JudgeAttention(msgspec.Struct, frozen=True, kw_only=True, tag="judge_attention"):
-    """Check one attention in the model that was built."""
-
-    attention: str
-
-
-class TimeSteps(msgspec.Struct, frozen=True, kw_only=True, tag="time_steps"):
-    """Time a step of the model with each attention, in about `budget_s` seconds."""
-
-    attentions: tuple[str, ...]
-    budget_s: float
 
 
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
@@ -294,24 +275,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
 
 Consulted = Call | Backward
 """Requests of the judge to a candidate's process."""
-Aside = Declare | BuildModel | JudgeAttention | TimeSteps
-"""Requests without a workload."""
-Work = (
-    Prepare
-    | Check
-    | Profile
-    | Observe
-    | MeasureCeilings
-    | SampleBlocks
-    | PrepareWitness
-    | Witness
-    | HandIn
-    | JudgeOutput
-    | Trace
-    | Certify
-    | Consulted
-)
-"""Requests to a started worker."""
+Work = CellRequest | MeasureCeilings | SampleBlocks
+"""Requests about a workload to a started worker."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -335,32 +300,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     said: str = ""
     is_lost: bool = False  # the process ended, which foreign code may have caused
     is_predicted: bool = False  # a prediction; nothing was tried
-    is_close: bool = False  # a prediction close to the limit, which may change
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 
 Answer = Tensors | Failed
 """Replies to the judge."""
-Request = Start | Work | Aside | Answer
-Reply = (
-    Started
-    | Prepared
-    | CellChecked
-    | CellProfiled
-    | CellMeasured
-    | CeilingsMeasured
-    | VisitFinished
-    | Done
-    | HandedIn
-    | Certificate
-    | Declared
-    | ModelBuilt
-    | Judged
-    | StepsTimed
-    | Consulted
-    | Answer
-)
-"""Replies; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
+Request = Start | Evaluate | Work | Answer
+Reply = msgspec.Struct
+"""A reply; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
 
 
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
@@ -376,11 +323,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     HandIn: (HandedIn,),
     JudgeOutput: (Done,),
     Trace: (Done,),
-    Certify: (Certificate,),
-    Declare: (Declared,),
-    BuildModel: (ModelBuilt,),
-    JudgeAttention: (Judged,),
-    TimeSteps: (StepsTimed,),
+    Evaluate: (Evaluated,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Tensors, Failed), (CellChecked, Call, Backward)),
@@ -388,11 +331,30 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 """Replies to each request besides Failed; any other reply counts as a crash."""
 
 
+REQUESTS: Any = Union[tuple(ANSWERS)]  # noqa: UP007 - of a tuple
+
+
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
 
-    reply: Reply
+    reply: msgspec.Raw
     ends: bool = False
+
+
+def enveloped(reply: Reply, *, ends: bool = False) -> bytes:
+    """The line that a worker sends."""
+    return msgspec.json.encode(Envelope(reply=msgspec.Raw(msgspec.json.encode(reply)), ends=ends)) + b"\n"
+
+
+def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
+    """The reply to a request, and whether the worker is unusable.
+
+    Raises:
+        msgspec.DecodeError: the line is no answer to this request.
+    """
+    envelope = msgspec.json.decode(line, type=Envelope)
+    allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
+    return msgspec.json.decode(envelope.reply, type=allowed), envelope.ends
 
 
 FILES = "ATTNBENCH_FILES"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from attnbench.processes.messages import Declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
-from attnbench.storage.records import EMPTY_ROWS, FALSE_SHARE, HIDDEN_NAN
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
 from attnbench.workloads import huggingface, models, policy
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.models import Mix
@@ -22,12 +23,9 @@ from attnbench.workloads.workload import Workload
 
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
+TIMEOUT_S = 60.0
 MOST_TRIED = 6
 """Number of implementations to check and time in a search for the fastest: those with the lowest predictions."""
-MOST_LADDERS = 4
-"""With more workloads there is no time to search for crossovers."""
-REACH = 16
-"""Factor by which a search for a crossover extends in both directions."""
 LENGTH = "length"
 """The axis of a ladder that changes the lengths of query and key together."""
 SEARCH_RANGES = {
@@ -54,7 +52,7 @@ def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
     return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
 
 
-def build_plan(  # noqa: PLR0913 - a parameter for each option
+def build_plan(  # noqa: PLR0913 - a parameter for each choice
     sweep: str,
     *,
     settings: Sequence[str] = (),
@@ -64,24 +62,12 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     implementations: Sequence[str] = (),
     baseline: str = "sdpa",
     with_baseline: bool = True,
-    budget_s: float | None = None,
-    call_limit_s: float | None = None,
-    timeout_s: float = 60.0,
-    memory_limit_bytes: int = 0,
-    num_rounds: int | None = None,
-    smallest_effect: float | None = None,
-    false_share: float = FALSE_SHARE,
-    seed: int = 0,
-    cache: str = "warm",
-    launch: str = "eager",
-    pace: str = "burst",
-    allocator: str | None = None,
     metrics: Sequence[str] | None = None,
     isolation: str = "process",
-    rejects: Sequence[str] = (),
     declarations: Mapping[str, Declared] | None = None,
+    **fields: Any,  # noqa: ANN401 - of Plan
 ) -> Plan:
-    """Build the plan of a run; values that are None come from the sweep.
+    """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
     With `is_exact` only the settings define the workloads, and the sweep only the limits; the same holds for a `model`,
     a preset or a config.json. `declarations`, by spec, are read from the files unless they are passed. The baseline
@@ -103,7 +89,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         target = device(named)  # raises if there is no such device
-        if launch == "graph" and not target.has_graphs:
+        if fields.get("launch") == "graph" and not target.has_graphs:
             raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
@@ -127,34 +113,29 @@ def build_plan(  # noqa: PLR0913 - a parameter for each option
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    usual_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s
-    usual_effect = SMALLEST_EFFECT if stands_alone else chosen.smallest_effect
+    of_sweep: dict[str, Any] = {
+        "budget_s": chosen.budget_s,
+        "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
+        "timeout_s": TIMEOUT_S,
+        "memory_limit_bytes": 0,
+        "num_rounds": chosen.num_rounds,
+        "smallest_effect": SMALLEST_EFFECT if stands_alone else chosen.smallest_effect,
+        "allocator": "retain" if alone else chosen.allocator,  # heaps differ, and so may times
+    }
     return Plan(
         sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(baseline_spec),
         metrics=metrics,
-        budget_s=chosen.budget_s if budget_s is None else budget_s,
-        call_limit_s=usual_limit_s if call_limit_s is None else call_limit_s,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        num_rounds=chosen.num_rounds if num_rounds is None else num_rounds,
-        smallest_effect=usual_effect if smallest_effect is None else smallest_effect,
-        false_share=false_share,
-        seed=seed,
-        cache=cache,
-        launch=launch,
-        pace=pace,
-        allocator=allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: policy.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,
         mixes=mixes,
         left_out=left_out,
-        rejects=tuple(rejects),
+        **(of_sweep | {name: value for name, value in fields.items() if value is not None}),
     )
 
 
@@ -191,27 +172,11 @@ def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     return tuple(every.values()), {name: ids for name, ids in named.items() if ids}
 
 
-def plan_to_choose(planned: Plan, *, searches: bool = True) -> Plan:
-    """The plan of a run that finds the fastest implementation of each workload of a plan.
-
-    With `searches`, and if workloads are few, it also searches for crossovers in length.
-    """
-    requested = {each.id for each in planned.workloads}
-    ladders, workloads = [], dict[str, Workload]()
-    for base in planned.workloads if searches and len(requested) <= MOST_LADDERS else ():
-        length, (least, most) = base.longest, SEARCH_RANGES[LENGTH]
-        shorter, longer = max(least, length // REACH), max(length, min(most, length * REACH))
-        values = sorted({*_way(min(shorter, length), length), *_way(length, longer)})
-        steps = [base if value == length else base.at_length(value) for value in values]
-        workloads |= {each.id: each for each in steps}
-        ladders.append(Ladder(axis=LENGTH, values=tuple(values), workloads=_ids(steps), base=base.id))
-    unasked = {key: each for key, each in workloads.items() if key not in requested}
+def plan_to_choose(planned: Plan) -> Plan:
+    """The plan of a run that finds the fastest implementation of each workload of a plan."""
     return msgspec.structs.replace(
         planned,
-        workloads=(*planned.workloads, *unasked.values()),
-        unasked=tuple(unasked),
-        stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
-        ladders=tuple(ladders),
+        stages=("shortlist", "check", "metrics", "choose"),
         shortlist=MOST_TRIED,
         num_rounds=CHOOSING_PROCESSES,
     )
@@ -240,9 +205,8 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
     for base in planned.workloads:
         steps = [base.at_length(value) if axis == LENGTH else _with(base, axis, value) for value in values]
         workloads |= {each.id: each for each in steps}
-        ladders.append(
-            Ladder(axis=axis, values=tuple(values), workloads=_ids(steps), pairs=tuple(combinations(names, 2)))
-        )
+        ids = tuple(each.id for each in steps)
+        ladders.append(Ladder(axis=axis, values=tuple(values), workloads=ids, pairs=tuple(combinations(names, 2))))
     return msgspec.structs.replace(
         planned,
         workloads=tuple(workloads.values()),
@@ -250,14 +214,6 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
         stages=("search",),
         ladders=tuple(dict.fromkeys(ladders)),
     )
-
-
-def _way(low: int, high: int) -> list[int]:
-    return ladder(low, high) if low < high else [low]
-
-
-def _ids(workloads: Iterable[Workload]) -> tuple[str, ...]:
-    return tuple(each.id for each in workloads)
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:

@@ -33,7 +33,7 @@ Ask = Callable[[Call | Backward], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
-GRADIENT = "incoming gradient"
+GRADIENT, PARAMETER = "incoming gradient", "parameter "
 Context = Any
 """The context that autograd keeps between the two passes of a call."""
 
@@ -72,26 +72,24 @@ class Exchange:
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         weakref.finalize(self, os.close, self._file)
 
-    def is_at(self, path: str) -> bool:
-        """Whether this is the file at that path: another file may have replaced it since it was opened."""
-        return os.path.samestat(Path(path).stat(), os.fstat(self._file))
-
-    def send(self, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
-        """Write the whole storage of each tensor; return the places."""
-        places, at = {}, 0
-        for name, tensor in tensors.items():
-            held = bytes_of(tensor).cpu().numpy()
-            move(os.pwritev, self._file, held.data, at)
-            places[name] = Place(
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                stride=tensor.stride(),
-                offset=int(tensor.storage_offset()),
-                at=at,
-                num_bytes=held.size,
-                memory=tensor.untyped_storage().data_ptr(),
-            )
-            at += held.size
+    def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, Place]]:
+        """Write the whole storage of each tensor; return the places, for each group."""
+        places, at = list[dict[str, Place]](), 0
+        for tensors in groups:
+            places.append({})
+            for name, tensor in tensors.items():
+                held = bytes_of(tensor).cpu().numpy()
+                move(os.pwritev, self._file, held.data, at)
+                places[-1][name] = Place(
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    shape=tuple(tensor.shape),
+                    stride=tensor.stride(),
+                    offset=int(tensor.storage_offset()),
+                    at=at,
+                    num_bytes=held.size,
+                    memory=tensor.untyped_storage().data_ptr(),
+                )
+                at += held.size
         return places
 
     def read(self, place: Place) -> Tensor:
@@ -197,15 +195,15 @@ class Remote:
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
         """The output of a forward call; `needs` names the inputs or weights that get a gradient."""
         self.num_calls += 1
-        weights = {} if stand_in.is_built else dict(stand_in.named_parameters())
+        parameters = {} if stand_in.is_built else dict(stand_in.named_parameters())
         stand_in.is_built = True
-        sent = self._exchange.send(inputs | weights)
+        tensors, weights = self._exchange.send(inputs, parameters)
         reply: Tensors = self._asked(
             Call,
             module=stand_in.number,
             call=self.num_calls,
-            tensors={name: sent[name] for name in inputs},
-            weights={name.removesuffix(" weights"): sent[name] for name in weights},
+            tensors=tensors,
+            weights={name.removesuffix(" weights"): place for name, place in weights.items()},
             needs=tuple(needs),
             mask=str(mask.rule),
             sizes=mask.sizes,
@@ -225,7 +223,7 @@ class Remote:
     def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
         """The gradients of a call's backward pass, by name."""
         tensors = {GRADIENT: grad_output}
-        reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(tensors))
+        reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
@@ -340,14 +338,13 @@ class Candidates:
     def __init__(self) -> None:
         self._exchange: Exchange | None = None
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
-        self._inputs: OrderedDict[object, Tensor] = OrderedDict()  # by the judge's address: the same memory again
+        self._inputs: OrderedDict[tuple[str, Place], Tensor] = OrderedDict()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
     def answer(self, request: Call | Backward, implementation: Implementation) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
-        if self._exchange is None or not self._exchange.is_at(request.exchange):
-            self.__init__()  # type: ignore[misc]
+        if self._exchange is None:
             self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
@@ -368,7 +365,7 @@ class Candidates:
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
-        tensors = self._given(request)
+        tensors = self._received(request, exchange)
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
@@ -404,7 +401,7 @@ class Candidates:
         leaves = {name: tensors[name] for name in request.needs if name in tensors}
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
         if has_weights:
-            leaves |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
+            leaves |= {f"{PARAMETER}{name}": parameter for name, parameter in parameters.items()}
         copy = output.detach().clone()
         self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
@@ -422,44 +419,44 @@ class Candidates:
         for name, gradient in zip(called.leaves, gradients, strict=True):
             if gradient is not None:
                 require_plain(f"gradient of {name}", gradient)
-        named: dict[str, Tensor | None] = dict(zip(called.leaves, gradients, strict=True))
+        everything = dict(zip(called.leaves, gradients, strict=True))
         of_parameters = {
-            name.removeprefix("parameter "): named.pop(name) for name in list(named) if name.startswith("parameter ")
+            name.removeprefix(PARAMETER): each for name, each in everything.items() if name.startswith(PARAMETER)
+        }
+        named: dict[str, Tensor | None] = {
+            name: each for name, each in everything.items() if not name.startswith(PARAMETER)
         }
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
         changed = self._changed({GRADIENT: grad_output}, request.tensors, exchange)
         return self._reply({name: each for name, each in named.items() if each is not None}, changed, seen, exchange)
 
-    def _given(self, request: Call) -> dict[str, Tensor]:
-        """The tensors of a call. Tensors that share memory at the judge share it here, or are one tensor."""
-        placed: dict[str, Tensor] = {}
+    def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
+        """The tensors of a call, in the same memory as before if the judge has sent them before.
+
+        Tensors that share memory at the judge share it here, or are one tensor.
+        """
+        received: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
         for name, place in places.items():
-            others = [other for other in placed if places[other].memory == place.memory and place.num_bytes]
-            same = [placed[other] for other in others if places[other] == place]
+            others = [other for other in received if places[other].memory == place.memory and place.num_bytes]
+            same = [other for other in others if places[other] == place]
             if same:
-                placed[name] = same[0]
+                received[name] = received[same[0]]
             elif others:
-                memory = placed[others[0]].untyped_storage()
+                storage = received[others[0]].untyped_storage()
                 empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
-                placed[name] = empty.set_(memory, place.offset, place.shape, place.stride)
+                received[name] = empty.set_(storage, place.offset, place.shape, place.stride)
             else:
-                placed[name] = self._placed(name, request.tensors[name], request.device)
-        return placed
-
-    def _placed(self, name: str, place: Place, where: str) -> Tensor:
-        """The received tensor, in the same memory as before if the judge has sent it before."""
-        assert self._exchange is not None
-        key = (name, msgspec.structs.replace(place, at=0))
-        if key in self._inputs:
-            bytes_of(self._inputs[key]).copy_(self._exchange.read(place))
-        else:
-            self._inputs[key] = self._exchange.receive(place, where)
-        self._inputs.move_to_end(key)
+                key = name, place
+                if key not in self._inputs:
+                    self._inputs[key] = exchange.receive(request.tensors[name], request.device)
+                received[name] = self._inputs[key]
+                bytes_of(received[name]).copy_(exchange.read(request.tensors[name]))
+                self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)
-        return self._inputs[key]
+        return received
 
     def _changed(
         self, tensors: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
@@ -483,11 +480,10 @@ class Candidates:
                 continue
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()
-        named = {("tensors", name): each.contiguous() for name, each in tensors.items()}
-        named |= {("changed", name): each for name, each in changed.items()}
-        named |= {("changed_outputs", number): each.contiguous() for number, each in overwritten.items()}
-        places = exchange.send({"/".join(name): each for name, each in named.items()})
-        groups: dict[str, dict[str, Place]] = {"tensors": {}, "changed": {}, "changed_outputs": {}}
-        for group, name in named:
-            groups[group][name] = places[f"{group}/{name}"]
-        return Tensors(**groups, faults=seen.faults, random=())
+        places = exchange.send(
+            {name: each.contiguous() for name, each in tensors.items()},
+            changed,
+            {number: each.contiguous() for number, each in overwritten.items()},
+        )
+        names = ("tensors", "changed", "changed_outputs")
+        return Tensors(**dict(zip(names, places, strict=True)), faults=seen.faults, random=())

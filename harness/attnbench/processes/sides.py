@@ -7,8 +7,6 @@ https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export
 """
 
 import ast
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -28,24 +26,15 @@ from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
-OWNER = "owner"
-"""File that the process at work keeps locked."""
-_LOCKS: dict[Path, int] = {}
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 SIDES_FOLDER = "sides"
-"""Subfolder of a run in progress: checked-out files, and links to modules that workers import."""
+"""Subfolder of a run in progress with the checked-out files."""
 PACKAGE = "attnbench"
 """Always imported from this harness, even if a side contains it."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
 """Code with these words registers objects for the whole process, or imports unpredictable modules."""
-RESERVED = sys.stdlib_module_names | {"torch"}
-"""Modules that are never a side's own, even if its folders contain them."""
-REQUIRED = frozenset({
-    "filelock", "fsspec", "jinja2", "msgspec", "networkx", "numpy", "psutil", "sympy", "triton", "typing_extensions",
-})  # fmt: skip
-"""Modules that torch and workers import: a package with such a name is a side's own, a single file is there by
-chance."""
-SUFFIXES = {".py", ".pyc", ".so"}
+LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
+"""Modules that torch imports late. A folder with a file of such a name is not searched: it would hide them."""
 NO_REPOSITORY = "not a git repository (or any"
 """Part of git's message outside of a repository."""
 ENGLISH = {"LC_ALL": "C"}
@@ -65,72 +54,67 @@ Pair = tuple[SideSpec, SideSpec]
 
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
-) -> tuple[Plan | None, list[str]]:
-    """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
-
-    `fields` are parameters of build_plan. If every implementation is the same on both sides, there is no plan, and
-    nothing below the folder.
+) -> Plan:
+    """The plan of a run in `folder`, with the sides checked out below it; `fields` are parameters of build_plan.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
-    texts, named = (base_text, candidate_text), fields.get("implementations", ())
-    same, roots = list[str](), list[Path]()
-    with contextlib.ExitStack() as undo:
-        undo.callback(remove_checkouts, folder)
-        claim(folder)
-        if any(plugins.split(text)[0] is not None for text in texts):  # two files, under the name of the second
-            if named:
-                raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-            for text in texts:
-                if plugins.split(text)[0] is None:
-                    raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
-            plugins.check_specs([f"base={base_text}", f"candidate={candidate_text}"])
-            base, candidate = (Side(given=text) for text in texts)
-            kept: dict[str, Pair] = {
-                plugins.name_of(candidate_text): (SideSpec(base_text, ""), SideSpec(candidate_text, ""))
-            }
-        else:
-            below = folder / SIDES_FOLDER
-            base, candidate = _side(base_text, below / "base"), _side(candidate_text, below / "candidate")
-            check_out(Sides(base=base, candidate=candidate))
-            roots = [Path(side.root) for side in (base, candidate) if side.root]
-            pairs = _pairs(named, base, candidate)
-            if not named:
-                same = [name for name, pair in pairs.items() if _are_same(pair, roots)]
-            pairs = {name: pair for name, pair in pairs.items() if name not in same}
-            kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
-            if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
-                raise ValueError(f"on neither side: {gone[0]}")
-        if not kept:
-            return None, same
-        specs_of = [
-            {name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)
-        ]
-        specs = [spec for specs in specs_of for spec in specs.values()]
-        files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
-        compared = Sides(
-            base=msgspec.structs.replace(base, implementations=specs_of[0]),
-            candidate=msgspec.structs.replace(candidate, implementations=specs_of[1]),
-            # One process cannot hold two interpreters, nor files that import others of their side.
-            is_apart=is_apart
-            or base.python != candidate.python
-            or not all(is_self_contained(file, roots) for file in files),
-            lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
-            new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
-        )
-        usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
-        shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
-        planned = msgspec.structs.replace(
-            shared,
-            implementations=(),
-            baseline="",
-            alone=(),
-            digests={spec: policy.digest(spec) for spec in specs},
-            sides=compared,
-        )
-        undo.pop_all()
-        return planned, same
+    try:
+        return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
+    except BaseException:
+        remove_checkouts(folder)
+        raise
+
+
+def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is_apart: bool) -> Plan:
+    named = fields.get("implementations", ())
+    if any(plugins.split(text)[0] is not None for text in texts):
+        if named:
+            raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
+        base, candidate, pairs = _two_files(*texts)
+    elif not named:
+        raise ValueError("say what is compared with --implementation FILE.py:NAME")
+    else:
+        base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
+        check_out(Sides(base=base, candidate=candidate))
+        pairs = _pairs(named, base, candidate)
+    if gone := [pair[1].missing for pair in pairs.values() if all(each.missing for each in pair)]:
+        raise ValueError(f"on neither side: {gone[0]}")
+    old = {name: pair[0].spec for name, pair in pairs.items() if not pair[0].missing}
+    new = {name: pair[1].spec for name, pair in pairs.items() if not pair[1].missing}
+    specs = [*old.values(), *new.values()]
+    files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
+    roots = [Path(side.root) for side in (base, candidate) if side.root]
+    compared = Sides(
+        base=msgspec.structs.replace(base, implementations=old),
+        candidate=msgspec.structs.replace(candidate, implementations=new),
+        # One process cannot hold two interpreters, nor files that import others of their side.
+        is_apart=is_apart
+        or base.python != candidate.python
+        or not all(is_self_contained(file, roots) for file in files),
+        lost={name: pair[1].missing for name, pair in pairs.items() if pair[1].missing},
+        new={name: pair[0].missing for name, pair in pairs.items() if pair[0].missing},
+    )
+    usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
+    shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
+    digests = {spec: policy.digest(spec) for spec in specs}
+    more: dict[str, Any] = {"implementations": (), "baseline": "", "alone": ()}
+    return msgspec.structs.replace(shared, **more, digests=digests, sides=compared)
+
+
+def _checkout(folder: Path, place: int) -> Path:
+    return folder / SIDES_FOLDER / ("base", "candidate")[place]
+
+
+def _two_files(base: str, candidate: str) -> tuple[Side, Side, dict[str, Pair]]:
+    """Two files as sides, under the name of the second."""
+    for text in (base, candidate):
+        if plugins.split(text)[0] is None:
+            raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
+    plugins.check_specs([f"base={base}", f"candidate={candidate}"])
+    pair = SideSpec(base, ""), SideSpec(candidate, "")
+    return Side(given=base), Side(given=candidate), {plugins.name_of(candidate): pair}
 
 
 def _side(text: str, target: Path) -> Side:
@@ -153,33 +137,21 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     Raises:
         ValueError: a text describes no side.
     """
-    for text, side, name in zip(texts, (sides.base, sides.candidate), ("base", "candidate"), strict=True):
-        is_file = plugins.split(text)[0] is not None
-        typed = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
-        if (typed.root and Path(typed.root).resolve(), typed.commit, typed.python) != (
-            side.root and Path(side.root).resolve(),
-            side.commit,
-            side.python,
-        ):
-            return False
-    return True
+    typed = [
+        Side(given=text) if plugins.split(text)[0] is not None else _side(text, _checkout(folder, place))
+        for place, text in enumerate(texts)
+    ]
+    one, other = (
+        [(each.root and Path(each.root).resolve(), each.commit, each.python) for each in both]
+        for both in (typed, (sides.base, sides.candidate))
+    )
+    return one == other
 
 
 def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
-    """Each implementation on both sides, by name: those in `given`, or all files of implementations/ on either."""
-    roots = [Path(side.root) for side in sides if side.root]
-    specs = list(dict.fromkeys(named))
-    if not specs and not roots:  # two environments: compare the installed ones
-        specs = plugins.implementation_names()
-    elif not specs:
-        files = [file for root in roots for file in sorted((root / plugins.IMPLEMENTATIONS).glob("[a-z]*.py"))]
-        specs = list(dict.fromkeys(file.stem for file in files))
-        if not specs:
-            raise ValueError(
-                "neither side has implementations/*.py: say what is compared with --implementation FILE.py:NAME"
-            )
+    """Each named implementation on both sides, by name."""
     pairs: dict[str, Pair] = {}
-    for spec in specs:
+    for spec in dict.fromkeys(named):
         name = plugins.name_of(spec)
         if name in pairs:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
@@ -214,13 +186,6 @@ def _on_side(spec: str, side: Side) -> SideSpec:
     return SideSpec(here, "")
 
 
-def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
-    """Whether both sides run identical code: the same bytes, without imports of the side's own files."""
-    files = [plugins.split(each.spec)[0] for each in pair if not each.missing]
-    contents = [file.read_bytes() for file in files if file is not None and is_self_contained(file, roots)]
-    return len(contents) == len(pair) and len(set(contents)) == 1
-
-
 def check_out(sides: Sides) -> None:
     """Check out each side that is a revision and is not there yet.
 
@@ -232,53 +197,21 @@ def check_out(sides: Sides) -> None:
             export(side.commit, Path(side.root))
 
 
-def claim(folder: Path) -> None:
-    """Lock the files below a run's folder until they are removed, or this process ends for any reason.
-
-    Files that a killed process left there may be incomplete, and are removed first. A lock also holds where the same
-    folder is mounted in another container.
-    """
-    below = folder.resolve() / SIDES_FOLDER
-    if below in _LOCKS:
-        return
-    _remove_if_abandoned(below)
-    below.mkdir(parents=True, exist_ok=True)
-    _LOCKS[below] = os.open(below / OWNER, os.O_RDWR | os.O_CREAT)
-    with contextlib.suppress(OSError):  # another process has just claimed it, or there are no locks
-        fcntl.flock(_LOCKS[below], fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def remove_abandoned(results: Path) -> None:
-    """Remove files of killed comparisons below `results`: a resumed run checks out again."""
-    for owner in (results / "runs").glob(f"*/{SIDES_FOLDER}/{OWNER}"):
-        _remove_if_abandoned(owner.parent)
-
-
-def _remove_if_abandoned(below: Path) -> None:
-    with contextlib.suppress(OSError), (below / OWNER).open("r+") as owner:  # gone, not ours, or locked by its owner
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(below)
-
-
 def remove_checkouts(folder: Path) -> None:
     """Remove the checked-out files below a run's folder, and the folder if it is empty."""
-    below = folder.resolve() / SIDES_FOLDER
-    shutil.rmtree(below, ignore_errors=True)
-    if below in _LOCKS:
-        os.close(_LOCKS.pop(below))
+    shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Provide both sides' files inside the context, and remove them afterwards; after a kill the next run removes them.
+    """Provide both sides' files inside the context; after a kill they stay in the run's folder until it is resumed.
 
     Raises:
         ValueError: a side cannot be checked out.
     """
     assert planned.sides is not None
-    claim(folder)
     try:
         check_out(planned.sides)
         yield
@@ -297,47 +230,34 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
     text = path.read_text(encoding="utf-8")
     if any(word in text for word in SHARED):
         return False
-    folders = [path.parent, *(place for root in roots for place in _places(path, root))]
-    names: set[str] = set()  # first parts of all imports in the file
+    names: set[str] = set()  # first parts of all imports in the file; "" for one that is relative
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                return False
-            names.add((node.module or "").split(".")[0])
-    names -= RESERVED | {PACKAGE}
-    held = [folder / f"{name}.py" for folder in folders for name in names - REQUIRED]
-    return not any(file.exists() for file in held) and not any((f / name).is_dir() for f in folders for name in names)
+            names.add("" if node.level else (node.module or "").split(".")[0])
+    names -= sys.stdlib_module_names | {PACKAGE, "torch", "numpy"}
+    folders = [path.parent, *(place for root in roots for place in _places(path, root))]
+    places = [folder / name for folder in folders for name in names]
+    return "" not in names and not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
 
 
-def side_folders(side: Side, links: Path) -> list[Path]:
+def side_folders(side: Side) -> list[Path]:
     """The folders with a side's own packages, which a process searches before the installed ones.
 
-    A folder that is itself a package is left out: its modules are imported by the package's name. A folder with modules
-    that would hide Python's own or torch is replaced by a folder of links to its other entries, below `links`.
+    A folder that is itself a package is left out: its modules are imported by the package's name.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
         return []
     top = Path(side.root).resolve()
-    places = dict.fromkeys(place for file in files for place in _places(file, top))
-    kept = [
+    places = dict.fromkeys(place for file in files for place in _places(file, top) if place.is_dir())
+    return [
         place
         for place in sorted(places, key=lambda place: len(place.parts))
-        if place.is_dir() and (place in {top, top / "src"} or not (place / "__init__.py").exists())
+        if (place in {top, top / "src"} or not (place / "__init__.py").exists())
+        and not any((place / f"{name}.py").exists() for name in LATE)
     ]
-    for number, place in enumerate(kept):
-        entries = sorted(place.iterdir())
-        if any(map(_hides, entries)):
-            kept[number] = links / str(number)
-            kept[number].mkdir(parents=True, exist_ok=True)
-            for entry in entries:
-                link = kept[number] / entry.name
-                if not _hides(entry) and not link.is_symlink():
-                    link.symlink_to(entry)
-            kept[number] = kept[number].resolve()
-    return kept
 
 
 def harness_folder(folder: Path) -> Path:
@@ -359,14 +279,6 @@ def _places(path: Path, root: Path) -> list[Path]:
     top, nearest = root.resolve(), path.parent.resolve()
     inside = [folder for folder in (nearest, *nearest.parents) if folder.is_relative_to(top)] or [top]
     return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
-
-
-def _hides(entry: Path) -> bool:
-    """Whether an entry of a folder would hide Python's own modules, torch or modules that torch imports."""
-    name = entry.name.partition(".")[0]
-    if entry.is_dir():
-        return name in RESERVED and (entry / "__init__.py").exists()
-    return entry.suffix in SUFFIXES and name in RESERVED | REQUIRED
 
 
 def repository_root(folder: Path = Path()) -> Path:

@@ -3,13 +3,14 @@
 import math
 import random
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -29,7 +30,6 @@ from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 CEILINGS_SHARE = 0.05
 CEILINGS_S = 1.0
 """Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
@@ -39,8 +39,6 @@ VERIFY_EVERY = 4
 as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
-MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
-"""With more workloads than MANY, checks end after these seconds, or this multiple of the budget if that is more."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
@@ -214,27 +212,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def spread(items: Sequence[T]) -> list[T]:
-    """Van der Corput order: any prefix is evenly spread over all.
-
-    Source: J. G. van der Corput, 1935.
-    """
-    bits = max(1, (len(items) - 1).bit_length())
-    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
-
-
-def check_limit_s(plan: Plan) -> float:
-    """Seconds for checks before the rest is left out; infinite for few workloads."""
-    return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.asked) > MANY else math.inf
-
-
 @dataclass(frozen=True)
 class CheckStage(Stage):
-    """Check every cell, or as many as time permits, evenly spread; report the number of omitted cells.
+    """Check every cell.
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
-    only normal inputs on the others, which differ in size. Cells near a limit are retried last, in case the machine was
-    busy.
+    only normal inputs on the others, which differ in size.
     """
 
     stops_when_wrong: bool = False
@@ -242,41 +225,25 @@ class CheckStage(Stage):
     def run(self, session: Session) -> str:
         """See Stage."""
         plan, status = session.plan, session.state.status
-        requested = plan.asked
-        workloads = spread(requested) if len(requested) > MANY else requested
-        if self.stops_when_wrong:
-            workloads = _most_informative_first(workloads)
+        workloads = _most_informative_first(plan.asked) if self.stops_when_wrong else plan.asked
         is_brief_allowed = LATENCY in plan.metrics and not self.stops_when_wrong
-        spared = _spared_probes(requested) if LATENCY not in plan.metrics else {}
+        spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
         wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
         passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-        limit_s = check_limit_s(plan)
         cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-        close: list[tuple[Workload, Arm, messages.Failed]] = []
-        reason = ""
         for number, (workload, arm) in enumerate(cells):
             is_dropped = self.stops_when_wrong and arm in wrong
             if (workload.id, arm) not in status and not is_dropped:
-                if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                    num_omitted = sum((each.id, other) not in status for each, other in cells[number:])
-                    reason = f"{num_omitted:,} of {len(cells):,} cells were left out: no more fit into the budget"
-                    break
-                done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
-                session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
+                session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
                 is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
                 reply = check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
-                if isinstance(reply, messages.Failed) and reply.is_close:
-                    close.append((workload, arm, reply))
-                else:
-                    record_check(session, workload, arm, reply)
+                record_check(session, workload, arm, reply)
             if status.get((workload.id, arm)) is Status.disagrees:
                 wrong.add(arm)
             elif status.get((workload.id, arm)) is Status.ok:
                 passed.add((arm, _kind(workload)))
-        for workload, arm, failed in close:
-            record_check(session, workload, arm, failed if reason else check_cell(session, workload, arm))
         session.show_progress("check", "", len(cells), len(cells))
-        return reason
+        return ""
 
 
 def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
@@ -337,38 +304,67 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
+class CellStage(Stage):
+    """Asks a worker about each live cell, and records its replies."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
+        """The requests about a cell, by a word for each."""
+
+    def run(self, session: Session) -> str:
+        """See Stage."""
+        cells = session.live_cells
+        for number, (workload, arm) in enumerate(cells):
+            for what, request in self.requests(session, workload, arm).items():
+                if session.state.live(workload.id, [arm]):
+                    session.show_progress(self.name, f"{what} of {arm} on {workload.id}", number, len(cells))
+                    reply = session.ask(request)
+                    if isinstance(reply, messages.Failed):
+                        session.record_failure(workload, arm, reply)
+                    elif isinstance(reply, events.CellProfiled | events.CellMeasured):
+                        session.record(reply)
+        return ""
+
+
 @dataclass(frozen=True)
-class ObserveStage(Stage):
+class ObserveStage(CellStage):
     """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
 
     Both are read right after each other, since they share one recorded call if the device allows it.
     """
 
+    name = "observe"
     metrics: Sequence[str]
     with_operators: bool
 
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        known = plugins.plugs("attnbench.metrics", "METRIC")
-        cells = session.live_cells
-        for number, (workload, arm) in enumerate(cells):
-            requests: dict[str, messages.Profile | messages.Observe] = {}
-            if self.with_operators and ((workload.id, arm), PROFILE) not in session.state.done:
-                requests["operators"] = messages.Profile(**session.request_of(workload, arm))
-            for metric in self.metrics:
-                is_done = ((workload.id, arm), MEASUREMENT + metric) in session.state.done
-                if not is_done and known[metric].fits(workload):
-                    requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
-            for what, request in requests.items():
-                if session.state.live(workload.id, [arm]):
-                    session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
-                    reply = session.ask(request)
-                    assert isinstance(reply, events.CellProfiled | events.CellMeasured | messages.Failed)
-                    if isinstance(reply, messages.Failed):
-                        session.record_failure(workload, arm, reply)
-                    else:
-                        session.record(reply)
-        return ""
+    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
+        """See CellStage."""
+        known, done, key = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done, (workload.id, arm)
+        requests: dict[str, messages.Work] = {}
+        if self.with_operators and (key, PROFILE) not in done:
+            requests["operators"] = messages.Profile(**session.request_of(workload, arm))
+        for metric in self.metrics:
+            if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
+                requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
+        return requests
+
+
+@dataclass(frozen=True)
+class TraceStage(CellStage):
+    """Trace each live cell into its file below `folder` (tracing/folders.py).
+
+    A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
+    """
+
+    name = "trace"
+    folder: Path
+
+    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
+        """See CellStage."""
+        file = folders.trace_file(self.folder, workload.id, arm.implementation)
+        return {"trace": messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))}
 
 
 class KeptMemoryStage(Stage):
@@ -419,52 +415,34 @@ class CeilingsStage(Stage):
         return ""
 
 
-@dataclass(frozen=True)
-class TraceStage(Stage):
-    """Trace each live cell into its file below `folder` (tracing/folders.py).
+class TimingStage(Stage):
+    """Carries out the visits of a strategy, which `strategy` creates."""
 
-    A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
-    """
-
-    folder: Path
+    def __init__(self, name: str, strategy: Callable[[Session], Strategy]) -> None:
+        self.name, self.strategy = name, strategy
 
     def run(self, session: Session) -> str:
         """See Stage."""
-        cells = session.live_cells
-        for number, (workload, arm) in enumerate(cells):
-            session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
-            file = folders.trace_file(self.folder, workload.id, arm.implementation)
-            reply = session.ask(messages.Trace(**session.request_of(workload, arm), file=str(file.resolve())))
-            if isinstance(reply, messages.Failed):
-                session.record_failure(workload, arm, reply)
-        session.show_progress("trace", "", len(cells), len(cells))
-        return ""
+        self.prepare(session)
+        workloads = {workload.id: workload for workload in self.plan.workloads}
 
+        def visit(step: Step) -> None:
+            if step.is_fresh:
+                session.start_worker()
+            number = self.state.num_visits[step.workload] + 1
+            self._show_progress(f"{len(step.arms)} on {step.workload}, process {number}")
+            self.visit(workloads[step.workload], step.arms)
 
-class Visits:
-    """Carries out the visits of a strategy."""
+        return follow(self.strategy(session), self.state, self._live, lambda: session.elapsed_s, visit)
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.state, self.plan = session.state, session.plan
-        self.workloads = {workload.id: workload for workload in self.plan.workloads}
+    def prepare(self, session: Session) -> None:
+        """Find the workloads that can be timed."""
+        self.session, self.state, self.plan = session, session.state, session.plan
         fits = plugins.plugs("attnbench.metrics", "METRIC")[LATENCY].fits
         alive = [each.id for each in self.plan.asked if fits(each) and self.state.live(each.id, session.specs)]
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
-
-    def run(self, strategy: Strategy, stage: str = "time") -> str:
-        """Carry out the visits of a strategy; return the reason for its end."""
-
-        def step(taken: Step) -> None:
-            if taken.is_fresh:
-                self.session.start_worker()
-            number = self.state.num_visits[taken.workload] + 1
-            self._show_progress(stage, f"{len(taken.arms)} on {taken.workload}, process {number}")
-            self.visit(self.workloads[taken.workload], taken.arms)
-
-        return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, step)
 
     def _live(self) -> dict[str, list[Arm]]:
         """The live arms of each workload; for two sides those that are live on both."""
@@ -478,12 +456,12 @@ class Visits:
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
 
-    def _show_progress(self, stage: str, cell: str) -> None:
+    def _show_progress(self, cell: str) -> None:
         share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
-        if stage == "time":
+        if self.name == "time":
             visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
             share = min(visits / (self.plan.num_rounds * len(self.places)), share)
-        self.session.show_progress(stage, cell, share, 1.0)
+        self.session.show_progress(self.name, cell, share, 1.0)
 
     def _num_blocks(self, workload: Workload) -> int:
         """The number of blocks of the next visit: more if they are short compared with the cost of a fresh process.
@@ -549,15 +527,3 @@ class Visits:
             for arm in self.state.live(workload.id, self.session.specs):
                 self.session.record_failure(workload, arm, failed)
             return
-
-
-@dataclass(frozen=True)
-class TimingStage(Stage):
-    """Times the visits of a strategy; `strategy` creates it."""
-
-    name: str
-    strategy: Callable[[Session], Strategy]
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        return Visits(session).run(self.strategy(session), self.name)

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import psutil
@@ -94,19 +94,32 @@ class WorkerClient(Protocol):
 
 
 class Template:
-    """The process from which workers are forked (processes/worker/__main__.py); started at the first request."""
+    """The process from which workers are forked (processes/worker/__main__.py); started at the first request.
+
+    `settings` are further environment variables, `python` another interpreter, `home` the folder with this package, and
+    `folders` are searched before installed packages. All of a template prints into `log`.
+    """
 
     def __init__(
-        self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
+        self,
+        log: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        python: str = "",
+        home: Path = ROOT,
+        folders: Sequence[Path] = (),
     ) -> None:
-        self.log = log
-        self.settings, self.python, self.folders = settings, python or sys.executable, folders
+        self.log, self.folders, self.python = log, tuple(folders), python or sys.executable
+        path = {"PYTHONPATH": module_path(home), messages.FOLDERS: os.pathsep.join(map(str, folders))}
+        self.environment = {**os.environ, **(settings or {}), **path}
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._has_forked = False
 
-    def fork(self, line: socket.socket, heartbeat: int) -> int:
-        """Fork a worker that listens to `line`; return its process id.
+    def fork(self, line: socket.socket, heartbeat: int) -> tuple[int, int]:
+        """Fork a worker that listens to `line`.
+
+        Returns its process id, and a file that becomes readable when it ends; the caller closes it.
 
         Raises:
             OSError: the template cannot start, or has ended.
@@ -115,15 +128,8 @@ class Template:
             self.start()
         self._has_forked = True
         with self.log.open("ab") as log:
-            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
-
-    def ending(self, worker: int) -> int:
-        """A file that becomes readable when the worker ends; the caller closes it."""
-        return os.pidfd_open(worker)
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, **self.settings, "PYTHONPATH": module_path(*self.folders)}
+            worker = self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
+        return worker, os.pidfd_open(worker)
 
     def end(self, worker: int) -> int:
         """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
@@ -141,18 +147,19 @@ class Template:
 
     def close(self) -> None:
         """End the template and all its workers."""
-        if self._process is not None:
-            assert self._line is not None
-            self._line.close()
-            self._line = None
-            if not self._has_forked:  # it may still be importing
-                self._process.kill()
-            try:
-                self._process.wait(CLOSING_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        if self._process is None:
+            return
+        assert self._line is not None
+        self._line.close()
+        self._line = None
+        if not self._has_forked:  # it may still be importing
+            self._process.kill()
+        try:
+            self._process.wait(CLOSING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
     def start(self) -> None:
         """Start the process without waiting for it; otherwise `fork` starts it.
@@ -161,25 +168,32 @@ class Template:
             OSError: it cannot start.
         """
         self.close()
-        # -P and our own root first: a folder called attnbench in the working folder must not replace us
         self._line, theirs = socket.socketpair()
-        with self.log.open("ab") as log, theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-                [self.python, "-P", "-m", "attnbench.processes.worker", str(theirs.fileno())],
-                env=self._environment,
+        with theirs:
+            self._process = self.open(theirs.fileno())
+        self._line.settimeout(START_TIMEOUT_S)
+
+    def open(self, *files: int, ending: int = -1, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - of Popen
+        """Start Python with a worker's program and these open files, and `ending` if any."""
+        # -P and our own root first: a folder called attnbench in the working folder must not replace us
+        with self.log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
+                [self.python, "-P", "-m", "attnbench.processes.worker", *map(str, files)],
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[*files, *([ending] if ending >= 0 else [])],
+                **options,
             )
-        self._line.settimeout(START_TIMEOUT_S)
 
     def log_size(self) -> int:
-        """Bytes printed up to now."""
-        try:
+        """Bytes printed up to now; a flooded log is cut."""
+        with suppress(OSError):
+            if self.log.stat().st_size > LONGEST_LOG:
+                os.truncate(self.log, KEPT_LOG)
             return self.log.stat().st_size
-        except OSError:
-            return 0
+        return 0
 
     def printed_since(self, start: int) -> str:
         """The last line printed since the log had `start` bytes; "" if there is none."""
@@ -188,12 +202,6 @@ class Template:
             lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
             return next((line for line in reversed(lines) if line), "")
         return ""
-
-    def trim_log(self) -> None:
-        """Cut a flooded log."""
-        with suppress(OSError):
-            if self.log.stat().st_size > LONGEST_LOG:
-                os.truncate(self.log, KEPT_LOG)
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
         """Send a request to the template; after a failure close it, since a late reply would answer the next request.
@@ -221,39 +229,22 @@ class Spawner(Template):
     On macOS Linux's calls for these are missing, and a fork of a process that has used Metal is unusable.
     """
 
-    def __init__(
-        self, log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
-    ) -> None:
-        super().__init__(log, settings, python, folders)
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._endings: dict[int, int] = {}
-        self._files: tempfile.TemporaryDirectory[str] | None = None
+    _workers: dict[int, subprocess.Popen[bytes]]
+    _files: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
         """Do nothing: each worker starts by itself."""
 
-    def fork(self, line: socket.socket, heartbeat: int) -> int:
-        """Start a worker that listens to `line`; return its process id."""
+    def fork(self, line: socket.socket, heartbeat: int) -> tuple[int, int]:
+        """Start a worker that listens to `line`; return its id, and the end of a pipe whose other end it has."""
+        if self._files is None:
+            self._files, self._workers = tempfile.TemporaryDirectory(prefix="attnbench-tensors-"), {}
+            self.environment[messages.FILES] = self._files.name
         ending, theirs = os.pipe()
-        inherited = [line.fileno(), heartbeat, theirs]
-        self._files = self._files or tempfile.TemporaryDirectory(prefix="attnbench-tensors-")
-        with self.log.open("ab") as log:
-            worker = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-                [self.python, "-P", "-m", "attnbench.processes.worker", *map(str, inherited[:2])],
-                env=self._environment | {messages.FILES: self._files.name},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=inherited,
-                start_new_session=True,
-            )
+        worker = self.open(line.fileno(), heartbeat, ending=theirs, start_new_session=True)
         os.close(theirs)
-        self._workers[worker.pid], self._endings[worker.pid] = worker, ending
-        return worker.pid
-
-    def ending(self, worker: int) -> int:
-        """The end of a pipe whose other end the worker holds."""
-        return self._endings.pop(worker)
+        self._workers[worker.pid] = worker
+        return worker.pid, ending
 
     def end(self, worker: int) -> int:
         """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before."""
@@ -269,19 +260,17 @@ class Spawner(Template):
 
     def close(self) -> None:
         """End all workers, and remove their files."""
-        for worker in list(self._workers):
-            self.end(worker)
         if self._files is not None:
+            for worker in list(self._workers):
+                self.end(worker)
             self._files.cleanup()
             self._files = None
 
 
-def worker_template(
-    log: Path, settings: Mapping[str, str], python: str = "", folders: Sequence[Path] = (ROOT,)
-) -> Template:
+def worker_template(log: Path, settings: Mapping[str, str] | None = None, **where: Any) -> Template:  # noqa: ANN401 - of Template
     """The way in which this system starts workers; ATTNBENCH_WORKERS=spawn selects the one for any system."""
     spawns = os.environ.get(WORKERS) == SPAWN or not hasattr(os, "pidfd_open")
-    return (Spawner if spawns else Template)(log, settings, python, folders)
+    return (Spawner if spawns else Template)(log, settings, **where)
 
 
 class WorkerProcess:
@@ -319,8 +308,7 @@ class WorkerProcess:
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    self._worker = self.template.fork(theirs, self._heartbeat.file)
-                    self._ending = self.template.ending(self._worker)
+                    self._worker, self._ending = self.template.fork(theirs, self._heartbeat.file)
                 except OSError as error:
                     ours.close()
                     reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
@@ -330,11 +318,10 @@ class WorkerProcess:
             if isinstance(reply, messages.Started):
                 return reply
         assert isinstance(reply, messages.Failed)
-        printed = self.template.log.read_text(errors="replace").strip().splitlines()
-        last = printed[-1] if printed else "it printed nothing"
+        last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.Aside | messages.Answer) -> messages.Reply:
+    def ask(self, request: messages.Work | messages.Evaluate | messages.Answer) -> messages.Reply:
         """Send a request; return the reply, Failed if there is none."""
         return self._exchange(request, self.timeout_s)
 
@@ -346,17 +333,15 @@ class WorkerProcess:
         try:
             self._line.settimeout(timeout_s)
             self._line.sendall(msgspec.json.encode(request) + b"\n")
-            answer = msgspec.json.decode(self._read_line(timeout_s), type=messages.Envelope)
+            reply, is_spent = messages.opened(self._read_line(timeout_s), request)
         except TimeoutError:
             return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
             return self._lost(request, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(request, Status.crashed, "")
-        if not isinstance(answer.reply, (*messages.ANSWERS[type(request)], messages.Failed)):
-            return self._lost(request, Status.crashed, "the process answered something that was not asked")
-        self.is_spent |= answer.ends
-        return answer.reply
+        self.is_spent |= is_spent
+        return reply
 
     def _read_line(self, timeout_s: float) -> bytes:
         """Read one line, which is a complete reply: the worker handles one request at a time.
@@ -370,7 +355,7 @@ class WorkerProcess:
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
         while not parts[-1].endswith(b"\n"):
             ready = wait([self._line, self._ending], POLL_S)
-            self.template.trim_log()
+            self.template.log_size()
             if self._line in ready:
                 parts.append(self._line.recv(CHUNK))
                 length += len(parts[-1])
@@ -429,25 +414,6 @@ class WorkerProcess:
         self._heartbeat.close()
 
 
-def check(
-    request: messages.Check,
-    runner: Callable[[messages.Work], messages.Reply],
-    judge: Callable[[messages.Work | messages.Answer], messages.Reply],
-) -> messages.Reply:
-    """The judge's reply about a cell; the runner makes each call of the implementation that it requests."""
-    if request.prepared is None:
-        prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
-        if not isinstance(prepared, messages.Prepared):
-            return prepared
-        request = msgspec.structs.replace(request, prepared=prepared)
-    reply = judge(request)
-    while isinstance(reply, messages.Consulted):
-        answer = runner(reply)
-        assert isinstance(answer, messages.Answer)
-        reply = judge(answer)
-    return reply
-
-
 def patience(timeout_s: float) -> dict[str, str]:
     """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
     return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
@@ -456,22 +422,17 @@ def patience(timeout_s: float) -> dict[str, str]:
 class ProcessClient(WorkerClient):
     """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
 
-    def __init__(  # noqa: PLR0913 - the template of processes, and their environment
+    def __init__(
         self,
         log: Path,
         timeout_s: float,
         settings: Mapping[str, str] | None = None,
         *,
-        python: str = "",
-        folders: Sequence[Path] = (ROOT,),
         template: Template | None = None,
+        **where: Any,  # noqa: ANN401 - of Template
     ) -> None:
-        """Keep `log` for the output of processes, and the longest time of a step without a heartbeat.
-
-        `settings` are additional environment variables, `python` is another interpreter, if any, and `folders` are
-        searched for modules first, our own among them. A started `template` has all these already.
-        """
-        self.template = template or worker_template(log, patience(timeout_s) | {**(settings or {})}, python, folders)
+        """Keep the longest time of a step without a heartbeat. The others are those of a Template, without one."""
+        self.template = template or worker_template(log, patience(timeout_s) | {**(settings or {})}, **where)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
 
@@ -488,28 +449,33 @@ class ProcessClient(WorkerClient):
         return self.runner.is_running
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Start a fresh runner, and return its environment.
-
-        Raises:
-            ValueError: it cannot start.
-        """
+        """See WorkerClient."""
         return self.runner.start(layout)
 
     def ask(self, request: messages.Work) -> messages.Reply:
-        """Send a request; return the reply, Failed if there is none."""
+        """See WorkerClient."""
         reply = self.judged(request) if isinstance(request, messages.Check) else self.runner.ask(request)
         if self.runner.is_spent:
             self.runner.stop()
         return reply
 
     def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
-        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none."""
+        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
+
+        The runner first prepares the cell of a check, and makes each call of the implementation that the judge needs.
+        """
+        if isinstance(request, messages.Check) and request.prepared is None:
+            prepared = self.runner.ask(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
+            if not isinstance(prepared, messages.Prepared):
+                return prepared
+            request = msgspec.structs.replace(request, prepared=prepared)
         if not self.judge.is_running:
             self.judge.start()
-        if isinstance(request, messages.Check):
-            reply = check(request, self.runner.ask, self.judge.ask)
-        else:
-            reply = self.judge.ask(request)
+        reply = self.judge.ask(request)
+        while isinstance(reply, messages.Consulted):
+            answer = self.runner.ask(reply)
+            assert isinstance(answer, messages.Answer)
+            reply = self.judge.ask(answer)
         if self.judge.is_spent:  # its own device fails, regardless of the judged implementation
             self.judge.stop()
         if isinstance(reply, messages.Failed) and not self.judge.is_running:

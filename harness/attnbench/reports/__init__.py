@@ -3,6 +3,7 @@
 Idea of reporting through a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
+import itertools
 import textwrap
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -89,18 +90,16 @@ def text_lines(
 
     If it is wider than `width`, the widest columns are wrapped, the first column last.
     """
-    every = [list(headings), *(list(row) for row in rows)]
-    sizes = [max(len(row[place]) for row in every) for place in range(len(headings))]
+    sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     while width and sum(sizes) + len(gap) * (len(sizes) - 1) > width:
         wide = [place for place, size in enumerate(sizes) if size > (NARROWEST if place else UNBROKEN)]
         if not wide:
             break
         sizes[max(wide, key=lambda place: sizes[place])] -= 1
     lines = []
-    for row in every:
+    for row in (headings, *rows):
         parts = [textwrap.wrap(text, size) or [""] for text, size in zip(row, sizes, strict=True)]
-        for number in range(max(map(len, parts), default=0)):
-            texts = [own[number] if number < len(own) else "" for own in parts]
+        for texts in itertools.zip_longest(*parts, fillvalue=""):
             padded = [
                 text.rjust(size) if place in right else text.ljust(size)
                 for place, (text, size) in enumerate(zip(texts, sizes, strict=True))

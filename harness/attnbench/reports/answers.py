@@ -6,7 +6,7 @@ of the code each implementation has shapes of its own, on which the candidate is
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,7 +20,7 @@ from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
 FEW_VALUES = 3
-"""Most values of an axis that a condition lists."""
+"""Most values of an axis, and most shapes, that a sentence lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Shape:
 
     def having(self, mark: Mark) -> list[Cell]:
         """The cells with this mark, the fastest first."""
-        return [each for each in self.others if each.mark is mark]
+        return [cell for cell in self.others if cell.mark is mark]
 
     @cached_property
     def faster(self) -> list[Cell]:
@@ -85,7 +85,7 @@ class Shape:
     @property
     def is_open(self) -> bool:
         """Whether an undecided cell may be faster than the baseline."""
-        return any(each.may_be_faster for each in self.others)
+        return any(cell.may_be_faster for cell in self.others)
 
     @property
     def is_notable(self) -> bool:
@@ -111,9 +111,9 @@ def shapes(results: Results) -> list[Shape]:
     by_shape = grouped(
         rows(cells.shown(results)), lambda row: (str(row["workload"]), str(row["implementation"]) * has_sides)
     )
-    workloads = {each.id: each for each in results.plan.workloads}
+    workloads = {workload.id: workload for workload in results.plan.workloads}
     labels = cells.labels([workloads[name] for name in dict.fromkeys(name for name, _ in by_shape)])
-    made = []
+    unsorted = []
     for (name, implementation), members in by_shape.items():
         of_baseline: list[Cell] = []
         others: list[Cell] = []
@@ -122,20 +122,21 @@ def shapes(results: Results) -> list[Shape]:
             speed = None if row["verdict"] is None else Verdict(row["verdict"])
             cell = _cell(row, mark_of(record, speed, is_doubtful=is_doubtful(results, record.key)))
             (of_baseline if row["is_baseline"] else others).append(cell)
-        made.append(
+        unsorted.append(
             Shape(
                 workload=workloads[name],
                 label=plain(f"{implementation} {labels[name]}"),
                 base=next(iter(of_baseline), None),
-                others=tuple(sorted(others, key=lambda each: each.ratio or each.seconds or math.inf)),
+                others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
             )
         )
-    order = {label: place for place, label in enumerate(dict.fromkeys(each.label for each in made))}
-    return sorted(made, key=lambda each: (order[each.label], each.workload.kv_len, each.workload.seq_len))
+    order = {label: place for place, label in enumerate(dict.fromkeys(shape.label for shape in unsorted))}
+    return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
 def _cell(row: Row, mark: Mark | None) -> Cell:
+    reaches_below = row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + (row["margin"] or 0.0))
     return Cell(
         name=row["side"] or cells.arm(row),
         mark=mark,
@@ -146,208 +147,159 @@ def _cell(row: Row, mark: Mark | None) -> Cell:
         high=row["ratio_high"],
         peak_bytes=row.get("peak_memory_bytes"),
         reason=row["reason"] or "",
-        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and _reaches_below(row)),
+        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and reaches_below),
     )
 
 
-def _reaches_below(row: Row) -> bool:
-    """Whether the interval of a ratio includes values that are faster by more than the margin."""
-    return row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + row["margin"])
-
-
-def shared(found: Sequence[Shape]) -> str:
+def shared(members: Sequence[Shape]) -> str:
     """Describe the axes that all or most of the shapes share."""
-    workloads = [each.workload for each in found]
+    workloads = [shape.workload for shape in members]
     usual = cells.usual_values(workloads)
-    varying = {axis for axis in usual if len({each.axes()[axis] for each in workloads}) > 1}
-    most = {**workloads[0].axes(), **usual}
-    said = cells.title(most, leave_out=varying & {*cells.LABELLED})
-    return f"{said[:1].upper()}{said[1:]}{', unless a row says otherwise' if varying - {*cells.LABELLED} else ''}:"
+    varying = {axis for axis in usual if len({workload.axes()[axis] for workload in workloads}) > 1}
+    text = cells.title({**workloads[0].axes(), **usual}, leave_out=varying & {*cells.LABELLED})
+    return f"{text[:1].upper()}{text[1:]}{', unless a row says otherwise' if varying - {*cells.LABELLED} else ''}:"
 
 
 def advice(results: Results) -> list[str]:
-    """Recommend an implementation in one or two sentences, derived from the marks of the shapes."""
-    return [plain(line) for line in advise(shapes(results), cells.base(results.plan))]
-
-
-def advise(found: Sequence[Shape], base: str) -> list[str]:
-    """The advice derived from shapes."""
-    timed = [each for each in found if any(cell.ratio is not None for cell in each.others)]
+    """Recommend an implementation in a few sentences, derived from the marks of the shapes."""
+    base = cells.base(results.plan)
+    timed = [shape for shape in shapes(results) if any(cell.ratio is not None for cell in shape.others)]
     if not timed:
         return []
-    if all(not each.others or any(cell.mark is Mark.doubtful for cell in each.others) for each in timed):
+    if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
         return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
-    beaten = [each for each in timed if each.faster]
-    rest = [each for each in timed if not each.faster]
-    settled = [each for each in rest if not each.is_open]
-    names = {cell.name for each in timed for cell in each.others if cell.ratio is not None}
-    if not beaten and len(names) == 1:
-        at = f" at {timed[0].length}" if len(timed) == 1 else ""
-        return [_of_two([cell for each in timed for cell in each.others if cell.ratio is not None], base, at)]
-    if not beaten:
-        return [_unbeaten(timed, settled, base)]
-    return [*_beaten(beaten, rest, base), *_open(rest, settled)]
+    beaten = [shape for shape in timed if shape.faster]
+    rest = [shape for shape in timed if not shape.faster]
+    num_open = sum(shape.is_open for shape in rest)
+    compared = [cell for shape in timed for cell in shape.others if cell.ratio is not None]
+    if beaten:
+        lines = [*_beaten(beaten, rest, base)]
+        lines += [f"{num_open} shape{'s are' if num_open > 1 else ' is'} undecided."] * bool(num_open)
+    elif len({cell.name for cell in compared}) == 1:
+        lines = [_of_two(compared, base, timed[0].length)]
+    elif num_open:
+        end = f"; {num_open} of {len(timed)} shapes are undecided." if num_open < len(timed) else " so far."
+        lines = [f"Nothing is shown to be faster than {base}{end}"]
+    else:
+        lines = [f"Keep {base}: nothing is faster on {_counted(len(timed), 'any of')}."]
+    return [plain(line) for line in lines]
 
 
-def _of_two(found: Sequence[Cell], base: str, at: str) -> str:
+def _counted(number: int, words: str) -> str:
+    return "this shape" if number == 1 else f"{words} {number} shapes"
+
+
+def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
     """Compare one implementation with the baseline, which it never beats."""
-    name, parts = found[0].name, []
+    parts = []
     for mark in (Mark.slower, Mark.equal, Mark.undecided):
-        own = [each for each in found if each.mark is mark]
-        places = f" on {len(own)} of {len(found)} shapes" if len(own) < len(found) else at
-        reason = {each.reason for each in own if each.reason}
-        if own:
-            parts.append(f"{_extent(own, mark)}{places}{f' ({reason.pop()})' if len(reason) == 1 else ''}")
-    head = f"Keep {base}: " if all(each.mark is Mark.slower for each in found) else ""
-    return f"{head}{name} is {', '.join(parts)}."
+        members = [cell for cell in compared if cell.mark is mark]
+        text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
+        if mark is Mark.undecided and len(members) == 1:
+            text += f", {factor(members[0].ratio or 1.0)} so far ({members[0].reason})"
+        if len(members) < len(compared):
+            text += f" on {len(members)} of {len(compared)} shapes"
+        if members:
+            parts.append(text + (f" at {length}" if len(compared) == 1 else ""))
+    head = f"Keep {base}: " if all(cell.mark is Mark.slower for cell in compared) else ""
+    return f"{head}{compared[0].name} is {', '.join(parts)}."
 
 
-def _extent(own: Sequence[Cell], mark: Mark) -> str:
-    factors = sorted(1 / each.speedup for each in own)
-    low, high = f"{factors[0]:.2f}x", f"{factors[-1]:.2f}x"
-    size = low if low == high else f"{low} to {high}"
-    if mark is Mark.undecided and len(own) == 1:
-        return f"undecided, {factor(own[0].ratio or 1.0)} so far"
-    return f"{size} slower" if mark is Mark.slower else str(mark)
-
-
-def _unbeaten(timed: Sequence[Shape], settled: Sequence[Shape], base: str) -> str:
-    of = f"on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}"
-    if len(settled) == len(timed):
-        return f"Keep {base}: nothing is faster {of}."
-    text = f"Nothing is shown to be faster than {base}"
-    if not settled:
-        return f"{text} so far: every shape is undecided."
-    return f"{text}; {len(timed) - len(settled)} of {len(timed)} shapes are undecided."
+def _range(factors: Sequence[float]) -> str:
+    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal."""
+    ends = dict.fromkeys(f"{end:.2f}x" for end in (min(factors, default=1.0), max(factors, default=1.0)))
+    return " to ".join(ends)
 
 
 def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[str]:
     """Name the implementation that beats the baseline most often, the places and the factor."""
-    names = Counter(cell.name for shape in beaten for cell in shape.faster)
-    most = max(names.values())
-    winners = {name for name, number in names.items() if number == most}
-    choice = max(winners, key=lambda name: math.fsum(math.log(each.speedup) for each in _cells(beaten, name)))
-    won = [each for each in beaten if any(cell.name == choice for cell in each.faster)]
-    others = [each for each in [*beaten, *rest] if each not in won]
-    more = len(names) - 1
-    alike = f"; {more} other{'s' * (more > 1)} beat{'s' * (more == 1)} {base}, too" if more else ""
+    wins = grouped(((cell, shape) for shape in beaten for cell in shape.faster), lambda win: win[0].name)
+    choice = max(wins, key=lambda name: (len(wins[name]), math.fsum(math.log(cell.speedup) for cell, _ in wins[name])))
+    won = [shape for _, shape in wins[choice]]
+    others = [shape for shape in [*beaten, *rest] if shape not in won]
     where, part = _place(won, others)
-    num_others = len(won) - len(part)
-    too = f" and on {num_others} other shape{'s' * (num_others != 1)}" if num_others else ""
-    lines = [f"Take {choice} {where} ({_gain(part, choice)} faster than {base}){too}{alike}."]
-    if elsewhere := [each for each in others if each.faster]:
+    gain = _range([cell.speedup for cell, shape in wins[choice] if shape in part])
+    more = len(won) - len(part)
+    text = f"Take {choice} {where} ({gain} faster than {base})"
+    text += f" and on {more} other shape{'s' * (more > 1)}" if more else ""
+    if num_alike := len(wins) - 1:
+        text += f"; {num_alike} other{'s' * (num_alike > 1)} beat{'s' * (num_alike == 1)} {base}, too"
+    lines = [f"{text}."]
+    elsewhere = [shape for shape in others if shape.faster]
+    if elsewhere:
         lines.append(f"Others are faster than {base} on {_named(elsewhere)}.")
-    kept = [each for each in rest if not each.is_open]
+    kept = [shape for shape in rest if not shape.is_open]
     if kept:
         is_all = len(kept) == len(rest) and not elsewhere
         lines.append(f"Keep {base} {'elsewhere' if is_all else f'on {len(kept)} of the others'}.")
     return lines
 
 
-def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
-    """Describe these shapes by a condition; if none fits all of them, those that one fits."""
-    if not others:
-        return f"on all {len(won)} shapes" if len(won) > 1 else "on this shape", won
-    if where := condition(won, others):
-        return where, won
-    for axis in AXES:
-        values = {value_of(each, axis) for each in won} - {value_of(each, axis) for each in others}
-        part = [each for each in won if value_of(each, axis) in values]
-        if part and len(values) <= FEW_VALUES:
-            return condition(part, [each for each in [*won, *others] if each not in part]), part
-    return f"on {_named(won)}", won
-
-
-def _gain(own: Sequence[Shape], name: str) -> str:
-    """The range of factors by which an implementation is faster on these shapes."""
-    gains = sorted(cell.speedup for cell in _cells(own, name))
-    low, high = f"{gains[0]:.2f}x", f"{gains[-1]:.2f}x"
-    return low if low == high else f"{low} to {high}"
-
-
-def _cells(found: Iterable[Shape], name: str) -> list[Cell]:
-    return [cell for shape in found for cell in shape.faster if cell.name == name]
-
-
-def _named(found: Sequence[Shape]) -> str:
-    return ", ".join(each.name for each in found) if len(found) <= FEW_VALUES else f"{len(found)} shapes"
-
-
-def _open(rest: Sequence[Shape], settled: Sequence[Shape]) -> list[str]:
-    number = len(rest) - len(settled)
-    return [f"{number} shape{'s are' if number > 1 else ' is'} undecided."] if number else []
+def _named(members: Sequence[Shape]) -> str:
+    few = len(members) <= FEW_VALUES
+    return ", ".join(shape.name for shape in members) if few else f"{len(members)} shapes"
 
 
 AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if axis not in {"dtype", "mask"}))
 """Axes in the order in which a condition is searched."""
 
 
-def value_of(shape: Shape, axis: str) -> object:
-    """The value of an axis."""
-    return shape.workload.axes()[axis]
-
-
-def condition(inside: Sequence[Shape], outside: Sequence[Shape]) -> str:
-    """The condition on one axis that holds for `inside` but nowhere in `outside`: "in bfloat16"; "" without any."""
+def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
+    """A condition that holds in no other shape ("for bfloat16"), and the shapes that meet it: as many as possible."""
+    if not others:
+        return f"on {_counted(len(won), 'all')}", won
+    best = "", list[Shape]()
     for axis in AXES:
-        mine = {value_of(each, axis) for each in inside}
-        if len(mine) <= FEW_VALUES and not mine & {value_of(each, axis) for each in outside}:
-            words = [cells.word(axis, each.workload.axes()) for each in inside]
-            return f"for {' and '.join(dict.fromkeys(words))}"
-    mine_kv, other_kv = ([each.workload.kv_len for each in part] for part in (inside, outside))
-    if min(mine_kv) > max(other_kv):
-        return f"from T={min(mine_kv)} on"
-    if max(mine_kv) < min(other_kv):
-        return f"up to T={max(mine_kv)}"
-    return ""
+        elsewhere = {shape.workload.axes()[axis] for shape in others}
+        part = [shape for shape in won if shape.workload.axes()[axis] not in elsewhere]
+        words = dict.fromkeys(cells.word(axis, shape.workload.axes()) for shape in part)
+        if len(part) > len(best[1]) and len(words) <= FEW_VALUES:
+            best = f"for {' and '.join(words)}", part
+    inside, outside = ([shape.workload.kv_len for shape in part] for part in (won, others))
+    if len(best[1]) < len(won) and min(inside) > max(outside):
+        return f"from T={min(inside)} on", won
+    if len(best[1]) < len(won) and max(inside) < min(outside):
+        return f"up to T={max(inside)}", won
+    return best if best[1] else (f"on {_named(won)}", won)
 
 
-def memory_line(found: Sequence[Shape], most: int = 100) -> str:
+def memory_line(members: Sequence[Shape], most: int = 100) -> str:
     """List the memory of each implementation on the largest shape, at most `most` amounts; "" if none was measured."""
-    measured = [each for each in found if len(_peaks(each)) > 1] or [each for each in found if _peaks(each)]
+    peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
+    measured = [shape for shape in members if len(peaks[shape]) > 1] or [shape for shape in members if peaks[shape]]
     if not measured:
         return ""
-    shape = max(measured, key=_num_scores)
-    peaks = sorted(_peaks(shape).items(), key=lambda item: item[1])
-    amounts = grouped(peaks, lambda item: show(item[1], "bytes", digits=2))
-    parts = [f"{', '.join(name for name, _ in own)} {amount}" for amount, own in amounts.items()]
+    largest = max(measured, key=lambda shape: (shape.workload.num_scores, len(peaks[shape])))
+    ordered = sorted(peaks[largest].items(), key=lambda item: item[1])
+    amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
+    parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
     if len(parts) > most:
         parts = [*parts[: most // 2], "...", *parts[len(parts) - (most - most // 2) :]]
-    return plain(f"Memory at {shape.name}: {'; '.join(parts)}.")
-
-
-def _num_scores(shape: Shape) -> tuple[int, int]:
-    workload = shape.workload
-    return workload.batch_size * workload.seq_len * workload.kv_len, len(_peaks(shape))
-
-
-def _peaks(shape: Shape) -> Mapping[str, float]:
-    return {each.name: each.peak_bytes for each in shape.cells if each.peak_bytes is not None}
-
-
-def table(found: Sequence[Shape], base: str) -> list[dict[str, str]]:
-    """The answer as a table for pages: a row for each shape, with equal columns."""
-    made = []
-    for shape in found:
-        best = shape.best
-        is_known = bool(shape.faster) or not shape.is_open
-        kinds = {mark: [each.name for each in shape.having(mark)] for mark in Mark}
-        row = {
-            "shape": shape.name,
-            f"time of {base}": MISSING if shape.base is None else show(shape.base.seconds, "s"),
-            "fastest": MISSING if best is None else best.name if is_known else "undecided",
-            "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
-            "equal": ", ".join(kinds[Mark.equal]) or MISSING,
-        }
-        for heading, members in OPTIONAL.items():
-            number = sum(len(kinds[mark]) for mark in members)
-            row[heading] = str(number) if number else MISSING
-        measured = best if is_known else shape.base
-        row["memory"] = MISSING if measured is None else show(measured.peak_bytes, "bytes")
-        made.append(row)
-    unused = [heading for heading in OPTIONAL if all(row[heading] == MISSING for row in made)]
-    return [{heading: text for heading, text in row.items() if heading not in unused} for row in made]
+    return plain(f"Memory at {largest.name}: {'; '.join(parts)}.")
 
 
 OPTIONAL = {"slower": (Mark.slower,), "undecided": (Mark.undecided, Mark.doubtful), "wrong": (Mark.wrong, Mark.failed)}
 """Columns that count marks, omitted if no shape has any."""
+
+
+def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
+    """The answer as a table for pages: a row for each shape, with equal columns."""
+    entries = []
+    for shape in members:
+        is_known = bool(shape.faster) or not shape.is_open
+        counts = Counter(cell.mark for cell in shape.others)
+        numbers = {heading: sum(counts[mark] for mark in marks) for heading, marks in OPTIONAL.items()}
+        measured = shape.best if is_known else shape.base
+        entries.append(
+            {
+                "shape": shape.name,
+                f"time of {base}": MISSING if shape.base is None else show(shape.base.seconds, "s"),
+                "fastest": MISSING if shape.best is None else shape.best.name if is_known else "undecided",
+                "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
+                "equal": ", ".join(cell.name for cell in shape.having(Mark.equal)) or MISSING,
+                **{heading: str(number or MISSING) for heading, number in numbers.items()},
+                "memory": MISSING if measured is None else show(measured.peak_bytes, "bytes"),
+            }
+        )
+    unused = [heading for heading in OPTIONAL if all(entry[heading] == MISSING for entry in entries)]
+    return [{heading: text for heading, text in entry.items() if heading not in unused} for entry in entries]

@@ -3,7 +3,6 @@
 Titles are derived from the axes of workloads, so that new axes appear automatically.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
     "dtype": str,
-    "mask": lambda mask: _mask(str(mask)),
+    "mask": lambda mask: "no mask" if mask == "none" else plain(mask.replace("_", " "), limit=LONG_MASK),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
     "bias": lambda bias: BIASES.get(bias, f"biases of {bias} alone"),
     "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
@@ -82,8 +81,8 @@ SHORT = {"scope": {"attention": "attention", "module": "module"}, "direction": {
 LARGEST_EFFECT = 1.0
 """Larger detectable differences are left out of tables."""
 HUGE = 1000.0
-LONG_LIST = 24
-"""Longer lists of a mask's numbers, in characters after the first two, are shortened."""
+LONG_MASK = 60
+"""Most characters of a mask: some have long lists of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +111,12 @@ def absent(results: Results) -> dict[str, str]:
 
     Empty if nothing else is left to show, and for two sides, since losses on one side must be visible.
     """
-    cells = table(results)
-    is_absent = (cells["status"] == Status.unsupported).groupby(cells["implementation"], sort=False).all()
-    if results.plan.sides is not None or is_absent.all():
+    supported = {record.implementation for record in results.records if record.status is not Status.unsupported}
+    if results.plan.sides is not None or not supported:
         return {}
-    first = cells[["implementation", "message"]].drop_duplicates("implementation")
-    reasons = first.set_index("implementation")["message"].fillna("")
-    return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
+    reasons = {record.implementation: record.message for record in reversed(results.records)}
+    names = dict.fromkeys(record.implementation for record in results.records)
+    return {name: reasons[name] for name in names if name not in supported}
 
 
 @lru_cache(maxsize=1)
@@ -150,7 +148,8 @@ def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
 
     Axes that follow from others, hold their default or are in `leave_out` are omitted.
     """
-    names = (axis for axis in NAMED if axis not in leave_out and _is_shown(axis, axes))
+    defaults = DEFAULTS | following(axes)
+    names = [axis for axis in NAMED if axis not in leave_out and (axis in ALWAYS or axes[axis] != defaults[axis])]
     return ", ".join(
         (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
         for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
@@ -168,45 +167,38 @@ def length(axes: Axes) -> str:
     return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
-def shared(every: Sequence[Axes]) -> str:
+def shared(members: Sequence[Axes]) -> str:
     """Describe the axes that all of them share."""
-    return title(every[0], leave_out={axis for axis in NAMED if len({each[axis] for each in every}) > 1})
+    return title(members[0], leave_out={axis for axis in NAMED if len({axes[axis] for axes in members}) > 1})
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
     """Short labels by workload id: the axes that distinguish it from the others, lengths excluded."""
-    axes = {each.id: each.axes() for each in workloads}
+    by_id = {workload.id: workload.axes() for workload in workloads}
     usual = usual_values(workloads)
-    differing = [axis for axis in NAMED if axis in usual and len({each[axis] for each in axes.values()}) > 1]
-    first = ["dtype", *LABELLED]
-    ordered = sorted(differing, key=lambda axis: first.index(axis) if axis in first else len(first))
+    differing = [axis for axis in NAMED if axis in usual and len({axes[axis] for axes in by_id.values()}) > 1]
+    ordered = sorted(differing, key=lambda axis: ("dtype", *LABELLED, axis).index(axis))
     return {
         name: " ".join(
-            SHORT.get(axis, {}).get(str(each[axis])) or word(axis, each)
+            SHORT.get(axis, {}).get(str(axes[axis])) or word(axis, axes)
             for axis in ordered
-            if axis in LABELLED or each[axis] != usual[axis]
+            if axis in LABELLED or axes[axis] != usual[axis]
         )
-        for name, each in axes.items()
+        for name, axes in by_id.items()
     }
 
 
-def usual_values(workloads: Iterable[Workload]) -> dict[str, object]:
+def usual_values(workloads: Sequence[Workload]) -> dict[str, object]:
     """The most common value of each axis, lengths excluded."""
-    every = [each.axes() for each in workloads]
-    return {axis: Counter(each[axis] for each in every).most_common(1)[0][0] for axis in GROUP_AXES} if every else {}
+    members = [workload.axes() for workload in workloads]
+    values = {axis: Counter(axes[axis] for axes in members) for axis in GROUP_AXES}
+    return {axis: counts.most_common(1)[0][0] for axis, counts in values.items() if counts}
 
 
 def names(results: Results) -> dict[str, str]:
     """Label and length by workload id: "causal T=512"."""
-    found = labels(results.plan.workloads)
-    return {each.id: f"{found[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
-
-
-def _mask(mask: str) -> str:
-    """A mask in words; of a long list of numbers only the first two, with a count."""
-    long = rf"(\w+\(\d+,\d+),[\d,]{{{LONG_LIST},}}\)"
-    short = re.sub(long, lambda found: f"{found[1]},... {found[0].count(',') + 1} in all)", mask)
-    return "no mask" if mask == "none" else short.replace("_", " ")
+    by_id = labels(results.plan.workloads)
+    return {each.id: f"{by_id[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
 
 
 def base(plan: Plan) -> str:
@@ -220,10 +212,6 @@ def word(axis: str, axes: Axes) -> str:
     if axis in WORDS:
         return WORDS[axis](value)
     return f"{axis}={f'{value:g}' if isinstance(value, float) else value}"
-
-
-def _is_shown(axis: str, axes: Axes) -> bool:
-    return axis in ALWAYS or bool(axes[axis] != (DEFAULTS | following(axes))[axis])
 
 
 def arm(row: Row) -> str:
@@ -263,20 +251,17 @@ def verdict(row: Row) -> str:
         return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
+    kernel = ", same kernel" if row["is_same_kernel"] else ""
     match row["verdict"]:
         case None:
             return MISSING if row["latency_s"] is None else "baseline" if row["is_baseline"] else "no baseline"
         case Verdict.equivalent:
-            return f"equal within {percent(row['margin'])}{_same_kernel(row)}"
+            return f"equal within {percent(row['margin'])}{kernel}"
         case Verdict.undecided:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
-            return f"undecided ({seen or row['reason']}{more}){_same_kernel(row)}"
+            return f"undecided ({seen or row['reason']}{more}){kernel}"
         case _:
-            return f"{factor(row['ratio'])}{_same_kernel(row)}"
-
-
-def _same_kernel(row: Row) -> str:
-    return ", same kernel" if row["is_same_kernel"] else ""
+            return f"{factor(row['ratio'])}{kernel}"
 
 
 def error(row: Row) -> str:
@@ -297,27 +282,21 @@ def notes(row: Row) -> str:
     return plain(reason) or (MISSING if row["status"] == Status.ok else "no reason was recorded")
 
 
-def metric(row: Row, column: MetricColumn) -> str:
-    """The value of a metric in its unit: "1.25 MiB", "25"."""
-    value: float | None = row[column.name]
-    if value is None or column.unit in SCALES:
-        return show(value, column.unit)
-    unit = "" if column.unit in column.heading else column.unit
-    return f"{value:,.6g} {unit}".rstrip()
-
-
-def _metric(found: MetricColumn) -> Column:
+def _metric(measured: MetricColumn) -> Column:
     """A metric in its unit; sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
-    explanation = found.explanation or "a metric that is not installed here"
-    if found.unit == "bytes":
+    explanation = measured.explanation or "a metric that is not installed here"
+    if measured.unit == "bytes":
         explanation += ", in brackets as multiples of the textbook's score matrix S"
 
     def text(row: Row) -> str:
-        is_multiple = found.unit == "bytes" and row[found.name]
-        multiple = f" ({significant(row[found.name] / row['score_matrix_bytes'], 2)} S)" if is_multiple else ""
-        return metric(row, found) + multiple
+        value: float | None = row[measured.name]
+        if value is None or measured.unit in SCALES:
+            is_multiple = measured.unit == "bytes" and value
+            suffix = f" ({significant(value / row['score_matrix_bytes'], 2)} S)" if value and is_multiple else ""
+            return show(value, measured.unit) + suffix
+        return f"{value:,.6g} {'' if measured.unit in measured.heading else measured.unit}".rstrip()
 
-    return Column(heading=found.heading, text=text, explanation=explanation)
+    return Column(heading=measured.heading, text=text, explanation=explanation)
 
 
 def _rate(row: Row) -> str:

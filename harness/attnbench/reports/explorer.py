@@ -46,9 +46,10 @@ def data(results: Results) -> str:
     axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
     panels = cells.names(results)
     headings = ["workload", *(column.heading for column in columns)]
-    found = [_row(row, columns, axes) | {"panel": panels[row["workload"]]} for row in shown]
+    explanations = ["", *(column.explanation for column in columns)]
+    entries = [_row(row, columns, axes) | {"panel": panels[row["workload"]]} for row in shown]
     names = _by_ratio(shown)
-    made = {
+    content = {
         "axes": {axis: sorted({row[axis] for row in shown}, key=_sortable) for axis in axes},
         "implementations": names,
         "colours": {
@@ -57,14 +58,14 @@ def data(results: Results) -> str:
         },
         "columns": [
             {"heading": heading, "explanation": explanation, "kind": heading.replace(" ", "-")}
-            for heading, explanation in zip(headings, ["", *(column.explanation for column in columns)], strict=True)
+            for heading, explanation in zip(headings, explanations, strict=True)
         ],
         "usual": [headings.index(heading) for heading in USUAL if heading in headings],
         "places": {"time": headings.index("time per call"), "ratio": headings.index("ratio")},
-        "has": {name: any(row[name] is not None for row in found) for name in METRICS},
-        "rows": found,
+        "has": {name: any(entry[name] is not None for entry in entries) for name in METRICS},
+        "rows": entries,
     }
-    return json.dumps(made, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def library() -> str:
@@ -74,32 +75,26 @@ def library() -> str:
 
 def _row(row: Row, columns: Sequence[cells.Column], axes: Sequence[str]) -> dict[str, Any]:
     texts = [row["title"], *(column.text(row) for column in columns)]
-    keys = [row["title"], *(_key(column, row) for column in columns)]
+    names = [None, *(SORTED_BY.get(column.heading) for column in columns)]
     verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
-    verdict = "undecided" if verdict and row["is_doubtful"] and not row["is_baseline"] else verdict
-    verdict = "equal" if verdict == "equivalent" else verdict
+    if row["is_doubtful"] and verdict not in {"", "baseline"}:
+        verdict = "undecided"
     is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
     return {
         "implementation": str(arm_of(row)),
         "status": row["status"],
-        "verdict": verdict,
+        "verdict": "equal" if verdict == "equivalent" else verdict,
         "kind": f"{'predicted' if row['is_predicted'] else row['status']}{' failed' * is_failed}",
         "title": row["title"],
         "length": row["kv_len"],
         "axes": {axis: row[axis] for axis in axes},
         "text": texts,
-        "keys": keys,
+        "keys": [_number(row[name]) if name in row else text for name, text in zip(names, texts, strict=True)],
         "shown": show(row.get("peak_memory_bytes"), "bytes"),
         **{name: _number(row.get(column)) for name, column in METRICS.items()},
         **{f"time_{end}": _number(row[f"latency_{end}_s"]) for end in ("low", "high")},
         **{f"ratio_{end}": _number(row[f"ratio_{end}"]) for end in ("low", "high")},
     }
-
-
-def _key(column: cells.Column, row: Row) -> float | str | None:
-    """The key by which a column sorts a row."""
-    name = SORTED_BY.get(column.heading)
-    return column.text(row) if name is None or name not in row else _number(row[name])
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401 - a cell of a table
@@ -113,9 +108,7 @@ def _sortable(value: Any) -> tuple[bool, float, str]:  # noqa: ANN401 - of any a
 
 def _by_ratio(shown: Sequence[Row]) -> list[str]:
     """The implementations, the fastest overall first; those without a time last."""
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {str(arm_of(row)): [] for row in shown}
     for row in shown:
-        own = ratios.setdefault(str(arm_of(row)), [])
-        if row["ratio"] is not None:
-            own.append(row["ratio"])
+        ratios[str(arm_of(row))] += [] if row["ratio"] is None else [row["ratio"]]
     return sorted(ratios, key=lambda name: (not ratios[name], sum(ratios[name]) / max(len(ratios[name]), 1), name))

@@ -20,12 +20,10 @@ from attnbench.reports.answers import Cell, Shape
 from attnbench.units import plain, significant
 
 MOST_SHAPES, MOST_COLUMNS = 12, 6
-FURTHEST = 4.0
-"""Largest factor on the axes; larger ratios are arrows with their number."""
-NARROWEST = 1.25
-ROW = 0.235
-LEAST_WIDTH = 6.0
-"""Inches for the title."""
+FURTHEST, NARROWEST = 4.0, 1.25
+"""Largest and smallest factor at which the axes end; dots beyond are drawn at the end, with their number."""
+ROW, LEAST_WIDTH = 0.235, 6.0
+"""Inches for a row, and for the title."""
 COLOURS = {Mark.faster: "#0072B2", Mark.slower: "#D55E00", Mark.equal: "#555555"}
 """Colours of verdicts: blue and vermilion differ for every kind of colour vision, and the side of the line repeats
 them."""
@@ -43,19 +41,24 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
     shapes = compared[:most]
     if not shapes:
         return None
-    names = order(shapes)
-    reach = _reach(shapes)
+    logs: dict[str, list[float]] = {}
+    for cell in (cell for shape in shapes for cell in shape.cells if _has_ratio(cell) or cell is shape.base):
+        logs.setdefault(cell.name, []).append(math.log(cell.ratio or 1.0))
+    names = sorted(logs, key=lambda name: (fmean(logs[name]), name))
+    furthest = max(abs(value) for values in logs.values() for value in values)
+    reach = min(FURTHEST, max(NARROWEST, 1.15 * math.exp(furthest)))
     num_columns = min(len(shapes), MOST_COLUMNS if len(shapes) != 8 else 4)  # noqa: PLR2004 - two even rows
-    num_rows = math.ceil(len(shapes) / num_columns)
 
     def fill(panel: Axes, shape: Shape) -> None:
-        has_names = shapes.index(shape) % num_columns == 0
-        _draw_shape(panel, shape, names, reach, has_names=has_names)
+        _draw_shape(panel, shape, names, reach)
+        if shapes.index(shape) % num_columns:
+            panel.set_yticklabels([])
 
     left_out = len(compared) - len(shapes)
     more = f"{left_out} more shapes have their numbers in records.csv. " if left_out else ""
-    is_doubtful = any(cell.mark is Mark.doubtful for shape in shapes for cell in shape.others)
+    is_doubtful = any(shape.having(Mark.doubtful) for shape in shapes)
     doubt = "Doubtful, the session was disturbed: see the summary. " if is_doubtful else ""
+    num_rows = math.ceil(len(shapes) / num_columns)
     return style.sheet(
         shapes,
         fill,
@@ -67,73 +70,44 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
     )
 
 
-def order(shapes: Sequence[Shape]) -> list[str]:
-    """The names with some ratio, the fastest overall first, the baseline among them."""
-    logs: dict[str, list[float]] = {}
-    for shape in shapes:
-        for cell in shape.cells:
-            if _has_ratio(cell) or cell is shape.base:
-                logs.setdefault(cell.name, []).append(math.log(cell.ratio or 1.0))
-    return sorted(logs, key=lambda name: (fmean(logs[name]), name))
-
-
 def _has_ratio(cell: Cell) -> bool:
     return cell.mark in TIMED and (cell.ratio or 0.0) > 0
 
 
-def _reach(shapes: Sequence[Shape]) -> float:
-    """The factor at which all axes end, in both directions."""
-    furthest = max(max(each.speedup, 1 / each.speedup) for shape in shapes for each in shape.others if _has_ratio(each))
-    return min(FURTHEST, max(NARROWEST, 1.15 * furthest))
-
-
-def _draw_shape(panel: Axes, shape: Shape, names: Sequence[str], reach: float, *, has_names: bool) -> None:
+def _draw_shape(panel: Axes, shape: Shape, names: Sequence[str], reach: float) -> None:
     panel.set_title("\n".join(textwrap.wrap(shape.name, TITLE_LEN)), loc="left", fontsize=9)
     panel.set_xscale("log", base=2)
     panel.set_xlim(1 / reach, reach)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.axvline(1.0, color=style.INK, linewidth=1.0, zorder=2)
-    own = {cell.name: cell for cell in shape.cells}
+    by_name = {cell.name: cell for cell in shape.cells}
     for place, name in enumerate(names):
-        cell = own.get(name)
-        if cell is not None and _has_ratio(cell):
-            _draw_dot(panel, cell, place, reach)
-        else:
-            _write(panel, cell, place, is_base=cell is shape.base)
-    steps = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
+        _draw_row(panel, by_name.get(name), place, reach, is_base=shape.base is not None and name == shape.base.name)
     ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - otherwise they touch
-    style.ticks(panel.xaxis, FixedLocator([step for step in steps if step == 1.0 or step in ends]), "{:g}".format)
-    panel.set_yticks(range(len(names)), [style.label(name) for name in names] if has_names else [])
+    style.ticks(panel.xaxis, FixedLocator([1.0, *ends]))
+    panel.set_yticks(range(len(names)), [style.label(name) for name in names])
     panel.tick_params(axis="y", length=0)
     panel.grid(visible=False, axis="y")
 
 
-def _draw_dot(panel: Axes, cell: Cell, place: int, reach: float) -> None:
-    ratio = cell.ratio or 1.0
-    colour = COLOURS.get(cell.mark or Mark.undecided, GREY)
-    at = min(max(ratio, 1 / reach), reach)
-    marker = "o" if at == ratio else ">" if ratio > 1 else "<"
-    ends = [min(max(end or ratio, 1 / reach), reach) for end in (cell.low, cell.high)]
-    panel.plot(ends, [place, place], color=colour, linewidth=1.6, solid_capstyle="butt", zorder=3)
-    face = colour if cell.mark in COLOURS else "white"
-    panel.plot([at], [place], marker=marker, ms=6, mfc=face, mec=colour, mew=1.2, zorder=4, clip_on=False)
-    _text(panel, place, f"{significant(ratio, 3)}{'?' * (cell.mark not in COLOURS)}", colour, is_left=ratio >= 1)
-
-
-def _write(panel: Axes, cell: Cell | None, place: int, *, is_base: bool) -> None:
-    """Write the reason for a missing dot in a word or two."""
-    if cell is None:
-        _text(panel, place, "not asked for", GREY, is_left=True)
-    elif is_base:
-        _text(panel, place, "baseline", "#555555", is_left=False)
+def _draw_row(panel: Axes, cell: Cell | None, place: int, reach: float, *, is_base: bool) -> None:
+    """Draw a dot with its interval and its number, or the reason for a missing one in a word or two."""
+    is_left, colour = True, GREY
+    if is_base:
+        text, is_left = "baseline", False
+    elif cell is None:
+        text = "not asked for"
+    elif not _has_ratio(cell):
+        text = "not timed" if cell.status == "ok" else plain(cell.words, limit=20)
+        colour = BAD if cell.mark in {Mark.wrong, Mark.failed} else GREY
     else:
-        is_bad = cell.mark in {Mark.wrong, Mark.failed}
-        words = "not timed" if cell.status == "ok" else plain(cell.words, limit=20)
-        _text(panel, place, words, BAD if is_bad else GREY, is_left=True)
-
-
-def _text(panel: Axes, place: int, text: str, colour: str, *, is_left: bool) -> None:
-    """Write a text at one side of a row, on white."""
+        ratio, is_decided = cell.ratio or 1.0, cell.mark in COLOURS
+        text, is_left = f"{significant(ratio, 3)}{'?' * (not is_decided)}", ratio >= 1
+        colour = COLOURS.get(cell.mark or Mark.undecided, GREY)
+        low, at, high = (min(max(end or ratio, 1 / reach), reach) for end in (cell.low, ratio, cell.high))
+        panel.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt", zorder=3)
+        dot: dict[str, Any] = {"ms": 6, "mfc": colour if is_decided else "white", "mec": colour, "mew": 1.2}
+        panel.plot([at], [place], marker="o", zorder=4, clip_on=False, **dot)
     x, side = (0.02, "left") if is_left else (0.98, "right")
     look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 7.5, "transform": panel.get_yaxis_transform()}
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}

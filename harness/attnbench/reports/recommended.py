@@ -1,19 +1,10 @@
 """The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from attnbench.analysis.comparisons import doubts, num_processes
 from attnbench.analysis.conclusion import factor
-from attnbench.analysis.recommendation import (
-    OVER,
-    Change,
-    Lead,
-    Recommendation,
-    changes_along,
-    points,
-    recommend,
-)
+from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
 from attnbench.storage.events import Ladder
@@ -24,78 +15,59 @@ from attnbench.units import MISSING, percent, plain, show, significant, span
 def lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
     if any(ladder.pairs for ladder in results.plan.ladders):
-        return [of_crossing(results, ladder, both, changes) for ladder, both, changes in crossings(results)]
-    return [text for each in recommend(results) for text in (answer(each), of_changes(each)) if text]
+        return [of_crossing(results, *crossing) for crossing in crossings(results)]
+    return [answer(choice) for choice in recommend(results)]
 
 
-def answer(found: Recommendation) -> str:
+def answer(choice: Recommendation) -> str:
     """The recommendation in a sentence or two."""
-    if not found.choice:
-        return f"There is nothing to recommend: {_nothing_left(found)}."
-    alike = [name for name in found.equals if found.verdict(name) is Verdict.equivalent]
-    open_ones = [name for name in found.equals if name not in alike]
-    if found.standing is not None and found.choice != found.standing.leader:
-        alike = [found.standing.leader, *(name for name in alike if name != found.standing.leader)]
-    slower = [name for name in found.seconds if name not in {found.choice, *found.equals, *alike}]
-    own = f"PyTorch's own choice, {found.reference}"
-    me = own if found.choice == found.reference else found.choice
-    if not found.equals and not alike:
-        alone = "the only one that is left" if found.excluded else "the only one that was asked about"
-        text = f"Take {me}: it is {'the fastest' if slower else alone}"
-    elif open_ones:
-        others = _listed(open_ones)
-        text = f"Not clear: {me} seems to be the fastest, and {others} may be as fast"
-        text += f"; equal within {_margin(found)}: {_listed(alike)}" if alike else ""
+    if not choice.choice:
+        return f"There is nothing to recommend: {_nothing_left(choice)}."
+    stands = choice.standing
+    alike = [name for name in choice.equals if choice.verdict(name) is Verdict.equivalent]
+    undecided = [name for name in choice.equals if name not in alike]
+    if stands is not None and choice.choice != stands.leader:
+        alike = list(dict.fromkeys([stands.leader, *alike]))
+    margin = percent(max((each.margin for each in stands.others.values()), default=0.0)) if stands else MISSING
+    slower = [name for name in choice.seconds if name not in {choice.choice, *choice.equals, *alike}]
+    reference = f"PyTorch's own choice, {choice.reference}"
+    name = reference if choice.choice == choice.reference else choice.choice
+    if undecided:
+        text = f"Not clear: {name} seems to be the fastest, and {_listed(undecided)} may be as fast"
+        text += f"; equal within {margin}: {_listed(alike)}" if alike else ""
+    elif alike:
+        text = f"Take {name}: it is as fast as {_listed(alike)}, within {margin}"
     else:
-        text = f"Take {me}: it is as fast as {_listed(alike)}, within {_margin(found)}"
-    parts = [_lead(found, slower[0], f"the next, {slower[0]}")] if slower else []
-    if found.reference in slower[1:]:
-        parts.append(_lead(found, found.reference, own))
-    also = ", and " if alike and not open_ones else ", "
-    return also.join(filter(None, [text, " and ".join(filter(None, parts))])) + "."
+        alone = "the only one that is left" if choice.excluded else "the only one that was asked about"
+        text = f"Take {name}: it is {'the fastest' if slower else alone}"
+    leads = [_lead(choice, slower[0], f"the next, {slower[0]}")] if slower else []
+    leads += [_lead(choice, choice.reference, reference)] if choice.reference in slower[1:] else []
+    link = ", and " if alike and not undecided else ", "
+    return link.join(filter(None, [text, " and ".join(filter(None, leads))])) + "."
 
 
-def _nothing_left(found: Recommendation) -> str:
+def _nothing_left(choice: Recommendation) -> str:
     """Explain an empty recommendation: the least memory that would do, or the reasons."""
-    over = {name: found.peaks[name] for name, why in found.excluded.items() if why.kind == OVER}
+    over = {name: choice.peaks[name] for name, why in choice.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
         return f"the least memory that any needs is {show(over[least], 'bytes')}, by {least}"
-    if not found.excluded:
+    if not choice.excluded:
         return "no implementation was timed"
-    return f"all are excluded ({', '.join(dict.fromkeys(each.kind for each in found.excluded.values()))})"
+    return f"all are excluded ({', '.join(dict.fromkeys(why.kind for why in choice.excluded.values()))})"
 
 
-def _lead(found: Recommendation, name: str, words: str) -> str:
-    lead = found.lead(name)
-    return "" if lead is None else f"{_factor(lead)} faster than {words}"
-
-
-def _factor(lead: Lead) -> str:
-    number, _, interval = span(lead.ratio, lead.low, lead.high).partition(" ")
-    return f"{number}x{' ' if interval else ''}{interval}"
-
-
-def _margin(found: Recommendation) -> str:
-    stands = found.standing
-    assert stands is not None
-    return percent(max((each.margin for each in stands.others.values()), default=0.0))
+def _lead(choice: Recommendation, other: str, words: str) -> str:
+    """By how much the choice is faster: "1.20x (1.15 to 1.25) faster than the next, fused"; "" if unknown."""
+    lead = choice.lead(other)
+    if lead is None:
+        return ""
+    number, *interval = span(lead.ratio, lead.low, lead.high).split(" ", 1)
+    return " ".join([f"{number}x", *interval, f"faster than {words}"])
 
 
 def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
-
-
-def of_changes(found: Recommendation) -> str:
-    """The length at which the answer changes, in a sentence; "" if there was no search."""
-    if found.changes:
-        return " ".join(changed(each) for each in found.changes)
-    if found.looked is None or not found.choice:
-        return ""
-    low, high = found.looked
-    if low == high:
-        return "Whether the answer changes with the length is not known: there was no time to look."
-    return f"Nobody else that was looked at is faster from length {low} to {high}."
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"
 
 
 def changed(change: Change) -> str:
@@ -105,96 +77,71 @@ def changed(change: Change) -> str:
     return f"From {where} {change.after} is faster than {change.before}."
 
 
-def figures(found: Recommendation) -> list[tuple[str, ...]]:
+def figures(choice: Recommendation) -> list[tuple[str, ...]]:
     """A row for each candidate: name, time of a call, factor to the choice, peak memory.
 
     Times are the choice's median times the ratio: medians of visits at different moments are not comparable.
     """
     rows: list[tuple[str, ...]] = []
-    for name, own in found.seconds.items():
-        lead = found.lead(name)
-        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.ratio
+    for name, median_s in choice.seconds.items():
+        lead = choice.lead(name)
+        seconds = median_s if lead is None or not choice.choice else choice.seconds[choice.choice] * lead.ratio
         to_choice = MISSING if lead is None else factor(lead.ratio, lead.low, lead.high)
-        to_choice = "choice" if name == found.choice else to_choice
-        mark = " (PyTorch's own)" if name == found.reference else ""
-        rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
+        to_choice = "choice" if name == choice.choice else to_choice
+        remark = " (PyTorch's own)" if name == choice.reference else ""
+        rows.append((f"{name}{remark}", show(seconds, "s"), to_choice, show(choice.peaks.get(name), "bytes")))
     return rows
 
 
-def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]:
+def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str]:
     """The excluded implementations, a line for each kind of reason, or for each implementation with `is_verbose`."""
     if is_verbose:
-        return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
-    lines = []
-    for kind, names in grouped(found.excluded, lambda name: found.excluded[name].kind).items():
-        reason = found.excluded[names[0]].detail
+        return [plain(f"excluded: {name}: {reason}") for name, reason in choice.excluded.items()]
+    texts = []
+    for kind, names in grouped(choice.excluded, lambda name: choice.excluded[name].kind).items():
+        reason = choice.excluded[names[0]].detail
         head = kind if kind.startswith("not ") else f"excluded, {kind}"
-        lines.append(plain(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
-    return lines
-
-
-def measured(results: Results) -> dict[str, Any]:
-    """Folder and method of a run, for JSON."""
-    return {
-        "run": results.run,
-        "folder": str(results.folder),
-        "warnings": doubts(results),
-        "margin": results.plan.smallest_effect,
-        "num_processes": num_processes(results),
-        "allocator": results.plan.allocator,
-    }
-
-
-def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:
-    """All recommendations of a run, for JSON."""
-    return {
-        **measured(results),
-        "recommendations": [
-            each.facts() | {"answer": answer(each), "changes_in_words": of_changes(each)} for each in found
-        ],
-    }
+        texts.append(plain(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
+    return texts
 
 
 def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Change, ...]]]:
     """Every searched pair along each ladder, with its crossovers."""
     return [
-        (ladder, both, changes_along(results, ladder, both)) for ladder in results.plan.ladders for both in ladder.pairs
+        (ladder, pair, changes_along(results, ladder, pair)) for ladder in results.plan.ladders for pair in ladder.pairs
     ]
 
 
-def of_crossing(results: Results, ladder: Ladder, both: tuple[str, str], changes: Sequence[Change]) -> str:
+def of_crossing(results: Results, ladder: Ladder, pair: tuple[str, str], changes: Sequence[Change]) -> str:
     """The crossovers of two implementations in a sentence, or which one is faster everywhere."""
     if changes:
-        return " ".join(changed(each) for each in changes)
-    known = points(results, ladder, *both)
-    decided = {value: each.sign for value, each in known.items() if each.sign}
+        return " ".join(map(changed, changes))
+    known = points(results, ladder, *pair)
+    decided = {value: point.sign for value, point in known.items() if point.sign}
     if not known:
-        return f"{both[0]} and {both[1]} could not be sampled together at any {ladder.axis}: see what failed below."
+        return f"{pair[0]} and {pair[1]} could not be sampled together at any {ladder.axis}: see what failed below."
     if not decided:
-        ends = f"{ladder.axis} from {min(known)} to {max(known)}"
-        return f"It is not clear at any {ends} which of {_listed(both)} is faster."
-    first, second = both
-    winner, loser = (first, second) if next(iter(decided.values())) < 0 else (second, first)
+        return f"It is undecided which of {_listed(pair)} is faster, from {ladder.axis} {min(known)} to {max(known)}."
+    winner, loser = pair if next(iter(decided.values())) < 0 else pair[::-1]
     ends = f"from {ladder.axis} {min(decided)} to {max(decided)}"
     text = f"{winner} is faster than {loser} wherever it is decided, {ends}; they do not change places there."
     beyond = [value for value in (ladder.values[0], ladder.values[-1]) if value not in decided]
     return f"{text} Not decided: {ladder.axis} {', '.join(map(str, beyond))}." if beyond else text
 
 
-def crossing_facts(results: Results) -> dict[str, Any]:
+def crossing_facts(results: Results) -> list[dict[str, Any]]:
     """All crossings of a run, for JSON."""
-    found = [
+    return [
         {
             "axis": ladder.axis,
             "workload": ladder.workloads[0],
-            "implementations": list(both),
-            "answer": of_crossing(results, ladder, both, changes),
-            "changes": [each.facts() for each in changes],
+            "implementations": list(pair),
+            "answer": of_crossing(results, ladder, pair, changes),
+            "changes": [change.facts() for change in changes],
             "points": {
-                str(value): {"sign": each.sign, "log_ratio": each.log, "processes": each.num_processes}
-                for value, each in sorted(points(results, ladder, *both).items())
+                str(value): {"sign": point.sign, "log_ratio": point.log, "processes": point.num_processes}
+                for value, point in sorted(points(results, ladder, *pair).items())
             },
         }
-        for ladder, both, changes in crossings(results)
+        for ladder, pair, changes in crossings(results)
     ]
-    return {**measured(results), "crossings": found}

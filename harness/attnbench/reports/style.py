@@ -91,8 +91,6 @@ def readable(colour: str, ground: str, least: float = TEXT_CONTRAST) -> str:
 
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
 _MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
-VARIANT_LINE = (0, (1, 1))
-VARIANT_WIDTH = 0.6
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 
 
@@ -112,8 +110,7 @@ def look(arm: Arm | str) -> Look:
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
     if option or side == BASE:
-        plain = look(base)
-        return replace(plain, line=VARIANT_LINE, width=VARIANT_WIDTH * plain.width)
+        return replace(look(base), line=(0, (1, 1)), width=1.4)  # dotted and thin
     if name in built_in():
         return built_in()[name]
     digest = hashlib.sha256(name.encode(errors="replace")).digest()
@@ -143,12 +140,6 @@ def log_ticks(axis: Axis, unit: str) -> None:
     few = math.log10(high / low) <= FEW_DECADES
     locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)
     ticks(axis, locator, lambda value: show(value, unit, digits=1))
-
-
-def byte_ticks(axes: Axes) -> None:
-    """Ticks at powers of 4 bytes on a vertical axis."""
-    axes.set_yscale("log", base=2)
-    ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, "bytes", digits=1))
 
 
 def sheet(  # noqa: PLR0913 - one parameter for each text

@@ -377,14 +377,11 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 
 def _choice(found: Recommendation) -> Choice:
-    facts = found.facts() | {
-        "answer": " ".join(filter(None, (recommended.answer(found), recommended.of_changes(found))))
-    }
-    return msgspec.convert(facts, Choice)
+    return msgspec.convert(found.facts() | {"answer": recommended.answer(found)}, Choice)
 
 
 def _crossings(results: Results) -> tuple[Crossing, ...]:
-    return msgspec.convert(recommended.crossing_facts(results)["crossings"], tuple[Crossing, ...])
+    return msgspec.convert(recommended.crossing_facts(results), tuple[Crossing, ...])
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:

@@ -35,11 +35,6 @@ class Standing:
         """Arms that more processes may decide."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
-    @property
-    def equals(self) -> list[str]:
-        """Arms that are not shown to be slower."""
-        return [name for name in self.others if self.verdict(name) is not Verdict.slower]
-
 
 def standing(
     plan: Plan,
@@ -59,9 +54,10 @@ def standing(
     def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
         return by_process(numbers(taken, arm, other, discarded))
 
-    logs = {arm: _choosing(own) for arm in arms if arm != reference and (own := by_process_of(arm, reference))} | {
-        reference: 0.0
-    }
+    logs = {reference: 0.0}
+    for arm in arms:
+        if arm != reference and (shared := by_process_of(arm, reference)):
+            logs[arm] = _choosing(shared)
     if candidates is not None:
         logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:
@@ -75,12 +71,17 @@ def standing(
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
-    """Mean log ratio of the choosing processes; of all processes while there are too few for two halves."""
+    """The mean log ratio of the even processes, which choose. All choose while there are fewer than eight."""
     chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
     return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
 
 
 def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """Log ratios of the judging processes; while these are too few for two halves, too few values for a verdict."""
-    judging = [log for epoch, log in numbers.items() if epoch % 2]
-    return judging if len(numbers) >= CHOOSING_PROCESSES else [*numbers.values()][: FEWEST_PROCESSES - 1]
+    """The log ratios of the odd processes, which judge.
+
+    With fewer than eight processes, the choice and the verdict would share them. Then only three numbers are returned:
+    enough for an estimate, too few for a verdict.
+    """
+    if len(numbers) < CHOOSING_PROCESSES:
+        return [*numbers.values()][: FEWEST_PROCESSES - 1]
+    return [log for epoch, log in numbers.items() if epoch % 2]

@@ -18,7 +18,7 @@ Numbers = dict[Key, dict[Visit, float]]
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
     """One log ratio of an arm to another for each visit; an A/A control counts as the same code."""
     arms, references = (
-        [own for each in (one, one.as_control()) if len(own := taken.get(each, ()))] for one in (arm, reference)
+        [samples for code in (one, one.as_control()) if len(samples := taken.get(code, ()))] for one in (arm, reference)
     )
     return visit_numbers(arms, references, discarded)
 
@@ -30,26 +30,25 @@ def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] =
 
 def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[Block], arms: Iterable[Arm]) -> Numbers:
     """The numbers of each arm of a workload that shares a block with its reference."""
-    found = {
-        (workload, arm): numbers(taken, arm, plan.reference(arm), discarded)
-        for arm in arms
-        if not plan.is_reference(arm)
-    }
-    return {key: own for key, own in found.items() if own}
+    logs = {}
+    for arm in arms:
+        if not plan.is_reference(arm) and (visits := numbers(taken, arm, plan.reference(arm), discarded)):
+            logs[workload, arm] = visits
+    return logs
 
 
-def effects(plan: Plan, found: Numbers) -> dict[Key, Effect]:
+def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
     """The effect of each comparison of a run and, if it has two sides, of all cells together."""
-    known = {key: effect_of(own) for key, own in found.items()}
-    if plan.sides is not None and (whole := over_cells([*map(by_process, found.values())])):
+    known = {key: effect_of(visits) for key, visits in logs.items()}
+    if plan.sides is not None and (whole := over_cells([*map(by_process, logs.values())])):
         known[WHOLE] = effect([*whole.values()])
     return known
 
 
 def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """The mean log ratio of the cells for each process that visited all of them: cells of a process share its bias."""
-    shared = set.intersection(*(set(own) for own in cells)) if cells else set()
-    return {epoch: sum(own[epoch] for own in cells) / len(cells) for epoch in sorted(shared)}
+    shared = set.intersection(*map(set, cells)) if cells else set()
+    return {epoch: sum(cell[epoch] for cell in cells) / len(cells) for epoch in sorted(shared)}
 
 
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:

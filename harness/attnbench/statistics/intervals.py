@@ -124,18 +124,18 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The Advanced Theory of
     Statistics, vol. 1.
     """
-    own = Samples.of(samples)
-    first, logs = medians_by(own.visits, np.log(own.value))
-    epochs = own.epoch[first].tolist()
+    taken = Samples.of(samples)
+    first, logs = medians_by(taken.visits, np.log(taken.value))
+    epochs = taken.epoch[first].tolist()
     means = np.array([*grouped(zip(epochs, logs.tolist(), strict=True), np.mean).values()])
     number = len(means)
     error = MEDIAN_FACTOR * float(np.std(means, ddof=1)) / math.sqrt(number) if number >= FEWEST_PROCESSES else None
     return Estimate(
-        point=median(own.value),
+        point=median(taken.value),
         standard_error=error,
         num_processes=number,
         num_visits=len(first),
-        num_samples=len(own),
+        num_samples=len(taken),
     )
 
 
@@ -162,9 +162,9 @@ def visit_numbers(
     sample.
     """
     baselines = list(baselines)
-    both = [pairs(arm, baseline, discarded).medians for arm, baseline in itertools.product(arms, baselines)]
-    found = grouped(((visit, log) for medians in both for visit, log in medians.items()), np.mean)
-    return dict(sorted(found.items()))
+    combined = [pairs(arm, baseline, discarded).medians for arm, baseline in itertools.product(arms, baselines)]
+    logs = grouped(((visit, log) for medians in combined for visit, log in medians.items()), np.mean)
+    return dict(sorted(logs.items()))
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
@@ -186,8 +186,8 @@ def effect_of(visits: Mapping[Visit, float]) -> Effect:
 
 def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
     """The sorted places of the samples, and the mean log value of each."""
-    own = Samples.of(samples)
-    places, logs = own.places, np.log(own.value)
+    taken = Samples.of(samples)
+    places, logs = taken.places, np.log(taken.value)
     if (places[1:] > places[:-1]).all():  # in time order, one sample in each place
         return places, logs
     places, inverse, sizes = np.unique(places, return_inverse=True, return_counts=True)

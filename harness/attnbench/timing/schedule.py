@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from attnbench.devices.waiting import settle
 from attnbench.statistics.choice import standing
@@ -77,7 +77,6 @@ def follow(
 class Passes(ABC):
     """A strategy in passes: each is a fresh process that visits each open workload once."""
 
-    share: ClassVar[float] = 1.0  # share of the budget that it may spend
     plan: Plan
     reason: str = ""
     gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
@@ -103,7 +102,7 @@ class Passes(ABC):
         )
         if workload is None:
             return None
-        if not self.is_first(state, workload) and now_s > self.share * self.plan.budget_s:
+        if not self.is_first(state, workload) and now_s > self.plan.budget_s:
             self.reason = SPENT
             return None
         arms = [arm for arm in self._pass.pop(workload) if arm in live[workload]]
@@ -170,8 +169,6 @@ class Race(Passes):
 @dataclass
 class Choice(Passes):
     """Passes over all candidates for the fastest of each requested workload, until it is clear."""
-
-    share: ClassVar[float] = 0.75  # the rest is for the search for crossovers
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
         """At first all arms; then the leader, the open ones and the baseline."""

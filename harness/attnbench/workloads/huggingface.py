@@ -179,11 +179,7 @@ def _counted(config: Mapping[str, Any], count: int) -> dict[str, int]:
 
 
 def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[str, Any]:
-    """The fields of a Layer that describe the visible keys of a kind of layer.
-
-    Raises:
-        ValueError: the kind is unknown.
-    """
+    """The fields of a Layer that describe the visible keys of a kind of layer."""
     if kind == FULL:
         return {}
     if kind == CHUNKED:

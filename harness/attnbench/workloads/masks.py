@@ -41,8 +41,8 @@ class Mask:
     """
 
     name: str = "none"
-    summary: str = "every key is visible"
-    usage: ClassVar[str] = "none"
+    summary: str = "every key is visible"  # of a subclass: the first line of its docstring
+    usage: ClassVar[str] = "none"  # of a subclass without arguments: its name
     num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
     argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each argument
     changes_scores: bool = False
@@ -50,6 +50,12 @@ class Mask:
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
     is_at_end: bool = False  # a query's position is counted from the end
     has_lengths: bool = False  # the arguments are of one length only
+
+    def __init_subclass__(cls) -> None:
+        own = vars(cls)
+        first = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
+        cls.summary = own.get("summary") or first[:1].lower() + first[1:]
+        cls.usage = own.get("usage") or own.get("name", "")
 
     def __init__(self, *arguments: int) -> None:
         """Store the arguments between the parentheses.
@@ -198,11 +204,9 @@ def at_end(kind: type[Mask]) -> type[Mask]:
 
 
 class Causal(Mask):
-    """Query i sees keys 0 to i."""
+    """Query i sees keys 0..i, aligned at the start (top-left)."""
 
     name = "causal"
-    summary = "query i sees keys 0..i, aligned at the start (top-left)"
-    usage = "causal"
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         return None, self.place(query, offset)
@@ -212,10 +216,9 @@ CausalBottomRight = at_end(Causal)
 
 
 class SlidingWindow(Mask):
-    """Query i sees its own position and the n - 1 before it."""
+    """Query i sees keys i-n+1..i, aligned at the start (top-left)."""
 
     name = "sliding_window"
-    summary = "query i sees keys i-n+1..i, aligned at the start (top-left)"
     usage = "sliding_window(n), n at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
@@ -229,10 +232,9 @@ SlidingWindowBottomRight = at_end(SlidingWindow)
 
 
 class Prefix(Mask):
-    """A prefix that all queries see, causal after it (prefix language model)."""
+    """Every query sees the first n keys, and keys up to its own position."""
 
     name = "prefix"
-    summary = "every query sees the first n keys, and keys up to its own position"
     usage = "prefix(n)"
     num_arguments = (1, 1)
 
@@ -242,10 +244,9 @@ class Prefix(Mask):
 
 
 class Padding(Mask):
-    """Row b of the batch has lengths[b] real keys; the rest is padding."""
+    """Batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half."""
 
     name = "padding"
-    summary = "batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half"
     usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
     num_arguments = (0, 1_000_000)
     has_lengths = True
@@ -264,11 +265,9 @@ class Padding(Mask):
 
 
 class PaddingToNothing(Padding):
-    """Default padding, except that the last row of the batch has no real key."""
+    """As padding, and the last batch row sees no key: its output is 0."""
 
     name = "padding_to_nothing"
-    summary = "as padding, and the last batch row sees no key: its output is 0"
-    usage = "padding_to_nothing"
     num_arguments = (0, 0)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
@@ -279,13 +278,12 @@ class PaddingToNothing(Padding):
 
 
 class Window(Mask):
-    """Query i sees the keys up to `left` before and `right` after its own place, as encoders with local layers do.
+    """Query i sees keys i-left..i+right, aligned at the start (top-left).
 
     Source: ModernBERT, https://arxiv.org/abs/2412.13663, section 2.1 (64 on either side).
     """
 
     name = "window"
-    summary = "query i sees keys i-left..i+right, aligned at the start (top-left)"
     usage = "window(left,right)"
     num_arguments = (2, 2)
 
@@ -295,14 +293,13 @@ class Window(Mask):
 
 
 class Chunks(Mask):
-    """Keys in chunks of n; a query sees its own chunk. Decoders combine it with `causal`.
+    """Query i sees the keys of its own chunk of n, n*(i//n)..n*(i//n)+n-1, aligned at the start.
 
     Source: Llama 4, the layers with rotary positions, `attention_chunk_size` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama4/configuration_llama4.py
     """
 
     name = "chunks"
-    summary = "query i sees the keys of its own chunk of n, n*(i//n)..n*(i//n)+n-1, aligned at the start"
     usage = "chunks(n), n at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
@@ -317,13 +314,12 @@ ChunksBottomRight = at_end(Chunks)
 
 
 class Streaming(Mask):
-    """The first k keys, which absorb unused attention, and the last n up to the query's own place.
+    """Query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start.
 
     Source: StreamingLLM, https://arxiv.org/abs/2309.17453, section 3.2 (k = 4).
     """
 
     name = "streaming"
-    summary = "query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start"
     usage = "streaming(n,k), both at least 1"
     num_arguments = (2, 2)
     argument_range = (1, LARGEST)
@@ -341,28 +337,23 @@ StreamingBottomRight = at_end(Streaming)
 
 
 class Tree(Mask):
-    """Speculative decoding: queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
+    """Query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each.
 
     The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level.
     Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
     """
 
     name = "tree"
-    summary = "query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each"
-    usage = "tree(n), n at least 1, with kv_len at least seq_len"
+    usage = "tree(n), with kv_len at least seq_len"
     num_arguments = (1, 1)
-    argument_range = (1, LARGEST)
 
     def check(self, batch_size: int, query_len: int, key_len: int) -> None:
         self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
 
-    def parents(self, query_len: int) -> list[int]:
-        """The parent of each token, always an earlier token; -1 for a root."""
-        return [(token - 1) // self.arguments[0] if token else -1 for token in range(query_len)]
-
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
         """Each token's number in a walk of the tree, and the first number after its descendants, both (T,)."""
-        parents = self.parents(query_len)
+        children = self.arguments[0]
+        parents = [(token - 1) // children if token and children else -1 for token in range(query_len)]  # -1: none
         below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
         for token in range(query_len - 1, -1, -1):
             if parents[token] >= 0:
@@ -387,34 +378,14 @@ class Tree(Mask):
         return Tree(2)  # of any length
 
 
-class TreeOf(Tree):
-    """A tree with an explicit parent for each token."""
-
-    name = "tree_of"
-    summary = "as tree, with the parent of each of the T tokens; 0 is the root's, n the n-th token before it"
-    usage = "tree_of(parent,parent,...), one for each of seq_len tokens, 0 or how many places before it"
-    num_arguments = (1, 1_000_000)
-
-    argument_range = (0, LARGEST)
-
-    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        super().check(batch_size, query_len, key_len)
-        is_before = all(back <= token for token, back in enumerate(self.arguments))
-        self.require(len(self.arguments) == query_len and is_before, seq_len=query_len)
-
-    def parents(self, query_len: int) -> list[int]:
-        return [token - back if back else -1 for token, back in enumerate(self.arguments)]
-
-
 class Ragged(Mask):
-    """A batch of caches of different lengths: row b has lengths[b] keys, and its queries are the last T of them.
+    """Batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1.
 
     With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
 
     name = "ragged"
-    summary = "batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1"
     usage = "ragged or ragged(len,len,...) with one length for each batch row, from seq_len to kv_len"
     num_arguments = (0, 1_000_000)
     has_lengths = True
@@ -435,10 +406,9 @@ class Ragged(Mask):
 
 
 class Document(Mask):
-    """Several documents packed into one row: a query sees the keys of its own document."""
+    """Packed documents of the given lengths; a query sees its own document; without lengths, two halves."""
 
     name = "document"
-    summary = "packed documents of the given lengths; a query sees its own document; without lengths, two halves"
     usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
     num_arguments = (0, 1_000_000)
     has_lengths = True
@@ -479,10 +449,9 @@ def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
 
 
 class Boolean(Mask):
-    """An arbitrary boolean mask: a query sees its own place and a random share of the other keys, in each batch row."""
+    """Each query sees about p percent of the keys, drawn for each batch row, and always key i mod S."""
 
     name = "boolean"
-    summary = "each query sees about p percent of the keys, drawn for each batch row, and always key i mod S"
     usage = "boolean(p) or boolean(p,seed), p from 0 to 100"
     num_arguments = (1, 2)
 
@@ -501,10 +470,9 @@ class Boolean(Mask):
 
 
 class Additive(Mask):
-    """An arbitrary additive bias for each head, the same in every batch row, as learned relative positions are."""
+    """Adds a number from -4 to 4, drawn for each head, query and key, to the score."""
 
     name = "additive"
-    summary = "adds a number from -4 to 4, drawn for each head, query and key, to the score"
     usage = "additive or additive(seed)"
     num_arguments = (0, 1)
     changes_scores = True
@@ -519,7 +487,7 @@ STEEPEST = 8.0
 
 
 class Alibi(Mask):
-    """Attention with linear biases: subtract a head's slope times the distance.
+    """Query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start.
 
     The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
@@ -527,8 +495,6 @@ class Alibi(Mask):
     """
 
     name = "alibi"
-    summary = "query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start"
-    usage = "alibi"
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
@@ -547,7 +513,7 @@ AlibiBottomRight = at_end(Alibi)
 
 
 class RelativeBuckets(Mask):
-    """A learned bias for each head and distance bucket: small distances have their own bucket, larger ones share one.
+    """Adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions.
 
     Half of the n buckets are for keys before the query and half for keys after it, as in T5's encoder. Bucket widths
     grow geometrically up to a distance of `farthest`; all larger distances share the last bucket.
@@ -556,7 +522,6 @@ class RelativeBuckets(Mask):
     """
 
     name = "relative_buckets"
-    summary = "adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions"
     usage = "relative_buckets or relative_buckets(n,farthest), n even and at least 4, farthest more than n; else 32,128"
     num_arguments = (0, 2)
     changes_scores = True
@@ -565,11 +530,6 @@ class RelativeBuckets(Mask):
     parameter = "relative_bias"
 
     def __init__(self, *arguments: int) -> None:
-        """Store the number of buckets and the farthest distance.
-
-        Raises:
-            ValueError: only one of them, too few buckets, or a distance that is too small.
-        """
         super().__init__(*arguments)
         self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
         self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
@@ -597,13 +557,12 @@ class RelativeBuckets(Mask):
 
 
 class RelativeBucketsPast(RelativeBuckets):
-    """T5's decoder: all buckets are for keys before the query, and later keys share one.
+    """Adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder).
 
     A query's position is counted from the end, as in decoding with a cache.
     """
 
     name = "relative_buckets_past"
-    summary = "adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder)"
     usage = (
         "relative_buckets_past or relative_buckets_past(n,farthest), n even and at least 4, farthest more than n; "
         "else 32,128"
@@ -613,7 +572,7 @@ class RelativeBucketsPast(RelativeBuckets):
 
 
 class Decomposed(Mask):
-    """Keys in a grid: each query adds one number for the key's row and one for its column.
+    """Keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM).
 
     The numbers are products of the query with learned tables, computed before attention is called.
     Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
@@ -621,7 +580,6 @@ class Decomposed(Mask):
     """
 
     name = "decomposed"
-    summary = "keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM)"
     usage = "decomposed or decomposed(columns), a divisor of kv_len; else the largest up to its root"
     num_arguments = (0, 1)
     argument_range = (1, LARGEST)
@@ -653,10 +611,12 @@ class Decomposed(Mask):
 
 
 class Softcap(Mask):
-    """Scores squashed to +-x by x * tanh(score / x) (Gemma 2, https://arxiv.org/abs/2408.00118, section 2)."""
+    """Squashes the scores into -x..x: x * tanh(score / x).
+
+    Source: Gemma 2, https://arxiv.org/abs/2408.00118, section 2.
+    """
 
     name = "softcap"
-    summary = "squashes the scores into -x..x: x * tanh(score / x)"
     usage = "softcap(x), x at least 1"
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
@@ -677,17 +637,15 @@ class Combined(Mask):
     """A key is visible if every part shows it; parts change scores from left to right, before any key is hidden.
 
     The order of hiding does not matter, so hiding parts come first in the text, alphabetically.
+
+    Raises:
+        ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
     """
 
     usage = "mask+mask, or more"
     summary = "visible is what every part shows; scores are changed from left to right, before keys are hidden"
 
     def __init__(self, *parts: Mask) -> None:
-        """Join at least two parts.
-
-        Raises:
-            ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
-        """
         self._parts = (
             *sorted((part for part in parts if not part.changes_scores), key=str),
             *(part for part in parts if part.changes_scores),

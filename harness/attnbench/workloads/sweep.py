@@ -215,11 +215,7 @@ def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - a
 
 
 def _products(grids: list[Values]) -> tuple[Workload, ...]:
-    """The distinct workloads of all grids.
-
-    Raises:
-        ValueError: too many workloads or none, or a combination that is not allowed.
-    """
+    """The distinct workloads of all grids."""
     counts = [math.prod(map(len, values.values())) for values in grids]  # before any is created: there may be 10^9
     if sum(counts) > MAX_WORKLOADS:
         largest = grids[counts.index(max(counts))]

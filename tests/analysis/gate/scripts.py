@@ -25,7 +25,7 @@ from tests import journals
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128,))
 NAMES = ("sdpa", "fused", "bmm")
 FIRST = POINTS[0].id
-DIGESTS = {"sdpa": "11111111", "fused": "22222222", "bmm": "33333333", "tiled": "22222222"}
+DIGESTS = {"sdpa": "11111111", "fused": "22222222", "bmm": "33333333"}
 
 Change = Callable[[Event], Event | None]
 """A change of an event; None removes it."""
@@ -122,30 +122,6 @@ def _without(event: Event, name: str) -> Event:
         kept = tuple(taken for taken in event.arms if taken.arm != Arm(implementation=name))
         return msgspec.structs.replace(event, arms=kept)
     return event
-
-
-def renames(old: str, new: str) -> Change:
-    """Rename the implementation."""
-
-    def change(event: Event) -> Event:
-        if isinstance(event, RunStarted):
-            plan = event.plan
-            names = tuple(new if name == old else name for name in plan.implementations)
-            digests = {new if name == old else name: digest for name, digest in plan.digests.items()}
-            plan = msgspec.structs.replace(plan, implementations=names, digests=digests)
-            return msgspec.structs.replace(event, plan=plan)
-        if isinstance(event, CellChecked | CellMeasured | CellFailed) and event.implementation == old:
-            return msgspec.structs.replace(event, implementation=new)
-        if isinstance(event, VisitFinished):
-            arm = Arm(implementation=new)
-            arms = (
-                ArmSamples(arm=arm, samples=taken.samples) if taken.arm == Arm(implementation=old) else taken
-                for taken in event.arms
-            )
-            return msgspec.structs.replace(event, arms=tuple(arms))
-        return event
-
-    return change
 
 
 def scales(name: str, ratio: float, workload: str | None = None, role: Role = Role.measured) -> Change:

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate import machine
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.gate.times import state_change
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import CeilingsMeasured, Event
@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_the_same_state_explains_nothing(base: Results, tmp_path: Path) -> None:
-    assert machine.between(base, base) == machine.StateChange()
+    assert state_change(base, base) == (1.0, "")
     slower = run(tmp_path / "run", scales("fused", 1.3), ceilings("copy", 1.05))
     assert judge(base, slower).outcome is Outcome.finding
 
@@ -70,6 +70,6 @@ def test_what_is_faster_by_no_more_than_that_is_no_improvement(base: Results, tm
 def test_what_moves_everything_alike_explains_no_ratio(base: Results, tmp_path: Path) -> None:
     slower = [scales(name, 1.4, role=role) for name in NAMES for role in (Role.measured, Role.control)]
     changes = [*slower, ceilings("matmul", 1.4), ceilings("copy", 1.4)]
-    assert machine.between(base, run(tmp_path / "alike", *changes)) == machine.StateChange()
+    assert state_change(base, run(tmp_path / "alike", *changes)) == (1.0, "")
     decision = judge(base, run(tmp_path / "worse", *changes, scales("fused", 1.3)))
     assert decision.outcome is Outcome.finding

@@ -129,8 +129,3 @@ def test_what_rules_allow_to_every_cell_is_allowed_to_the_whole(
         if allowed is not None
     )
     assert judge_sides(a_little_slower, Thresholds(rule=rules)).suite.outcome is outcome
-
-
-def test_a_rule_for_the_only_implementation_is_one_for_the_whole(a_little_slower: Results) -> None:
-    asked = Thresholds(rule=(Rule(implementation="x", metric="latency", allowed=0.10),))
-    assert judge_sides(a_little_slower, asked).outcome is Outcome.passed

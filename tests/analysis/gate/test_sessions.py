@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate.rulings import EXECUTED_FLOPS
 from attnbench.storage.events import CellChecked, Plan
 from attnbench.storage.journal import copy_journal
 from attnbench.storage.records import CANDIDATE, Status
@@ -81,25 +80,6 @@ def test_a_candidate_that_is_wrong_or_no_longer_supported_is_a_finding(
 
     scripts.rewrite(session, change)
     assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
-
-
-@pytest.mark.parametrize(("flops", "code"), [(1000, 0), (2000, 1)])
-def test_a_candidate_that_executes_twice_the_flops_is_a_finding(
-    session: Path, tmp_path: Path, monkeypatch, capsys, flops: int, code: int
-) -> None:
-    def change(event):
-        if isinstance(event, CellChecked):
-            return msgspec.structs.replace(event, executed_flops=flops if event.side == CANDIDATE else 1000)
-        return event
-
-    scripts.rewrite(session, change)
-    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == code
-    assert (f"{EXECUTED_FLOPS}: grown by 100 %" in capsys.readouterr().out) is bool(code)
-
-
-def test_a_session_too_short_for_a_verdict_is_inconclusive(tmp_path: Path, monkeypatch) -> None:
-    measure(tmp_path / "runs" / NAME, msgspec.structs.replace(planned("x", budget_s=0.0), num_rounds=3))
-    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 3
 
 
 def test_a_session_that_was_killed_is_invalid_and_goes_on_by_its_own_command(

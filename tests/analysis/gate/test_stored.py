@@ -50,19 +50,6 @@ def test_a_new_one_takes_the_place_of_the_old_and_keeps_its_reason(tmp_path):
     assert [each.run for each in again.accepted] == ["first", "second", "second"]
 
 
-def test_a_baseline_is_known_by_its_content_where_fingerprints_were_made_otherwise(tmp_path):
-    found = run(tmp_path / "runs" / "first")
-    own = accept(tmp_path, "first", "the first of this machine")
-    old = own.rename(own.with_name("0ld0ld00.jsonl"))
-    run(tmp_path / "runs" / "other", scripts.elsewhere)
-    accept(tmp_path, "other", "a machine beside it")
-    assert stored.find(found, tmp_path) == old
-    run(tmp_path / "runs" / "second")
-    assert accept(tmp_path, "second") == own
-    assert not old.exists()
-    assert [each.run for each in read(own).accepted] == ["first", "second"]
-
-
 def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch, capsys):
     run(tmp_path / "runs" / "1_here")
     run(tmp_path / "runs" / "2_there", scripts.elsewhere)
@@ -101,9 +88,9 @@ def test_the_option_is_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "reported"),
     [
-        (ends(Status.crashed), "1 cells that went wrong .fused on .*: crashed"),
+        (ends(Status.crashed), "1 of its cells went wrong .fused on .*: crashed"),
         (scripts.killed, "did not come to its end"),
-        (scripts.disturbed, "blocks are discarded"),
+        (scripts.disturbed, "blocks were discarded"),
     ],
 )
 def test_a_run_that_went_wrong_becomes_no_baseline(change, reported, tmp_path):

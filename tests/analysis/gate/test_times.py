@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate.decision import between_runs, judge, reach
+from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Thresholds
+from attnbench.analysis.gate.times import reach
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -70,15 +71,6 @@ def test_thirty_percent_are_found_in_each_world(tmp_path):
 def test_what_would_show_is_reported_in_percent_as_long_as_that_says_something():
     assert reach(0.123) == "12 %"
     assert reach(1e6) == "10 times the time"
-
-
-def test_a_suite_without_times_is_undecided(tmp_path):
-    results = virtual.execute(
-        plan(2, NAMES, budget_s=0.0), tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3)
-    )
-    rulings, found = between_runs(results, results, [], Thresholds())
-    assert not rulings
-    assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
 
 
 def test_rounds_are_made_whatever_is_decided_each_in_a_process(tmp_path):

@@ -98,17 +98,7 @@ def test_nor_does_one_that_the_system_kept_waiting_for_a_hundred_times_as_long(l
 def test_the_climb_stops_before_a_step_that_would_not_fit():
     tried, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, call_s=1.0)
     assert error is not None
-    assert tried == [16, 64, 256, 256, 64, 256]  # 1024 would take 10 s; the last is timed again, then two for memory
-
-
-def test_what_takes_too_long_is_also_predicted_in_memory():
-    _, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, peak=lambda n: 16.0 * n * n)
-    assert error is not None
-    assert error.status is Status.timeout
-    assert " and 256 GiB for one call" in str(error)  # 16 * (2^17)^2 bytes
-    _, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n)
-    assert error is not None
-    assert "iB for one call" not in str(error)  # without a memory count, none is reported
+    assert tried == [16, 64, 256, 256, 256, 256]  # 1024 would take 10 s; the last is timed again
 
 
 def test_memory_is_foreseen_too_and_only_asked_for_where_it_could_matter():

@@ -18,7 +18,7 @@ from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.processes.worker.calls import MOST_COPIES, Rotation, replayed
+from attnbench.processes.worker.calls import Rotation, replayed
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
@@ -176,16 +176,14 @@ def test_each_copy_and_the_call_on_it_has_a_heartbeat_of_its_arm(launch, monkeyp
     assert before.count(1) >= number
 
 
-@pytest.mark.parametrize(("cache", "free", "words"), [(2**40, 2**60, "too small"), (2**12, 2**10, "no memory")])
-def test_what_cannot_rotate_is_unsupported_and_says_what_it_would_take(cache, free, words, monkeypatch):
+@pytest.mark.parametrize(("cache", "free"), [(2**30, 2**40), (2**14, 2**10)], ids=["too many", "no memory"])
+def test_what_cannot_rotate_is_unsupported_and_says_what_it_would_take(cache, free, monkeypatch):
     monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: cache)
     monkeypatch.setattr(cpu.Cpu, "free_bytes", lambda _: free)
     failed = Worker(Heartbeat()).answer(visit(SMALL, "sdpa", cache="rotating"))
     assert isinstance(failed, Failed)
     assert failed.status is Status.unsupported
-    assert words in failed.message
     assert "copies of" in failed.message
-    assert (f"{MOST_COPIES:,}" in failed.message) is (words == "too small")
 
 
 @pytest.mark.usefixtures("has_graphs")

@@ -9,7 +9,6 @@ from attnbench.analysis.breakdown import ran
 from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
 from attnbench.processes.messages import Profile
-from attnbench.processes.worker import operators
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, events
@@ -122,19 +121,3 @@ def test_a_journal_from_before_the_operators_pass_is_read(tmp_path) -> None:
     (found,) = read(tmp_path).records
     assert found.status is Status.ok
     assert found.operators is None
-
-
-@pytest.mark.parametrize(("num_faults", "expected_s"), [(operators.NUM_PAGES, 2 / operators.NUM_PAGES), (100, 0.0)])
-def test_a_fault_costs_what_fresh_memory_takes_longer_and_nothing_where_memory_is_kept(
-    monkeypatch: pytest.MonkeyPatch, num_faults: int, expected_s: float
-) -> None:
-    now_s, faults = [0.0], [0]
-
-    def mul(*_: object, out: object = None) -> None:
-        now_s[0] += 3.0 if out is None else 1.0
-        faults[0] += num_faults if out is None else 0
-
-    monkeypatch.setattr("torch.mul", mul)
-    monkeypatch.setattr(operators, "_faults", lambda: faults[0])
-    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
-    assert operators.fault_seconds.__wrapped__(1) == expected_s

@@ -21,15 +21,15 @@ from attnbench.workloads.workload import Workload
 MODES = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
 BACK = {  # these can be undone
     "torch.backends.cuda.enable_flash_sdp(False)": "flash",
-    "torch.backends.cuda.enable_mem_efficient_sdp(False)": "mem_efficient",
-    "torch.backends.cuda.enable_math_sdp(False)": "math kernel",
-    "torch.backends.cuda.enable_cudnn_sdp(False)": "cudnn kernel",
-    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "sdp_priority_order",
-    "torch._C._set_mkldnn_enabled(False)": "mkldnn_enabled",
+    "torch.backends.cuda.enable_mem_efficient_sdp(False)": "mem efficient",
+    "torch.backends.cuda.enable_math_sdp(False)": "sdpa math",
+    "torch.backends.cuda.enable_cudnn_sdp(False)": "sdpa cudnn",
+    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "sdp priority order",
+    "torch._C._set_mkldnn_enabled(False)": "mkldnn enabled",
     "torch.backends.cudnn.benchmark = True": "benchmark",
-    "torch.backends.cudnn.deterministic = True": "cudnn_deterministic",
+    "torch.backends.cudnn.deterministic = True": "cudnn deterministic",
     "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": "mkldnn matmul",
-    "torch.set_float32_matmul_precision('medium')": "precision of float32 matmuls from highest to medium",
+    "torch.set_float32_matmul_precision('medium')": "float32 matmul precision from highest to medium",
     "torch.set_default_dtype(torch.float64)": "default dtype from torch.float32 to torch.float64",
     "torch.set_default_device('meta')": "default device",
     "torch.set_num_threads(torch.get_num_threads() + 1)": "number of threads",
@@ -39,14 +39,7 @@ BACK = {  # these can be undone
     "torch.set_grad_enabled(False)": "gradients",
     "torch.set_autocast_enabled('cpu', True)": "autocast on cpu",
     "torch.set_autocast_dtype('cpu', torch.float16)": "dtype of autocast",
-    "torch.set_autocast_cache_enabled(False)": "cache of autocast",
-    "torch.nn.modules.module.register_module_forward_hook(print)": "hooks of all modules",
     "import gc; gc.disable()": "garbage",
-    "import gc; gc.set_threshold(7)": "thresholds",
-    "sys.setswitchinterval(0.5)": "switch",
-    "torch.compile = lambda *a, **k: a": "torch.compile",
-    "sys.settrace(lambda *_: None)": "trace",
-    "sys.setprofile(lambda *_: None)": "profile",
 }
 STUCK = {  # these end the process
     "os.held = torch.inference_mode(); os.held.__enter__()": "inference mode",
@@ -184,7 +177,7 @@ def test_a_call_that_changes_a_setting_costs_the_cell_and_the_process(tmp_path):
     _, (visited, ends) = planted(tmp_path, in_call="torch.set_default_dtype(torch.float64)")
     assert isinstance(visited, Failed)
     assert visited.raised == "SharedStateError"
-    assert "the default dtype from torch.float32 to torch.float64 for everybody in the process" in visited.message
+    assert "default dtype from torch.float32 to torch.float64 for everybody in the process" in visited.message
     assert ends
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from attnbench.analysis.breakdown import num_operators
 from attnbench.analysis.gate.rulings import (
@@ -28,37 +27,28 @@ from attnbench.units import show, significant
 CHECK = "check"
 OTHER_INPUTS = 5.0
 """Factor by which the largest error / tolerance may change by chance on other inputs (docs/method.md)."""
-_MOST_MISSING = 3
+MOST_MISSING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
     """A cell in both runs; it may be missing in one."""
 
+    key: Key  # workload id and implementation
     base: Record | None
     candidate: Record | None
     has_same_inputs: bool = True  # both were checked with the same inputs
 
-    @property
-    def key(self) -> Key:
-        """Workload id and implementation."""
-        record = self.candidate or self.base
-        assert record is not None
-        return key_of(record)
-
-
-def key_of(record: Record) -> Key:
-    """The workload id and the implementation of a record; the side is ignored."""
-    return record.workload.id, record.implementation
-
 
 def match_records(base: Iterable[Record], candidate: Iterable[Record], *, has_same_inputs: bool = True) -> list[Match]:
-    """Match the cells of both sides by name, the base's first."""
-    rest = {key_of(record): record for record in candidate}
-    both = [
-        Match(base=record, candidate=rest.pop(key_of(record), None), has_same_inputs=has_same_inputs) for record in base
+    """Match the cells of both sides by workload and implementation, the base's first; the side is ignored."""
+    before, after = (
+        {(record.workload.id, record.implementation): record for record in records} for records in (base, candidate)
+    )
+    return [
+        Match(key=key, base=before.get(key), candidate=after.get(key), has_same_inputs=has_same_inputs)
+        for key in {**before, **after}
     ]
-    return [*both, *(Match(base=None, candidate=record) for record in rest.values())]
 
 
 def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
@@ -68,13 +58,13 @@ def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
         assert base is not None
         yield ruling(match.key, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
         return
-    yield _status(base, candidate)
+    yield _status(match.key, base, candidate)
     if base is not None and base.status is candidate.status is Status.ok:
-        yield from _check(base, candidate, thresholds, has_same_inputs=match.has_same_inputs)
-        yield from _numbers(base, candidate, thresholds)
+        yield from _check(match.key, base, candidate, thresholds, has_same_inputs=match.has_same_inputs)
+        yield from _numbers(match.key, base, candidate, thresholds)
 
 
-def _status(base: Record | None, candidate: Record) -> Ruling:
+def _status(key: Key, base: Record | None, candidate: Record) -> Ruling:
     """Compare how the cell ended in both runs."""
     before, after = None if base is None else base.status, candidate.status
     now = f"now {after}: {candidate.message}" if candidate.message else f"now {after}"
@@ -95,16 +85,14 @@ def _status(base: Record | None, candidate: Record) -> Ruling:
         kind, outcome, words = Kind.changed, Outcome.improved, f"was {before}, is ok"
     elif after is Status.ok:
         kind, words = Kind.new, f"was {before}, is ok"
-    elif before is Status.ok and after is Status.unsupported:
-        kind, words = Kind.lost, f"was ok; {now}"
     elif candidate.is_predicted:  # a prediction is no evidence
         kind, words = Kind.undecided, f"was {before}, and was not tried; {now}"
-    elif before is Status.ok or base.is_finding:  # known as out of reach, or refused
-        kind, words = Kind.lost, f"was {before} and is no longer tried; {now}"
+    elif before is Status.ok or base.is_finding:
+        kind, words = Kind.lost, f"was {before}; {now}"
     else:
         kind, words = Kind.same, f"was {before}, not tried either; {now}"
     statuses = {"base": None if before is None else str(before), "candidate": str(after)}
-    return ruling(key_of(candidate), STATUS, kind, words, outcome=outcome or OUTCOMES[kind], **statuses)
+    return ruling(key, STATUS, kind, words, outcome=outcome or OUTCOMES[kind], **statuses)
 
 
 def _described(record: Record) -> str:
@@ -127,59 +115,56 @@ def tried(agreement: Agreement | None) -> set[str]:
     return compared | {f"the rule {rule.rule}" for rule in agreement.rules}
 
 
-def _check(base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool) -> Iterator[Ruling]:
+def _check(
+    key: Key, base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool
+) -> Iterator[Ruling]:
     """Compare the checks: completeness, errors and backend.
 
     Errors on other inputs differ by more than a threshold allows, so only errors that are several times as large count
     there.
     """
-    rule = partial(ruling, key_of(candidate))
-    was, now = base.agreement, candidate.agreement
-    missing = sorted(tried(was) - tried(now))
-    if missing:
-        more = " and more" if len(missing) > _MOST_MISSING else ""
-        yield rule(CHECK, Kind.lost, f"the check no longer tries {', '.join(missing[:_MOST_MISSING])}{more}")
-    before, after = (None if each is None else each.error_ratio for each in (was, now))
+    if missing := sorted(tried(base.agreement) - tried(candidate.agreement)):
+        more = " and more" if len(missing) > MOST_MISSING else ""
+        yield ruling(key, CHECK, Kind.lost, f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}")
+    before, after = (None if record.agreement is None else record.agreement.error_ratio for record in (base, candidate))
     if before is not None and after is not None:
-        allowed = thresholds.allowed(*key_of(candidate), ERROR_RATIO)
-        kind, limit = Kind.same, before + allowed
+        kind, limit = Kind.same, before + thresholds.allowed(*key, ERROR_RATIO)
         words = f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}"
         if not has_same_inputs:
             limit = max(limit, OTHER_INPUTS * before)
             words = f"{words} on other inputs (give both runs the same --seed to judge it closely)"
         if after > limit:
             kind, words = Kind.grown, f"{words}; it may grow to {significant(limit, 2)}"
-        yield rule(ERROR_RATIO, kind, words, base=before, candidate=after)
+        yield ruling(key, ERROR_RATIO, kind, words, base=before, candidate=after)
     if base.operators is None:
         return
     ran = base.operators.observed or "none"
     if candidate.operators is None:
-        yield rule(BACKEND, Kind.lost, "the operators that run are no longer observed", base=ran)
+        yield ruling(key, BACKEND, Kind.lost, "the operators that run are no longer observed", base=ran)
         return
     runs = candidate.operators.observed or "none"
-    kind, words = Kind.same, f"{runs} as before"
-    if ran != runs:
-        kind, words = Kind.changed, f"another backend ran: {runs}, before {ran}"
-    yield rule(BACKEND, kind, words, base=ran, candidate=runs)
+    kind = Kind.same if ran == runs else Kind.changed
+    words = f"{runs} as before" if ran == runs else f"another backend ran: {runs}, before {ran}"
+    yield ruling(key, BACKEND, kind, words, base=ran, candidate=runs)
 
 
-def numbers(record: Record) -> dict[str, tuple[float, str]]:
+def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
     """Noise-free numbers of a record with their units; new metrics are included automatically."""
-    found: dict[str, tuple[float, str]] = {}
+    known: dict[str, tuple[float, str]] = {}
     if record.operators is not None:
-        found[NUM_OPERATORS] = num_operators(record.operators), ""
+        known[NUM_OPERATORS] = num_operators(record.operators), ""
     if record.executed_flops is not None:
-        found[EXECUTED_FLOPS] = record.executed_flops, "flops"
-    for each in record.measurements:
-        if each.samples and not each.metric.startswith(LATENCY):
-            found[each.metric] = median(Samples.of(each.samples).value), each.unit
-    return found
+        known[EXECUTED_FLOPS] = record.executed_flops, "flops"
+    for measurement in record.measurements:
+        if measurement.samples and not measurement.metric.startswith(LATENCY):
+            known[measurement.metric] = median(Samples.of(measurement.samples).value), measurement.unit
+    return known
 
 
-def _numbers(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+def _numbers(key: Key, base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
     """Compare noise-free numbers: none may disappear or grow by more than its threshold."""
-    key, now = key_of(candidate), numbers(candidate)
-    for metric, (before, unit) in numbers(base).items():
+    now = _numbers_of(candidate)
+    for metric, (before, unit) in _numbers_of(base).items():
         if metric not in now:
             if metric != NUM_OPERATORS:  # the ruling on the backend reports lost operators
                 yield ruling(key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)

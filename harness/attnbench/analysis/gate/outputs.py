@@ -1,17 +1,16 @@
 """A decision as lines of text, Markdown and JSON: for people, pull requests and programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.times import reach
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.records import LATENCY
-from attnbench.units import MISSING, escaped, plain, show
+from attnbench.units import MISSING, escaped, markdown_table, plain, show
 
-URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
 HEADINGS = {
     Outcome.passed: "pass",
     Outcome.improved: "pass, with improvements",
@@ -24,7 +23,6 @@ SECTIONS = {
     Outcome.improved: "better than before",
     Outcome.passed: "no worse than before",
 }
-COLUMNS = ("implementation", "workload", "metric", "base", "candidate", "change", "would show", "ruling")
 MOST_ROWS = 20
 """Rows of each table of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
 
@@ -61,7 +59,8 @@ def compared(decision: Decision) -> str:
 
 def terminal(decision: Decision) -> str:
     """Everything that did not pass, most urgent first, then notes and the outcome; one line each."""
-    rulings = sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
+    order = list(Outcome)
+    rulings = sorted(decision.rulings, key=lambda ruling: order.index(ruling.outcome))
     lines = [
         f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}"
         for ruling in rulings
@@ -71,18 +70,22 @@ def terminal(decision: Decision) -> str:
     return "\n".join(map(plain, [*lines, headline(decision)]))
 
 
-def row(ruling: Ruling) -> tuple[str, ...]:
-    """Format a ruling under COLUMNS, each text on one line and not yet escaped."""
-    cells = (
-        "all" if ruling.implementation == EVERY else ruling.implementation,
-        "all" if ruling.workload == EVERY else ruling.workload,
-        ruling.metric,
-        *(value if isinstance(value, str) else show(value, ruling.unit) for value in (ruling.base, ruling.candidate)),
-        MISSING if ruling.effect is None else f"{100 * (ruling.effect - 1):+.1f} %",
-        MISSING if ruling.smallest is None else reach(ruling.smallest),
-        ruling.words,
+def row(ruling: Ruling) -> dict[str, str]:
+    """A ruling by column, each text on one line and not yet escaped."""
+    base, candidate = (
+        value if isinstance(value, str) else show(value, ruling.unit) for value in (ruling.base, ruling.candidate)
     )
-    return tuple(plain(cell) for cell in cells)
+    cells = {
+        "implementation": "all" if ruling.implementation == EVERY else ruling.implementation,
+        "workload": "all" if ruling.workload == EVERY else ruling.workload,
+        "metric": ruling.metric,
+        "base": base,
+        "candidate": candidate,
+        "change": MISSING if ruling.effect is None else f"{100 * (ruling.effect - 1):+.1f} %",
+        "would show": MISSING if ruling.smallest is None else reach(ruling.smallest),
+        "ruling": ruling.words,
+    }
+    return {column: plain(text) for column, text in cells.items()}
 
 
 def markdown(decision: Decision) -> str:
@@ -96,7 +99,7 @@ def markdown(decision: Decision) -> str:
     ]
     findings = [ruling for ruling in decision.rulings if ruling.outcome is Outcome.finding]
     if findings:
-        lines += ["", *_table(findings)]
+        lines += ["", _table(findings)]
     for outcome, heading in SECTIONS.items():  # unchanged noise-free rulings are not listed
         news = [
             ruling
@@ -104,16 +107,10 @@ def markdown(decision: Decision) -> str:
             if ruling.outcome is outcome and (ruling.metric == LATENCY or ruling.kind is not Kind.same)
         ]
         if news:
-            summary = f"<details><summary>{len(news)} {heading}</summary>"
-            lines += ["", summary, "", *_table(news), "", "</details>"]
+            lines += ["", f"<details><summary>{len(news)} {heading}</summary>", "", _table(news), "", "</details>"]
     return "\n".join(lines) + "\n"
 
 
-def _table(rulings: Sequence[Ruling]) -> Iterator[str]:
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield f"|{'|'.join(' --- ' for _ in COLUMNS)}|"
-    for ruling in rulings[:MOST_ROWS]:
-        yield f"| {' | '.join(escaped(cell) for cell in row(ruling))} |"
-    if len(rulings) > MOST_ROWS:
-        yield ""
-        yield f"and {len(rulings) - MOST_ROWS} more, in gate.json"
+def _table(rulings: Sequence[Ruling]) -> str:
+    more = f"\n\nand {len(rulings) - MOST_ROWS} more, in gate.json" if len(rulings) > MOST_ROWS else ""
+    return markdown_table([row(ruling) for ruling in rulings[:MOST_ROWS]]) + more

@@ -28,13 +28,13 @@ EVERY = "*"
 
 
 class Outcome(enum.StrEnum):
-    """The outcome of a ruling or of a whole gate."""
+    """The outcome of a ruling or of a whole gate, most urgent first."""
 
-    passed = "pass"
-    improved = "improvement"
     finding = "finding"
-    inconclusive = "inconclusive"
     invalid = "invalid"  # for a whole gate only: its times cannot be judged
+    inconclusive = "inconclusive"
+    improved = "improvement"
+    passed = "pass"
 
 
 class Kind(enum.StrEnum):
@@ -89,17 +89,15 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
 
 def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
     """Build a ruling on one metric of a cell; the outcome defaults to that of its kind."""
-    given = {"outcome": OUTCOMES[kind], **fields}
-    return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **given)
+    fields = {"outcome": OUTCOMES[kind], **fields}
+    return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **fields)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs."""
+    """One of the two states of the code."""
 
     run: str
     commit: str
-    time: str
-    fingerprint: str  # empty if the run has no worker; several joined by + if the environment changed
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +117,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
 
 
-AS_TOML = "give a TOML file with a [gate] table, as in docs/ci.md"
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
 """Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
@@ -135,12 +132,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def __post_init__(self) -> None:
-        _require_share("allowed", self.allowed, highest=math.inf)
+        _require_share("allowed", self.allowed)
 
-    def covers(self, workload: str, implementation: str, metric: str | None = None) -> bool:
+    def covers(self, workload: str, implementation: str, metric: str = "") -> bool:
         """Whether the rule covers this metric of this cell; without a metric, whether it covers the cell."""
-        names = [(workload, self.workload), (implementation, self.implementation), (metric, self.metric)]
-        return all(fnmatchcase(name, pattern) for name, pattern in names if name is not None)
+        is_cell = fnmatchcase(workload, self.workload) and fnmatchcase(implementation, self.implementation)
+        return is_cell and (not metric or fnmatchcase(metric, self.metric))
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,32 +145,25 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     rule: tuple[Rule, ...] = ()
     see: float = 0.20  # a time counts as judged if a slowdown of this size would have been detected
-    judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
     between_runs: float = 0.02  # standard deviation of a ratio to the reference between runs of the same code
     elsewhere: float = 0.25  # least allowed growth of a ratio to the reference on another machine
-    suspicious: float = 0.30  # a larger saving of time needs a whole check to be accepted
 
     def __post_init__(self) -> None:
-        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious"):
-            _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
+        _require_share("see", self.see)
+        _require_share("between_runs", self.between_runs, 1.0)
+        _require_share("elsewhere", self.elsewhere)
 
     def allowed(self, workload: str, implementation: str, metric: str) -> float:
         """The allowed growth of a metric of a cell."""
-        asked = self.asked(workload, implementation, metric)
-        return ALLOWED.get(metric, 0.0) if asked is None else asked
+        limit = self.limit([(workload, implementation)], metric)
+        return ALLOWED.get(metric, 0.0) if limit is None else limit
 
-    def asked(self, workload: str, implementation: str, metric: str) -> float | None:
-        """The growth that a rule of the file allows; None if only a default applies."""
-        found = [rule.allowed for rule in self.rule if rule.covers(workload, implementation, metric)]
-        return found[-1] if found else None
+    def limit(self, cells: Iterable[Key], metric: str) -> float | None:
+        """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
+        rules = [[rule.allowed for rule in self.rule if rule.covers(*cell, metric)] for cell in cells]
+        return min(allowed[-1] for allowed in rules) if rules and all(rules) else None
 
-    def asked_of_all(self, cells: Iterable[tuple[str, str]], metric: str) -> float | None:
-        """The smallest growth that rules allow to any of the cells; None if a cell has no rule."""
-        found = [self.asked(workload, implementation, metric) for workload, implementation in cells]
-        known = [allowed for allowed in found if allowed is not None]
-        return min(known) if known and len(known) == len(found) else None
-
-    def notes(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
+    def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
         """A note on each rule that matches no cell or no metric."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
@@ -181,12 +171,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
             elif not any(fnmatchcase(metric, rule.metric) for metric in known):
                 yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
-
-
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """attnbench.toml as a whole."""
-
-    gate: Thresholds = msgspec.field(default_factory=Thresholds)
 
 
 def load(path: Path | None) -> Thresholds:
@@ -199,12 +183,20 @@ def load(path: Path | None) -> Thresholds:
         path = Path(TOOL_FILE)
         if not path.exists():
             return Thresholds()
+    keys, of_rules = (", ".join(struct.__struct_fields__) for struct in (Thresholds, Rule))
+    advice = f"give a TOML file with a table [gate] ({keys}) and rules ({of_rules}), as in docs/ci.md"
     try:
         return parse(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; {AS_TOML}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror}; {advice}") from None
     except ValueError as error:  # msgspec raises ValueErrors, and bad encodings are ValueErrors too
-        raise ValueError(f"{path}: {error}; {AS_TOML}") from None
+        raise ValueError(f"{path}: {error}; {advice}") from None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """attnbench.toml as a whole."""
+
+    gate: Thresholds = msgspec.field(default_factory=Thresholds)
 
 
 def parse(text: bytes) -> Thresholds:
@@ -213,18 +205,10 @@ def parse(text: bytes) -> Thresholds:
     Raises:
         ValueError: the text is not TOML, or holds an unknown key or a bad value.
     """
-    given = msgspec.toml.decode(text)
-    gate = given.get("gate")
-    rules = gate.get("rule") if isinstance(gate, dict) else None
-    of_rules = [("key of [[gate.rule]]", rule, Rule) for rule in (rules if isinstance(rules, list) else ())]
-    for kind, level, struct in [("table", given, _File), ("key of [gate]", gate, Thresholds), *of_rules]:
-        for key in level if isinstance(level, dict) else ():
-            if key not in struct.__struct_fields__:  # a misspelt threshold would have no effect
-                raise ValueError(unknown(kind, key, struct.__struct_fields__))
-    return msgspec.convert(given, _File).gate
+    return msgspec.toml.decode(text, type=_File).gate
 
 
-def _require_share(name: str, value: float, *, highest: float) -> None:
+def _require_share(name: str, value: float, highest: float = math.inf) -> None:
     if math.isnan(value) or not 0.0 <= value <= highest:
         allowed = "0 or more, as in 0.05 for 5 %" if highest > 1 else "from 0 to 1, as in 0.05 for 5 %"
         raise ValueError(f"{name}={value} is not allowed: give a share {allowed}")

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 from contextlib import suppress
@@ -25,7 +26,8 @@ import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradie
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Consulted, Envelope, Heartbeat, Reply, Request
+from attnbench.processes import messages
+from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED
 from attnbench.processes.worker.answers import Worker
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -122,26 +124,31 @@ def answer(line: int, heartbeat: int) -> None:
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
         limit_memory()  # the driver of another device maps far more than it uses
-    decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+    decoder: msgspec.json.Decoder[messages.Request] = msgspec.json.Decoder(messages.REQUESTS)
 
-    def send(reply: Reply, *, ends: bool = False) -> None:
-        answers.write(msgspec.json.encode(Envelope(reply=reply, ends=ends)) + b"\n")
-
-    def consult(request: Consulted) -> Request:
-        send(request)
+    def consult(request: messages.Consulted) -> messages.Request:
+        answers.write(messages.enveloped(request))
         return decoder.decode(lines.get())
 
-    worker = Worker(Heartbeat(heartbeat), consult)
+    worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
         while True:
             reply = worker.answer(decoder.decode(lines.get()))
-            send(reply, ends=worker.is_broken)
+            answers.write(messages.enveloped(reply, ends=worker.is_broken))
     except BaseException:
         traceback.print_exc()
         raise
 
 
+def search_folders() -> None:
+    """Search the folders of FOLDERS after Python's own modules, which they cannot hide, and before installed ones."""
+    own = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), f"{sysconfig.get_path('platstdlib')}/lib-dynload"}
+    after = 1 + max((place for place, folder in enumerate(sys.path) if folder in own), default=-1)
+    sys.path[after:after] = filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))
+
+
 if __name__ == "__main__":
+    search_folders()
     if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
         answer(*map(int, sys.argv[1:]))
     main()

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -32,7 +33,7 @@ from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
 from attnbench.processes.worker import attempts, operators, state
-from attnbench.processes.worker.asides import Asides, certificate
+from attnbench.processes.worker.asides import evaluate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
@@ -150,11 +151,6 @@ class Worker:
     """Handles requests; keeps costly objects between them."""
 
     @cached_property
-    def exchange(self) -> Exchange:
-        """The file for outputs that are handed in."""
-        return Exchange()
-
-    @cached_property
     def guard(self) -> state.Guard:
         """The state of the process, which no implementation may change."""
         return state.Guard()
@@ -162,7 +158,7 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
         """Start empty. `consult` sends requests to the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.candidates, self.asides = Candidates(), Asides(heartbeat.beat)
+        self.exchange, self.candidates = Exchange(), Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
@@ -193,8 +189,8 @@ class Worker:
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
             return messages.Started(environment=environment.collect())
-        if isinstance(request, messages.Aside):
-            return self.asides.answer(request)
+        if isinstance(request, messages.Evaluate):
+            return evaluate(request, self.heartbeat.beat)
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
@@ -213,7 +209,7 @@ class Worker:
         self.guard.accept_settings()
         is_accounted = is_quick
         try:
-            reply = self._reply(request)
+            reply: messages.Reply = HANDLERS[type(request)](self, request)
             if is_quick:
                 self.guard.require_unchanged()
             elif not isinstance(reply, messages.Failed):
@@ -232,7 +228,6 @@ class Worker:
                 raised=type(error).__name__,
                 said=(str(error).splitlines() or [""])[0],
                 is_predicted=is_predicted,
-                is_close=isinstance(error, attempts.OutOfReachError) and error.is_close,
                 is_unloadable=error is self.load_error,
             )
         except CandidateLostError as lost:
@@ -306,38 +301,19 @@ class Worker:
             self.is_altered = True
             raise state.SharedStateError(state.blame(blamed))
 
-    def _reply(self, request: messages.Work) -> messages.Reply:  # noqa: PLR0911 - one for each kind
-        match request:
-            case messages.Check():
-                return self.check(request)
-            case messages.Prepare():
-                return self.prepare(request)
-            case messages.Call() | messages.Backward():
-                return self.answer_judge(request)
-            case messages.Profile():
-                case, candidate = self.case(request), self.implementation(request.spec)
-                seen = operators.observe(case, candidate, on_step=self.heartbeat.beat)
-                return CellProfiled(**request.names, operators=seen)
-            case messages.Observe():
-                return self.observe(request)
-            case messages.MeasureCeilings():
-                reached = loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat)
-                return CeilingsMeasured(ceilings=reached)
-            case messages.SampleBlocks():
-                return self.sample_blocks(request)
-            case messages.PrepareWitness():
-                return self.prepare_witness(request)
-            case messages.Witness():
-                return self.witness(request)
-            case messages.HandIn():
-                return self.hand_in(request)
-            case messages.JudgeOutput():
-                return self.judge_output(request)
-            case messages.Trace():
-                trace(self.case(request), Path(request.file), self.heartbeat.beat)
-                return messages.Done()
-            case messages.Certify():
-                return certificate(request, self.implementation(request.spec), self.heartbeat.beat)
+    def profile(self, request: messages.Profile) -> CellProfiled:
+        """Profile the operators of a call."""
+        case, candidate = self.case(request), self.implementation(request.spec)
+        return CellProfiled(**request.names, operators=operators.observe(case, candidate, on_step=self.heartbeat.beat))
+
+    def measure_ceilings(self, request: messages.MeasureCeilings) -> CeilingsMeasured:
+        """Measure the ceilings of this machine."""
+        return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
+
+    def trace(self, request: messages.Trace) -> messages.Done:
+        """Trace some steps."""
+        trace(self.case(request), Path(request.file), self.heartbeat.beat)
+        return messages.Done()
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
@@ -450,42 +426,40 @@ class Worker:
         return messages.Done()
 
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
-        """Hand the result of a call to the judge; nothing if dropout makes it random."""
-        self.turn, result = request.arm, self.returned[request.number]
-        if request.is_last:
-            self.witnesses, self.returned = [], []
-        if request.workload.dropout > 0:
-            return messages.HandedIn(exchange="", tensors={})
-        tensors = {}
-        for name, tensor in result.items():
-            if tensor is not None:
-                require_plain(name, tensor)
-                tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors))
+        """Hand the results of calls to the judge; nothing if dropout makes them random."""
+        self.turn, tensors = request.arm, dict[str, Tensor]()
+        for number in request.numbers if request.workload.dropout == 0 else ():
+            for name, tensor in self.returned[number].items():
+                if tensor is not None:
+                    require_plain(name, tensor)
+                    tensors[f"{number} {name}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self.witnesses, self.returned = [], []
+        return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors)[0])
 
     def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
-        """Judge an output from another process."""
+        """Judge outputs from another process."""
         workload, cell = request.workload, (request.workload.id, request.spec)
-        if not request.handed.tensors:
-            return messages.Done()
-        self.heartbeat.beat()
         if self.drawn is None or self.drawn[0] != workload:
             self.drawn = (workload, draw_normal(workload, 0))
         exchange = Exchange(request.handed.exchange)
-        wrong = witness.judge(
-            workload,
-            self.drawn[1],
-            {name: exchange.receive(each) for name, each in request.handed.tensors.items()},
-            request.number,
-            request.seed,
-            judge_seed=request.row_seed,
-            is_thorough=cell not in self.screened,
-            on_step=self.heartbeat.beat,
-        )
-        self.screened.add(cell)
-        if not wrong:
-            return messages.Done()
-        return messages.Failed(arm=request.arm, status=Status.disagrees, message=wrong)
+        for number in request.numbers if request.handed.tensors else ():
+            self.heartbeat.beat()
+            prefix = f"{number} "
+            sent = {name: at for name, at in request.handed.tensors.items() if name.startswith(prefix)}
+            wrong = witness.judge(
+                workload,
+                self.drawn[1],
+                {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},
+                number,
+                request.seed,
+                judge_seed=request.row_seed,
+                is_thorough=cell not in self.screened,
+                on_step=self.heartbeat.beat,
+            )
+            self.screened.add(cell)
+            if wrong:
+                return messages.Failed(arm=request.arm, status=Status.disagrees, message=wrong)
+        return messages.Done()
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; evicts the least recently used ones."""
@@ -575,3 +549,20 @@ class Worker:
                 return messages.Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
         return request.finished(samples, called_s, states)
+
+
+HANDLERS: dict[type[messages.Work], Callable[[Worker, Any], messages.Reply]] = {
+    messages.Prepare: Worker.prepare,
+    messages.Check: Worker.check,
+    messages.Call: Worker.answer_judge,
+    messages.Backward: Worker.answer_judge,
+    messages.Profile: Worker.profile,
+    messages.Observe: Worker.observe,
+    messages.Trace: Worker.trace,
+    messages.MeasureCeilings: Worker.measure_ceilings,
+    messages.SampleBlocks: Worker.sample_blocks,
+    messages.PrepareWitness: Worker.prepare_witness,
+    messages.Witness: Worker.witness,
+    messages.HandIn: Worker.hand_in,
+    messages.JudgeOutput: Worker.judge_output,
+}

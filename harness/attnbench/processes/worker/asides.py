@@ -1,67 +1,84 @@
-"""Replies outside of a run: declarations, certificates of invariance, attention inside a model."""
+"""Functions of the harness that a worker calls outside of a run, by name (messages.Evaluate), with their arguments."""
 
+import importlib
 import warnings
 from collections.abc import Callable
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+import torch
 
 from attnbench.checking.tolerance import Tolerance
-from attnbench.contract import Implementation, loading
+from attnbench.contract import loading
+from attnbench.devices import device, environment
 from attnbench.invariance.laws import Subject, tried
 from attnbench.invariance.records import Certificate
 from attnbench.models import in_model, steps
-from attnbench.models.records import StepsTimed
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.plugins import name_of
-from attnbench.processes import messages
+from attnbench.processes.messages import Declared, Evaluate, Evaluated, Failed
 from attnbench.processes.worker import attempts
+from attnbench.workloads.workload import Workload
+
+OnStep = Callable[[], object]
 
 
-def certificate(
-    request: messages.Certify, implementation: Implementation, on_step: Callable[[], object]
-) -> Certificate:
-    """Test every law; `on_step` is called before each."""
-    subject, laws = Subject(implementation, request.workload, request.seed), []
+def evaluate(request: Evaluate, on_step: OnStep) -> Evaluated | Failed:
+    """Call the function; an exception of foreign code becomes the reply. `on_step` announces a step."""
+    warnings.filterwarnings("ignore", module="transformers")
+    module, _, name = request.function.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    types = get_type_hints(function)
     on_step()
-    for law in tried(subject):
+    try:
+        arguments = {name: msgspec.json.decode(value, type=types[name]) for name, value in request.arguments.items()}
+        return Evaluated(result=msgspec.Raw(msgspec.json.encode(function(on_step, **arguments))))
+    except Exception as error:  # noqa: BLE001 - foreign code
+        status, message = attempts.describe(error)
+        return Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
+
+
+def declared(on_step: OnStep, spec: str) -> Declared:  # noqa: ARG001 - the signature of these functions
+    """The built-in axes of an implementation, or why it cannot be loaded."""
+    try:
+        return Declared(built_in=dict(loading.implementation(spec).built_in()))
+    except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
+        return Declared(problem=str(attempts.load_error(spec, error)))
+
+
+def certified(on_step: OnStep, workload: Workload, spec: str, seed: int) -> Certificate:
+    """Test every law of invariance."""
+    torch.set_num_threads(workload.num_threads or environment.usable_cores())
+    torch.set_float32_matmul_precision(workload.float32_matmul_precision)
+    device(workload.device).select()
+    laws = []
+    for law in tried(Subject(loading.implementation(spec), workload, seed)):
         laws.append(law)
         on_step()
-    return Certificate(
-        implementation=name_of(request.spec),
-        workload=request.workload,
-        seed=request.seed,
-        laws=tuple(laws),
-    )
+    return Certificate(implementation=name_of(spec), workload=workload, seed=seed, laws=tuple(laws))
 
 
-class Asides:
-    """Handles requests without a workload; holds one model with its expected tensors."""
-
-    def __init__(self, on_step: Callable[[], object]) -> None:
-        self.on_step = on_step
-        self.model: in_model.Model | None = None
-        self.expected: dict[str, dict[str, Tolerance]] = {}
-
-    def answer(self, request: messages.Aside) -> messages.Reply:
-        """Handle a request; exceptions of the model or an implementation become the reply."""
-        warnings.filterwarnings("ignore", module="transformers")
-        self.on_step()
-        try:
-            match request:
-                case messages.Declare():
-                    return _declared(request.spec)
-                case messages.BuildModel():
-                    self.model = in_model.load(request.spec)
-                    self.expected = in_model.expect(self.model)
-                    return self.model.built
-            assert self.model is not None
-            if isinstance(request, messages.JudgeAttention):
-                return in_model.judge(self.model, self.expected, request.attention)
-            return StepsTimed(steps=tuple(steps.time_steps(self.model, request.attentions, request.budget_s)))
-        except Exception as error:  # noqa: BLE001 - foreign code
-            status, message = attempts.describe(error)
-            return messages.Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
+@cache
+def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
+    model = in_model.load(spec)
+    return model, in_model.expect(model)
 
 
-def _declared(spec: str) -> messages.Declared:
-    try:
-        return messages.Declared(built_in=dict(loading.implementation(spec).built_in()))
-    except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
-        return messages.Declared(problem=str(attempts.load_error(spec, error)))
+def built(on_step: OnStep, model: ModelSpec) -> ModelBuilt:  # noqa: ARG001 - the signature of these functions
+    """Build a model of the package transformers."""
+    return _model(model)[0].built
+
+
+def judged(on_step: OnStep, model: ModelSpec, attention: str) -> Judged:
+    """Check one attention in a model."""
+    loaded = _model(model)
+    on_step()
+    return in_model.judge(*loaded, attention)
+
+
+def timed(on_step: OnStep, model: ModelSpec, attentions: tuple[str, ...], budget_s: float) -> tuple[StepTime, ...]:
+    """Time a step of a model with each attention, in about `budget_s` seconds."""
+    loaded: tuple[in_model.Model, Any] = _model(model)
+    on_step()
+    return tuple(steps.time_steps(loaded[0], attentions, budget_s))

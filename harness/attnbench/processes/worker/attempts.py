@@ -28,22 +28,17 @@ from attnbench.units import show
 from attnbench.workloads.counts import input_numbers, score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-DRAWING = 3
-"""Memory for drawing inputs, as a multiple of their float64 size: they are cast, with temporary copies."""
-FLOAT64_BYTES = 8
-FIRST_LEN = 16
-STEP = 4
-FIRST_COMPILED_LEN = 256
-COMPILED_STEP = 16
-"""Step of the staircase for compiled implementations: few lengths, always the same, which the compiler's cache
-holds."""
+DRAWING_BYTES = 3 * 8
+"""Memory for drawing a number of the inputs: it is drawn in float64 and cast, with temporary copies."""
+FIRST_LEN, STEP = 16, 4
+FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
+"""Staircase of compiled implementations: few lengths, always the same, which the compiler's cache holds."""
 SCORE_COPIES = 8
 """Memory of a cell is not measured if this many score matrices fit into the limit: no form of attention keeps more
 copies."""
 MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
-CLEARLY_OVER = 4.0
-"""A prediction beyond this multiple of the limit is final after the second time."""
+FAR_BELOW = 4.0
 LONGEST_MESSAGE = 600
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message if a call uses a graph that an earlier call has freed."""
@@ -51,33 +46,57 @@ MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
 """Folders whose frames in a traceback are not the user's."""
 
-
 Cost = tuple[float, float | None]
 """Seconds of one call, and its peak in bytes, or None if memory is not counted."""
 
 
 class OutOfReachError(Exception):
-    """A cell is predicted not to fit; carries the status, the reason, and whether it was close."""
+    """A cell is predicted not to fit; carries the status and the reason."""
 
-    def __init__(self, status: Status, reason: str, *, is_close: bool = False) -> None:
+    def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.is_close = status, is_close
+        self.status = status
+
+
+class LoadError(Exception):
+    """An implementation cannot be imported; the message has the whole cause."""
+
+    def __init__(self, spec: str, error: BaseException) -> None:
+        causes, descriptions = [error], list[str]()
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+            causes.append(cause)
+        for each in causes:
+            lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
+            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
+        first = describe(error)[1]
+        place = re.search(r" \([^()]+, line \d+\)$", first)
+        path, _ = plugins.split(plugins.variant(spec)[0])
+        has_its_name = path is not None and path.stem in plugins.imported(spec)
+        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
+
+
+STATUSES: Mapping[type[Exception], Status] = {
+    UncheckableError: Status.unsupported,
+    NotOneGraphError: Status.unsupported,
+    CaptureError: Status.unsupported,
+    NoBackwardError: Status.unsupported,
+    RankLostError: Status.crashed,
+    RankSilentError: Status.timeout,
+    LoadError: Status.error,
+}
+"""Errors with a message for the user, and the status of a cell that raises one."""
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
     """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
     if isinstance(error, OutOfReachError):
         return error.status, str(error)
-    if isinstance(error, UncheckableError | NotOneGraphError | CaptureError | NoBackwardError):
-        return Status.unsupported, str(error)
     if isinstance(error, CandidateError):
         return error.failed.status, error.failed.message
-    if isinstance(error, RankLostError):
-        return Status.crashed, str(error)
-    if isinstance(error, RankSilentError):
-        return Status.timeout, str(error)
-    if isinstance(error, LoadError):
-        return Status.error, str(error)
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status, str(error)
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
     message = f"{type(error).__name__}: {first}"
@@ -103,30 +122,6 @@ def load_error(spec: str, error: Exception) -> Exception:
     return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
 
 
-class LoadError(Exception):
-    """An implementation cannot be imported; the message has the whole cause."""
-
-    def __init__(self, spec: str, error: BaseException) -> None:
-        causes, descriptions = [error], list[str]()
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
-            causes.append(cause)
-        for each in causes:
-            lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
-            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
-        first = describe(error)[1]
-        place = re.search(r" \([^()]+, line \d+\)$", first)
-        path, _ = plugins.split(plugins.variant(spec)[0])
-        has_its_name = path is not None and path.stem in plugins.imported(spec)
-        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
-
-
-def drawing_bytes(workload: Workload) -> int:
-    """Bytes needed while a workload's inputs are drawn."""
-    tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
-    return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
-
-
 def require_within_limits(
     request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
 ) -> Cost | None:
@@ -137,14 +132,14 @@ def require_within_limits(
     """
     workload = request.workload
     limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
-    here_bytes, needed = device("cpu").free_bytes(), drawing_bytes(workload)
+    tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
+    here_bytes, needed = device("cpu").free_bytes(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
         message = f"its inputs take {show(needed, 'bytes')} as they are drawn, and {show(here_bytes, 'bytes')} are free"
         raise OutOfReachError(Status.out_of_memory, message)
-
     called: set[Workload] = set()
 
-    def call_cost(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
+    def attempt(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
         on_step()
         if reason_against(candidate, step) is not None:
             return None
@@ -167,14 +162,8 @@ def require_within_limits(
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    return require_within(
-        request.call_limit_s,
-        limit_bytes,
-        workload,
-        call_cost,
-        compiles=candidate.compiles,
-        is_rough=request.is_rough,
-    )
+    limits = {"compiles": candidate.compiles, "is_rough": request.is_rough}
+    return require_within(request.call_limit_s, limit_bytes, workload, attempt, **limits)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -213,37 +202,27 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
             break
         most_s = _at(workload.longest, times_s, least=MOST_EXPONENT) if times_s else math.inf
-        if is_rough and not with_memory and most_s <= limit_s / CLEARLY_OVER:
+        if is_rough and not with_memory and most_s <= limit_s / FAR_BELOW:
             break
         if (cost := attempt(step, with_memory)) is not None:
-            times_s[step.longest], peak = cost
-            if peak is not None:
-                peaks[step.longest] = peak
+            times_s[step.longest] = cost[0]
+            peaks |= {} if cost[1] is None else {step.longest: cost[1]}
     if not times_s:
         return None
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
-    call_s = _at(workload.longest, times_s)
-    for retry in range(MOST_RETRIES):  # one slow call must not exclude a cell
-        if limit_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limit_s):
+    for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
+        if _at(workload.longest, times_s) > limit_s:
             again = attempt(workload.at_length(last), False)  # noqa: FBT003 - its signature
             times_s[last] = min(times_s[last], again[0] if again else math.inf)
-            call_s = _at(workload.longest, times_s)
+    call_s, peak = _at(workload.longest, times_s), _at(workload.longest, peaks) if peaks else None
     if call_s > limit_s:
-        why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
-        include = f"--call-limit {math.ceil(call_s)} includes it"
-        for length in [*times_s][-2:]:  # for the message only
-            cost = None if length in peaks else attempt(workload.at_length(length), True)  # noqa: FBT003 - its signature
-            if cost is not None and cost[1] is not None:
-                peaks[length] = cost[1]
-        needs = f" and {show(_at(workload.longest, peaks), 'bytes')}" if peaks else ""
-        message = f"predicted {show(call_s, 's')}{needs} for one call, {why} at {axis} {last}; {include}"
-        raise OutOfReachError(Status.timeout, message, is_close=call_s <= CLEARLY_OVER * limit_s)
-    peak = _at(workload.longest, peaks) if peaks else None
+        why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')} at {axis} {last}"
+        message = f"predicted {show(call_s, 's')} for one call, {why}; --call-limit {math.ceil(call_s)} includes it"
+        raise OutOfReachError(Status.timeout, message)
     if peak is not None and peak > limit_bytes:
-        why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')}"
+        why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
-        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at {axis} {last}; {include}"
-        raise OutOfReachError(Status.out_of_memory, message)
+        raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
     return call_s, peak
 
 

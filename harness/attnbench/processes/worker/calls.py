@@ -45,17 +45,11 @@ class Rotation:
         storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in inputs.tensors.values()}
         size, cache = sum(storages.values()), here.cache_bytes()
         number = 1 + math.ceil(TIMES_CACHE * cache / size)
-        wanted = f"{number:,} copies of {show(size, 'bytes')} exceed a cache of {show(cache, 'bytes')}"
-        if number > MOST_COPIES:
-            raise OutOfReachError(
-                Status.unsupported,
-                f"its inputs are too small to rotate: {wanted}, at most {MOST_COPIES:,}: give --conditions cold",
-            )
-        if (number - 1) * size > SHARE_OF_FREE * (free := here.free_bytes()):
-            raise OutOfReachError(
-                Status.unsupported,
-                f"no memory to rotate its inputs: {wanted}, and {show(free, 'bytes')} are free: give --conditions cold",
-            )
+        free = here.free_bytes()
+        if number > MOST_COPIES or (number - 1) * size > SHARE_OF_FREE * free:
+            wanted = f"{number:,} copies of {show(size, 'bytes')} exceed a cache of {show(cache, 'bytes')}"
+            most = f"at most {MOST_COPIES:,} are allowed, and {show(free, 'bytes')} are free: give --conditions cold"
+            raise OutOfReachError(Status.unsupported, f"its inputs cannot rotate: {wanted}; {most}")
         self.inputs = [inputs]
         for _ in range(number - 1):
             on_step()

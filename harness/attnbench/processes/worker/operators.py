@@ -1,4 +1,4 @@
-"""Observe one call of a case: its operators by torch.profiler, and the backend that ran; the cost of a page fault.
+"""Observe one call of a case: its operators by torch.profiler, and the backend that ran.
 
 Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
 
@@ -8,15 +8,10 @@ available there, on the CPU as on CUDA. Source:
 https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
 """
 
-import mmap
 import re
-import resource
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -39,7 +34,6 @@ from attnbench.storage.operator_kinds import (
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
-NUM_PAGES, NUM_PAIRS = 2**14, 5
 _BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -83,7 +77,6 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         predicted="+".join(asking.predicted),
         observed=seen,
         reason="; ".join(asking.reasons) if requested not in {"", seen} else "",
-        fault_s=fault_seconds(torch.get_num_threads()) if case.device.is_host else 0.0,
         copies=implementation.copies,
         kernel_s=busy_s(kernels),
         elsewhere=on_other_streams(kernels),
@@ -106,31 +99,6 @@ def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; on another device, with the time of their kernels."""
     operators, kernels = fold(recording.spans()), recording.kernels()
     return with_kernels(operators, kernels) if kernels else operators
-
-
-@cache
-def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - a key of the cache
-    """Seconds that a minor page fault adds to a call: the median of a few pairs; 0.0 if fresh memory has none.
-
-    An operator writes a large block, fresh and then kept, with all threads of torch in this process, as in a call: the
-    threads overlap their waiting, and a fresh page is in the cache when it is written. A block of this size returns to
-    the system when it is freed, unless the allocator retains it.
-    """
-    source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
-    kept = torch.empty_like(source)
-    costs: list[float] = []
-    for _ in range(NUM_PAIRS):
-        before, start_s = _faults(), time.perf_counter()
-        torch.mul(source, 2)
-        fresh_s, num_faults, again_s = time.perf_counter() - start_s, _faults() - before, time.perf_counter()
-        torch.mul(source, 2, out=kept)
-        again_s = time.perf_counter() - again_s
-        costs.append(max(0.0, fresh_s - again_s) / num_faults if num_faults > NUM_PAGES // 2 else 0.0)
-    return statistics.median(costs)
-
-
-def _faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class Asking(TorchFunctionMode):

@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch.nn.modules import module as modules
 
 from attnbench.devices import names
 from attnbench.devices.waiting import settle
@@ -32,9 +31,6 @@ BUSY_SHARE = 0.5
 DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
 """Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
-HOOKS = [name for name in vars(modules) if name.startswith("_global_") and isinstance(vars(modules)[name], dict)]
-GRADIENTS, GARBAGE = "whether gradients are kept", "whether garbage is collected"
-SDPA = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
 OF_TORCH = (
     *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
     *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cpu_allow_fp16_reduced_precision_reduction"),
@@ -42,6 +38,9 @@ OF_TORCH = (
     *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "nnpack_enabled", "deterministic_algorithms"),
 )
 """Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
+SDPA = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
+CHANGED_BY_US = ("gradients", "garbage_collection")
+"""Settings that a visit itself changes."""
 
 
 class SharedStateError(Exception):
@@ -65,63 +64,44 @@ def _default_device() -> object:
     return None if context is None else context.device
 
 
-def _put_hooks(kept: dict[str, dict[int, Any]]) -> None:
-    for name, hooks in kept.items():
-        vars(modules)[name].clear()
-        vars(modules)[name].update(hooks)
-
-
-def _accessors(place: object, read: str, write: str) -> Flag:
-    return getattr(place, read), getattr(place, write, None)
-
-
 def _settings() -> dict[str, Flag]:
     """Every setting, by name; nearly all are read at every turn of a visit, in some tens of microseconds."""
     flags: dict[str, Flag] = {
-        "the number of threads": _accessors(torch, "get_num_threads", "set_num_threads"),
-        "the default dtype": _accessors(torch, "get_default_dtype", "set_default_dtype"),
-        "the precision of float32 matmuls": _accessors(
-            torch, "get_float32_matmul_precision", "set_float32_matmul_precision"
-        ),
-        "the default device": (_default_device, torch.set_default_device),
-        "anomaly detection": _accessors(torch, "is_anomaly_enabled", "set_anomaly_enabled"),
-        "whether denormals are flushed to zero": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
-        GRADIENTS: _accessors(torch, "is_grad_enabled", "set_grad_enabled"),
-        "inference mode": (torch.is_inference_mode_enabled, None),
-        "the number of function modes": (torch._C._len_torch_function_stack, None),
-        "the number of dispatch modes": (torch._C._len_torch_dispatch_stack, None),
-        "the number of threads between operators": (torch.get_num_interop_threads, None),
-        "the cache of autocast": _accessors(torch, "is_autocast_cache_enabled", "set_autocast_cache_enabled"),
-        "the hooks of saved tensors": (partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None),  # noqa: FBT003
-        "the hooks of all modules": (lambda: {name: dict(vars(modules)[name]) for name in HOOKS}, _put_hooks),
-        GARBAGE: (gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
-        "the thresholds of garbage collection": (gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
-        "the trace function": (sys.gettrace, sys.settrace),
-        "the profile function": (sys.getprofile, sys.setprofile),
-        "how often threads switch": (sys.getswitchinterval, sys.setswitchinterval),
-        "its nice value": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
+        "number_of_threads": (torch.get_num_threads, torch.set_num_threads),
+        "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "default_device": (_default_device, torch.set_default_device),
+        "anomaly_detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        "flushing_of_denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "inference_mode": (torch.is_inference_mode_enabled, None),
+        "function_modes": (torch._C._len_torch_function_stack, None),
+        "dispatch_modes": (torch._C._len_torch_dispatch_stack, None),
+        "hooks_of_saved_tensors": (partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None),  # noqa: FBT003
+        "threads_between_operators": (torch.get_num_interop_threads, None),
+        "garbage_collection": (gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
+        "priority": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     }
     if hasattr(os, "sched_getaffinity"):  # only on Linux
-        flags["the processors it may run on"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
+        flags["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
     for name in OF_TORCH:
-        flags[name] = _accessors(torch._C, f"_get_{name}", f"_set_{name}")
+        flags[name] = getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")
     for name in SDPA:
-        flags[f"SDPA's {name} kernel"] = _accessors(torch._C, f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}")
+        read, write = getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}", None)
+        flags[f"sdpa_{name}"] = read, write
     for name in DEVICE_TYPES:
         is_enabled, enable = torch.is_autocast_enabled, torch.set_autocast_enabled
-        flags[f"autocast on {name}"] = partial(is_enabled, name), partial(enable, name)
+        flags[f"autocast_on_{name}"] = partial(is_enabled, name), partial(enable, name)
         get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
-        flags[f"the dtype of autocast on {name}"] = partial(get_dtype, name), partial(set_dtype, name)
+        flags[f"dtype_of_autocast_on_{name}"] = partial(get_dtype, name), partial(set_dtype, name)
     for place in (("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))):
         get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-        flags[f"the float32 precision of {' '.join(place)}"] = partial(get, *place), partial(put, *place)
-    for name in WRAPPED_BY_LIBRARIES:
-        flags[f"torch.{name}"] = partial(getattr, torch, name), partial(setattr, torch, name)
+        flags[f"float32_precision_of_{'_'.join(place)}"] = partial(get, *place), partial(put, *place)
     return flags
 
 
 SETTINGS = _settings()
-AT_EVERY_TURN = tuple(name for name in SETTINGS if name not in {GRADIENTS, GARBAGE})
+AT_EVERY_TURN = tuple(name for name in SETTINGS if name not in CHANGED_BY_US)
 
 
 def _look(name: str) -> object:
@@ -133,10 +113,9 @@ def _look(name: str) -> object:
 
 def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     """Namespaces with protected functions, by name: torch, time, Python's own, and the whole harness."""
-    for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time):
+    devices = [getattr(torch, name) for name in DEVICE_TYPES]
+    for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time, *devices):
         yield place.__name__, partial(vars, place)
-    for name in DEVICE_TYPES:
-        yield f"torch.{name}", partial(vars, getattr(torch, name))
     yield "torch.Tensor", lambda: {**vars(torch._C.TensorBase), **vars(torch.Tensor)}
     yield "torch.nn.Module", partial(vars, torch.nn.Module)
     for name, place in list(sys.modules.items()):
@@ -180,7 +159,7 @@ class Functions:
 
 
 def _matters(owner: str, name: str, before: object, now: object) -> bool:
-    if owner == "torch" and name in WRAPPED_BY_LIBRARIES:  # a setting
+    if owner == "torch" and name in WRAPPED_BY_LIBRARIES:
         return False
     if isinstance(now, FunctionType) and str(now.__globals__.get("__name__")).startswith("torch."):
         return not owner.startswith("torch")  # torch replaces some of its own when it imports its compiler
@@ -214,7 +193,7 @@ class Guard:
         os.chdir(self._folder)  # file names are relative to it
         changes = self._restored_settings(SETTINGS)
         if replaced := self._functions.replaced():
-            changes.settings.append(f"{_short(', '.join(replaced))} from what it was to another")
+            changes.settings.append(_short(", ".join(replaced)))
             changes.stuck.append(changes.settings[-1])
         elif not self._functions.are_all:
             self._functions = Functions()
@@ -230,7 +209,8 @@ class Guard:
                         write(self._settings[name])
         changes = Changes()
         for name, now in others.items():
-            changes.settings.append(f"{name} from {_short(self._settings[name])} to {_short(now)}")
+            before = _short(self._settings[name])
+            changes.settings.append(f"{name.replace('_', ' ')} from {before} to {_short(now)}")
             if _look(name) != self._settings[name]:
                 changes.stuck.append(changes.settings[-1])
         return changes
