@@ -81,7 +81,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
         try:
             mask = kind(*arguments)
             mask.check(*sizes)
-        except ValueError:  # there is no such mask
+        except (TypeError, ValueError):  # there is no such mask
             continue
         yield confused, mask
 
