@@ -1,7 +1,5 @@
 """SageAttention: queries and keys in 8 bits, inference only. It is approximate, and the check reports its error.
 
-The check may find it wrong; wrong implementations are not timed (docs/method.md).
-
 Source: J. Zhang et al., https://arxiv.org/abs/2410.02367;
 https://github.com/thu-ml/SageAttention/blob/v2.2.0/sageattention/core.py
 

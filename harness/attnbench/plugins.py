@@ -346,8 +346,8 @@ def _import_namesake(path: Path) -> None:
     found = PathFinder.find_spec(path.stem, elsewhere)
     if found is None or found.loader is None:
         raise ValueError(
-            f"{path} imports {path.stem}, which is not installed, and would import itself: give the file another name, "
-            f"or install {path.stem}"
+            f"{path} imports {path.stem}, which is not installed, and would import itself: rename the file, or install "
+            f"{path.stem}"
         )
     sys.modules[path.stem] = package = importlib.util.module_from_spec(found)
     found.loader.exec_module(package)

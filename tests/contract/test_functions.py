@@ -396,7 +396,7 @@ def test_a_file_may_be_named_like_the_package_that_it_imports(tmp_path, monkeypa
     file = tmp_path / "namesake.py"
     file.write_text("import namesake\ndef mine(query, key, value): return namesake.NUMBER * value\n")
     monkeypatch.syspath_prepend(tmp_path)  # as with `python -m attnbench` in that folder
-    with pytest.raises(ValueError, match=r"imports namesake, which is not installed.*another name"):
+    with pytest.raises(ValueError, match=r"imports namesake, which is not installed.*rename the file"):
         implementation(f"{file}:mine")
     (package / "namesake.py").write_text("NUMBER = 3\n")
     sys.path.append(str(package))

@@ -21,7 +21,7 @@ from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import Reference, ask, differences, largest, reference_for_probe, roundings
 from attnbench.contract import Implementation
-from attnbench.contract.declarations import declaration
+from attnbench.contract.declared import declaration
 from attnbench.storage.records import CONVENTIONS, Agreement
 from attnbench.workloads.workload import Workload
 

@@ -55,7 +55,6 @@ class Sizes:
 
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
-NARROW = ("bfloat16", "float16")
 FOR_MODULES = ("extra", "residual", "has_cache", "axes", "dropout")
 """Arguments of `adapt` that mean nothing for a function."""
 
@@ -81,7 +80,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
             changes_scores: `call` also passes on masks that change scores, if no masks are listed.
             axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
             unsupported: f(workload) -> the reason why it cannot run, or None.
-            dropout: f(module, share) makes a module drop that share of its weights.
+            dropout: f(module, share) makes a module drop that share of its weights in every later call, in any mode.
             source: the origin of the code, for reports.
 
     Raises:
@@ -191,7 +190,7 @@ class ModuleAdapter:
         declared, rule = self.declared, workload.mask_rule
         if workload.kv_len != workload.seq_len and "kv_len" not in declared.axes:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
-        if declared.residual and workload.dtype in NARROW:
+        if declared.residual and workload.dtype in {"bfloat16", "float16"}:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         if declared.masks is None and declared.call is None and workload.mask != "none":
             return f"it takes no mask {rule.name}: add call=lambda module, x, context, mask: module(x, mask.visible)"

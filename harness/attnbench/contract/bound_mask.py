@@ -80,6 +80,9 @@ class BoundMask:
     def restore(self) -> list[str]:
         """Restore tensors that a caller has overwritten; return their names. Forms kept by `keep` are left alone."""
         changed = []
+        if "per_head" in vars(self) and not all(map(torch.equal, self.per_head, slopes := self._make_per_head())):
+            vars(self)["per_head"] = slopes
+            changed.append("per_head")
         for name, (form, make) in self._forms.items():
             if form is not None and (right := make()) is not None and not torch.equal(form, right):
                 self._forms[name] = right, make
@@ -93,6 +96,9 @@ class BoundMask:
     @cached_property
     def per_head(self) -> list[Tensor]:
         """For each part that changes scores, the number of each head (H,) that its `bias` gets."""
+        return self._make_per_head()
+
+    def _make_per_head(self) -> list[Tensor]:
         return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Facts that people declare about a function or module, since the harness cannot read them from it."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,16 @@ WITHOUT = {
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
-SetDropout = Callable[[Any, float], object]
-"""f(module, share): drop that share of the attention weights in every later call, in any mode of the module."""
+LINES = {
+    "bottom_right_for_top_left": 'adapt(..., masks=("none", "causal_bottom_right"))',
+    "causal_unasked": 'adapt(..., masks=("causal",))',
+    "heads_for_positions": 'adapt(..., layout="bthk")',
+    "mask_added_as_number": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.added(q.dtype)))",
+    "mask_inverted": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.hidden))",
+    "no_scale": "adapt(..., scale=1.0)",
+}
+"""The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
+_ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +55,7 @@ class Declared:
     changes_scores: bool = False
     axes: Collection[str] = ()
     unsupported: Callable[[Workload], str | None] = supports_everything
-    dropout: SetDropout | None = None
+    dropout: Callable[[Any, float], object] | None = None
     source: str = ""
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
@@ -127,3 +136,11 @@ def kind(value: object) -> str:
     """A value's type, for messages."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def declaration(name: str, words: str) -> str:
+    """A sentence with the line to write if the mistake `name`, described by `words`, is meant; or ""."""
+    rotary = _ROTARY.search(words)
+    base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
+    line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)
+    return f" If this is meant, write {line}." if line else ""

@@ -93,7 +93,9 @@ def chosen(  # noqa: PLR0913, PLR0917 - the facts that a choice depends on
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     mask = BoundMask(workload.mask_rule, sizes, device, scale=scale)
     with torch.inference_mode(mode=False):
-        module = choice.build(placeholder_weights(workload, dtypes[0], device)).eval()
+        narrow = Weights.shapes(workload, 1)
+        parts = {part: torch.zeros(narrow[part], dtype=dtypes[0], device=device) for part in ("query", "key", "value")}
+        module = choice.build(Weights(**parts)).eval()  # `attend` does not read them
     attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment] # `unsupported` saw to it
     return lambda query, key, value: attend(query, key, value, mask)
 
@@ -114,13 +116,6 @@ def workload_of(
         return Workload(**axes)
     except ValueError:
         return None
-
-
-def placeholder_weights(workload: Workload, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Weights of a workload's sizes, which `attend` does not read."""
-    shapes = Weights.shapes(workload, 1)
-    zeros = {part: torch.zeros(shapes[part], dtype=dtype, device=device) for part in ("query", "key", "value")}
-    return Weights(**zeros)
 
 
 def reason_against(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`

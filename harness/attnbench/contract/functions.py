@@ -37,7 +37,6 @@ from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
-NO_WINDOW = (UNLIMITED, UNLIMITED)
 HAS_PROJECTIONS = (
     "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
     "(docs/adapters.md)"
@@ -132,7 +131,7 @@ class ByFunction:
             passed[names["mask"]] = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2]), mask.sinks)
             key, value = add_key(key), add_key(value)
         for name in signature.omitted:
-            if passed[name] == NO_WINDOW or (name == names.get("scale") and mask.scale is None):
+            if passed[name] == (UNLIMITED, UNLIMITED) or (name == names.get("scale") and mask.scale is None):
                 del passed[name]
         tensors: tuple[Tensor, ...] = (query, key, value)
         if signature.layout == "bthk":

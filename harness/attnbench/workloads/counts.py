@@ -16,11 +16,6 @@ def score_matrix_bytes(workload: Workload) -> int:
     return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
-def every_pair(workload: Workload) -> int:
-    """B * T * S: the (batch, query, key) triples of one head, visible or not."""
-    return workload.batch_size * workload.seq_len * workload.kv_len
-
-
 @lru_cache(maxsize=1024)  # some masks take a step for each query, and reports ask often
 def visible_pairs(workload: Workload) -> int:
     """The (batch, query, key) triples of one head in which the query sees the key, summed over the batch."""
@@ -49,7 +44,8 @@ def useful_flops(workload: Workload) -> int:
 
 def dense_flops(workload: Workload) -> int:
     """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
-    return product_flops(workload, every_pair(workload), recomputes_scores=False)
+    pairs = workload.batch_size * workload.seq_len * workload.kv_len
+    return product_flops(workload, pairs, recomputes_scores=False)
 
 
 def least_flops(workload: Workload) -> int:
@@ -77,14 +73,6 @@ def least_bytes(workload: Workload) -> int:
     """A lower bound on the bytes of any call: keys that no query sees are not read, and nothing is read twice."""
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
     return numbers * DTYPE_BYTES[workload.dtype]
-
-
-def held_bytes(workload: Workload) -> int:
-    """A lower bound on the bytes in memory at once: inputs and output, and the gradients of all in a backward pass."""
-    queries, keys = _tokens(workload)
-    width = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
-    numbers = input_numbers(workload, queries, keys) + queries * width
-    return (1 + _has_backward(workload)) * numbers * DTYPE_BYTES[workload.dtype]
 
 
 def arithmetic_intensity(workload: Workload) -> float:

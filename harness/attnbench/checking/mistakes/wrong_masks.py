@@ -74,14 +74,14 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
             (length + 1,),
             (half, half),
         ]
-    for kind in kinds.values():
+    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those written as text
         if not (kind.changes_scores or issubclass(kind, DRAWN)):
             known += (("mask_of_other_kind", kind, reading) for reading in dict.fromkeys(readings))
     for confused, kind, arguments in known:
         try:
             mask = kind(*arguments)
             mask.check(*sizes)
-        except (TypeError, ValueError):  # there is no such mask
+        except ValueError:  # there is no such mask
             continue
         yield confused, mask
 
