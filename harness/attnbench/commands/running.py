@@ -16,6 +16,7 @@ from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
+from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
 from attnbench.processes.worker_client import Template
@@ -60,6 +61,7 @@ def execute(
             full, `kept` says how to continue.
         typer.Exit: the user interrupted it; `kept` was printed.
     """
+    note_untried(workload.device for workload in plan.workloads)
     try:
         if cluster:
             from attnbench.cluster import driver
@@ -93,6 +95,13 @@ def finished(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"finished cells are kept; write the reports with: attnbench report {folder}", err=True)
         raise typer.Exit(ExitCode.interrupted) from None
+
+
+def note_untried(names: Iterable[str]) -> None:
+    """Say first what should work on these devices, if nobody has run their kind yet."""
+    for name in sorted({*names}):
+        if words := device(name).untried:
+            typer.echo(f"{name}: untried. {words}.", err=True)
 
 
 def note(text: str) -> None:

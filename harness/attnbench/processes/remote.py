@@ -128,9 +128,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def generators(name: str) -> list[Generator]:
     """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
-    here = torch.device(device(name).torch_device)
-    others = [] if device(name).is_host else [torch.get_device_module(here).default_generators[here.index or 0]]
-    return [torch.default_generator, *others]
+    index = torch.device(device(name).torch_device).index or 0
+    return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
