@@ -172,15 +172,13 @@ class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
     """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
-    `faults` lists other changes, and `notes` other actions, by rule (checking/conduct.py). `random` is the state of
-    each generator after the call.
+    `faults` lists other changes by rule (checking/conduct.py). `random` is the state of each generator after the call.
     """
 
     tensors: dict[str, Place]
     changed: dict[str, Place]
     changed_outputs: dict[str, Place]
     faults: dict[str, str]
-    notes: dict[str, str]
     random: tuple[bytes, ...]
 
 

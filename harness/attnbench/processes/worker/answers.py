@@ -36,7 +36,7 @@ from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
+from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
@@ -164,7 +164,6 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
-        self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
@@ -366,9 +365,7 @@ class Worker:
             if request.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                earlier = self.diagnosed[request.spec]
-                agreed = agreement.diagnose(references, candidate, compared, earlier)
-                earlier.append(agreed)
+                agreed = agreement.diagnose(references, candidate, compared)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
