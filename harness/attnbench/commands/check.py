@@ -97,7 +97,7 @@ def check(
         checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
     ):
         from attnbench.commands import running
-        from attnbench.processes.declared import declared
+        from attnbench.processes.asides import declared
         from attnbench.processes.planning import rejected
 
         declarations = declared(plugins.labelled(specs), template)
