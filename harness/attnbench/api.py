@@ -273,7 +273,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
 
-    >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, changes=False, budget=1).choice in {"fused", "sdpa"}
+    >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)

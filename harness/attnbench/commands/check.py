@@ -163,10 +163,11 @@ def _checked(
 ) -> "tuple[Results, typer.Exit | None]":
     """Check every cell, or the captured inputs; return the results, and the interruption if there was one."""
     from attnbench.analysis.results import read
-    from attnbench.commands import replay as captured
     from attnbench.commands import running
 
     if replay is not None:
+        from attnbench.commands import replay as captured  # needs torch
+
         return captured.checked(planned, planned.implementations, replay, folder), None
     try:
         stages, stops = ("check",), not goes_on
