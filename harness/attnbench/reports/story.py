@@ -317,8 +317,7 @@ def hosts(results: Results) -> str:
     """The hosts of a run over several machines, with their numbers of workloads; else ""."""
     if not results.hosts:
         return ""
-    measured = dict.fromkeys((record.workload.id, record.host) for record in results.records)
-    counts = Counter(host for _, host in measured)
+    counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
     members = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
     return plain(f"Each shape was measured by one host, and no comparison spans two: {members}.")
 
