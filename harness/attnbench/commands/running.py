@@ -123,7 +123,7 @@ def watching(names: Collection[str] = ()) -> Iterator[Watch]:
     is drawn between steps alone: a thread would take a core from the timed code.
     """
     console = Console(stderr=True)
-    is_rewritten = console.is_terminal and not VERBOSITY.is_verbose
+    is_rewritten = console.is_terminal and not (VERBOSITY.is_verbose or VERBOSITY.is_quiet)
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, drawn_s = "", 0.0
 
