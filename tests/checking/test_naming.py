@@ -69,11 +69,6 @@ def without_maximum(query, key, value):
     return powers @ value / (powers.sum(-1, keepdim=True) + 1e-6)
 
 
-def overflowing(query, key, value):
-    powers = scores_of(query, key).exp()
-    return powers @ value / powers.sum(-1, keepdim=True)
-
-
 def clamped(query, key, value):
     powers = scores_of(query, key).clamp(-40, 40).exp()
     return powers @ value / powers.sum(-1, keepdim=True)
@@ -216,7 +211,6 @@ KINDS = [
     (late_query_gradient, {}, "query_gradient_factor", "0.75 times what it should be from row 20 on"),
     (no_key_gradient, {}, "key_gradient_zero", ""),
     (without_maximum, {}, "no_maximum", "added to the sum"),
-    (overflowing, {}, "no_maximum", "not subtracted"),
     (clamped, {}, "no_maximum", "clamped"),
     (mask_by_repeat, {"mask": "padding"}, "mask_per_head", ""),
     (wider_window, WINDOW, "mask_of_its_own", "key i-14 to key i+3"),
