@@ -227,11 +227,7 @@ class Remote:
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Apply the candidate's in-place changes here.
-
-        Raises:
-            ConductError: it changed state outside of these tensors.
-        """
+        """Apply the candidate's in-place changes here."""
         conduct.Conduct(faults=reply.faults).require_faultless()
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))

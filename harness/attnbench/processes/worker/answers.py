@@ -291,11 +291,7 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Restore changed settings; imports and builds may change settings that can be restored.
-
-        Raises:
-            SharedStateError: a call changed settings, or an import or a build changed some that cannot be restored.
-        """
+        """Restore changed settings; imports and builds may change settings that can be restored."""
         changes = self.guard.restore()
         if blamed := changes.stuck if is_making else changes.settings:
             self.is_altered = True
@@ -324,15 +320,13 @@ class Worker:
             return messages.Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
-        cost = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
-        call_s, peak_bytes = (None, None) if cost is None else cost
+        call_s = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
         weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(request.workload),
             is_approximate=candidate.is_approximate,
             call_s=call_s,
-            peak_bytes=peak_bytes,
             **methods_of(candidate.build(weights)),
         )
 
