@@ -167,8 +167,7 @@ def rulings_on_times(pair: Pair, thresholds: Thresholds) -> list[Ruling]:
     for key, judged in judgements.items():
         kind, reason, words = decided(judged, limits[key])
         fields = {"reason": reason, "effect": judged.ratio, "low": judged.low, "high": judged.high}
-        if key == EVERYTHING:
-            words = f"geometric mean: {words}"
+        words = f"geometric mean: {words}" if key == EVERYTHING else words
         one = ruling(key, LATENCY, kind, words, smallest=judged.detectable, **fields, **_medians(by_key.get(key)))
         if key in by_key:
             one = suspected(one, by_key[key])
@@ -262,7 +261,6 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         for name in MUST_MATCH
         if getattr(base.plan, name) != getattr(candidate.plan, name)
     ]
-    reference = candidate.plan.baseline
     before, after = (
         {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
         for results in (base, candidate)
@@ -286,7 +284,7 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         matches=matches,
         effects=effects,
         allowed=ALLOWED[LATENCY],
-        reference=reference,
+        reference=candidate.plan.baseline,
         least=least,
         see=max(thresholds.see, 2 * least),
         change=state_change(base, candidate),
