@@ -31,7 +31,7 @@ from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.devices import environment
 from attnbench.processes.worker_client import module_path
-from attnbench.reports import style
+from attnbench.reports import stock, style
 from attnbench.units import show, significant
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +39,8 @@ PAGE = ROOT / "docs" / "findings.md"
 GALLERY = ROOT / "results" / "gallery" / "findings"
 KEPT = GALLERY / "findings.json"
 SOURCE = ROOT / "docs" / "findings.toml"
+STOCK = sorted((ROOT / "results" / "gallery" / "stock").glob("*.md"))
+"""Reports of `attnbench check --report FILE.md`, one for each release of PyTorch."""
 TITLE_LEN = 84
 TIME, ERROR = "latency_s", "error_ratio"
 AXES = {
@@ -50,6 +52,18 @@ AXES = {
 BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows
 it on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). The last line has
 the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds."""
+
+
+STOCK_TEXT = """## PyTorch's own attention, release by release
+
+`attnbench check --report FILE.md --seed 0` asks whether stock attention is right on this machine: all SDPA kernels,
+nn.MultiheadAttention, flex_attention and the compiled form, in three dtypes. {} of {} verdicts say right, the others
+that nothing was tried, and there are {} findings. [The files](../results/gallery/stock) are set side by side by
+
+```bash
+attnbench report {}
+```
+"""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,7 +209,17 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         lines += [f"## {number}. {title}", "", f"![{name}](../results/gallery/findings/{name}.png)", ""]
         lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
         lines += [f"{found['took_s']} s, {found['made']}", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_stock()])
+
+
+def _stock() -> list[str]:
+    """Build the section on stock attention from the stored reports."""
+    texts = [pair for file in STOCK for pair in stock.load(file).items()]
+    verdicts = [text for name, text in texts if ", " in name]
+    num_right = sum(text.startswith("right") for text in verdicts)
+    num_findings = sum(" on " in name for name, _ in texts)
+    names = " ".join(str(file.relative_to(ROOT)) for file in STOCK)
+    return [STOCK_TEXT.format(num_right, len(verdicts), num_findings or "no", names), stock.side_by_side(STOCK)]
 
 
 def _keep(kept: Mapping[str, Any]) -> None:

@@ -29,10 +29,10 @@ except ImportError:  # `unsupported` says so
     tl, jit = SimpleNamespace(constexpr=int), lambda kernel: kernel
 
 LARGEST_HEAD_DIM = 256
-BLOCK, BLOCK_OF_WIDE, WIDE = 64, 32, 128
-"""Rows of a tile, rows of a tile of heads wider than WIDE (all tiles must fit together), and that width."""
-SMALLEST_WIDTH = 16
-"""The smallest width that `tl.dot` accepts."""
+LEAST, MOST_ROWS, TILE_BYTES = 16, 64, 8192
+"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of more than LEAST.
+All tiles of a kernel, some of them loaded ahead, must fit together into the shared memory of every GPU: the smallest is
+that of compute capability 8.9 (`nox -s triton`, results/gallery/gpu/shared_memory.md)."""
 
 
 def attention(
@@ -51,10 +51,17 @@ def attention(
 
 
 @jit
+def offset(stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d):
+    """Places of a tile (M or N, D) in 64 bits, since a tensor may have more than 2^31 numbers."""
+    head = tl.cast(b, tl.int64) * stride_b + tl.cast(h, tl.int64) * stride_h
+    return head + tl.cast(offs_t, tl.int64)[:, None] * stride_t + offs_d[None, :] * stride_d
+
+
+@jit
 def load(X, stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d, length, HEAD_DIM: tl.constexpr):
     """Rows `offs_t` of one head of X: a tile (M or N, D), with 0 outside of X."""
     inside = (offs_t < length)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    places = b * stride_b + h * stride_h + offs_t[:, None] * stride_t + offs_d[None, :] * stride_d
+    places = offset(stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d)
     return tl.load(X + places, mask=inside, other=0.0)
 
 
@@ -62,7 +69,7 @@ def load(X, stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d, length
 def store(X, tile, stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d, length, HEAD_DIM: tl.constexpr):
     """Write a tile (M or N, D) to rows `offs_t` of one head of X."""
     inside = (offs_t < length)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    places = b * stride_b + h * stride_h + offs_t[:, None] * stride_t + offs_d[None, :] * stride_d
+    places = offset(stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d)
     tl.store(X + places, tile.to(X.dtype.element_ty), mask=inside)
 
 
@@ -115,7 +122,8 @@ def flash_fwd_tile(
     store(O, acc, o_b, o_h, o_t, o_d, b, h, offs_m, offs_d, query_len, HEAD_DIM)
     # +inf makes every weight of an empty row 0 in the backward pass
     lse = tl.where(is_empty, float("inf"), m_i + tl.log(tl.where(is_empty, 1.0, l_i)))
-    tl.store(LSE + tl.program_id(1) * query_len + offs_m, lse, mask=offs_m < query_len)
+    row = tl.cast(tl.program_id(1), tl.int64) * query_len + offs_m
+    tl.store(LSE + row, lse, mask=offs_m < query_len)
 
 
 @jit
@@ -143,7 +151,7 @@ def flash_bwd_keys(
             offs_m = start_m + tl.arange(0, BLOCK_M)
             q = load(Q, q_b, q_h, q_t, q_d, b, h, offs_m, offs_d, query_len, HEAD_DIM).to(dtype)
             do = load(DO, do_b, do_h, do_t, do_d, b, h, offs_m, offs_d, query_len, HEAD_DIM).to(dtype)
-            row = (b * num_heads + h) * query_len + offs_m
+            row = tl.cast(b * num_heads + h, tl.int64) * query_len + offs_m
             lse = tl.load(LSE + row, mask=offs_m < query_len, other=float("inf"))
             delta = tl.load(DELTA + row, mask=offs_m < query_len, other=0.0)
             p = tl.exp(scores(q, k, scale, offs_m, offs_n, key_len, shift, IS_CAUSAL) - lse[:, None])
@@ -170,7 +178,7 @@ def flash_bwd_queries(
     offs_m, offs_d = start_m + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     q = load(Q, q_b, q_h, q_t, q_d, b, h, offs_m, offs_d, query_len, HEAD_DIM).to(dtype)
     do = load(DO, do_b, do_h, do_t, do_d, b, h, offs_m, offs_d, query_len, HEAD_DIM).to(dtype)
-    row = tl.program_id(1) * query_len + offs_m
+    row = tl.cast(tl.program_id(1), tl.int64) * query_len + offs_m
     lse = tl.load(LSE + row, mask=offs_m < query_len, other=float("inf"))
     delta = tl.load(DELTA + row, mask=offs_m < query_len, other=0.0)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -232,22 +240,25 @@ class Flash(torch.autograd.Function):
 
 def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
     """The constants for compilation: the width and the next power of 2, the tiles, the mask."""
-    width = query.shape[-1]
-    padded = max(SMALLEST_WIDTH, 1 << (width - 1).bit_length())
-    rows = block(query)
+    rows, width = block(query), query.shape[-1]
     return {
         "IS_CAUSAL": is_causal,
         "HEAD_DIM": width,
-        "BLOCK_D": padded,
+        "BLOCK_D": padded(width),
         "BLOCK_M": rows,
         "BLOCK_N": rows,
         "WIDEN": is_interpreted() and query.dtype == torch.bfloat16,  # the interpreter multiplies its bits as integers
     }
 
 
+def padded(width: int) -> int:
+    """The width of a tile: the next power of 2."""
+    return max(LEAST, 1 << (width - 1).bit_length())
+
+
 def block(tensor: Tensor) -> int:
     """Rows of a tile."""
-    return BLOCK if tensor.shape[-1] <= WIDE else BLOCK_OF_WIDE
+    return max(LEAST, min(MOST_ROWS, TILE_BYTES // (padded(tensor.shape[-1]) * tensor.element_size())))
 
 
 def strides(*tensors: Tensor) -> list[int]:

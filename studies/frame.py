@@ -69,9 +69,9 @@ def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> No
     for number in numbers:
         lines = _lines(path)
         if len(lines) <= number < size:
-            taken = list(piece.make(number))
-            save(path, "".join(f"{line}\n" for line in [*lines, json.dumps(taken)]))
-            progress(f"{piece.name}, {number + 1} of {size}: {taken[:1]}")
+            rows = list(piece.make(number))
+            save(path, "".join(f"{line}\n" for line in [*lines, json.dumps(rows)]))
+            progress(f"{piece.name}, {number + 1} of {size}: {rows[:1]}")
 
 
 def _lines(path: Path) -> list[str]:

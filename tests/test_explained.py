@@ -25,21 +25,23 @@ from attnbench.workloads.workload import Workload
 
 MORE = (
     Workload(seq_len=8, num_heads=2, head_dim=8, sinks="learned", direction="forward_backward"),
-    Workload(seq_len=8, num_heads=2, head_dim=8, world_size=2, mask="causal"),
     Workload(batch_size=3, seq_len=8, num_heads=2, head_dim=8, mask="relative_buckets(4,8)"),
     Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="causal+padding(8,5)"),
-    Workload(seq_len=16, num_heads=2, head_dim=8, value_dim=4, layout="value_in_key", scope="attention"),
     Workload(seq_len=8, num_heads=2, head_dim=8, mask="causal+softcap(20)", direction="forward_backward"),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 NAMED_BY_DIAGNOSIS = {
-    *diagnosis.COMMON,
     *diagnosis.RANDOM,
     *diagnosis.RULE_MISTAKES.values(),
     diagnosis.FLOAT32_INSIDE,
     "features_scaled",
     "gradient_of_query_unwritten",
+    "output_factor",
+    "output_zero",
+    "key_gradient_factor",
     "out_gradient_zero",
+    "scores_scaled",
+    "mask_of_its_own",
     *(f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")),
 }
 

@@ -12,8 +12,11 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, RETIRED_OPTIONS, ExitCode
 from attnbench.commands.options import flattened
+from attnbench.devices import platforms
 from attnbench.plugins import plugs
 from attnbench.units import plain
+
+platforms.require()
 
 PANELS = {
     "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
@@ -95,6 +98,8 @@ LONGEST_GIVEN = 200
 
 def main() -> None:
     """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    if line := platforms.first_line():
+        typer.echo(line, err=True)
     received: list[int] = []
 
     def stop(number: int, _: object) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from attnbench.devices import device
-from attnbench.devices.cuda import cache_bytes
 
 Call = Callable[[], object]
 
@@ -52,7 +51,7 @@ class CudaGpu:
 
     def copy(self) -> tuple[Call, int]:
         """Return a copy of a quarter of the cache to another, and the bytes that it reads and writes."""
-        source = torch.ones(cache_bytes(DEVICE) // 4, dtype=torch.uint8, device=DEVICE)
+        source = torch.ones(device(DEVICE).cache_bytes() // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 
     def flush(self) -> object:
@@ -77,6 +76,10 @@ class CudaGpu:
                 call()
             torch.cuda.synchronize()
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
+
+    def num_kernels(self, call: Call) -> int:
+        """Count kernels with the device's recording of a call."""
+        return len(device(DEVICE).record(call).kernels())
 
     def captured(self, call: Call) -> Call:
         """Capture the call as the device does."""

@@ -7,19 +7,16 @@ from functools import cache
 import msgspec
 import torch
 
-from attnbench.checking import agreement
 from attnbench.checking.case import Inputs
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
-from studies.detection.planted import implementation
 from studies.frame import Row
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """Inputs: those of many benchmarks, and our probes."""
-RULES = "rules"
 EVERYTHING = "all"
 DIFFERS = 1e-6
 """A mistake makes a difference where its exact answer is off by this share of the tensor's largest value."""
@@ -76,10 +73,6 @@ def _much_longer(length: int) -> int:
     return 2 * length + 3
 
 
-def _of_two_ranks(length: int) -> int:
-    return max(8, length)  # two tokens in each of the four parts of two zigzag ranks
-
-
 def _grid(length: int) -> int:
     return 4 * (length // 4 + 1)
 
@@ -112,7 +105,6 @@ FAMILIES = (
     Sizes({"mask": "causal+softcap(2)+additive"}),
     Sizes({"sinks": "learned", "mask": "causal"}),
     Sizes({"scale": 0.1, "mask": "causal"}),
-    Sizes({"layout": "value_in_key", "num_kv_heads": 1, "value_dim": 12, "scale": 0.3}),
     Sizes({"mask": "relative_buckets(8,20)", "num_heads": 4, "scale": 1.0}),
     Sizes({"mask": "causal+relative_buckets_past(8,20)", "num_heads": 3, "kv_len": _longer}),
     Sizes({"mask": "decomposed", "batch_size": 2, "kv_len": _grid}),
@@ -124,7 +116,6 @@ FAMILIES = (
     Sizes({"mask": "tree(2)", "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
-    Sizes({"world_size": 2, "mask": "causal", "seq_len": _of_two_ranks}),
 )
 """Each mistake is tried at the first family where it can be made and makes a difference."""
 
@@ -160,7 +151,7 @@ def kinds() -> dict[str, Mistake]:
 
 def _differs(planted: Mistake, workload: Workload) -> bool:
     """Whether the mistake changes the exact answer."""
-    if planted.is_memory or planted.is_random or planted.is_rounding:
+    if planted.is_rounding:
         return True
     for probe in ("normal", "needles", "large"):
         against = _bar(probe, workload)
@@ -241,8 +232,4 @@ def _judged(planted: Mistake, workload: Workload) -> Iterator[Cell]:
         for rule, is_right in verdicts(made, against):
             yield cell(inputs, rule, is_caught=not is_right)
             caught |= rule == OURS and inputs in PROBES and not is_right
-    if planted.is_memory:
-        found = agreement.check(agreement.ask_oracle(workload, 0), implementation(planted))
-        caught |= not found.agrees
-        yield cell(RULES, OURS, is_caught=not found.agrees)
     yield cell(EVERYTHING, OURS, is_caught=caught)

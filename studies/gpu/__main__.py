@@ -28,11 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin nothing that ends later"
     )
-    given = parser.parse_args(arguments)
-    out, size = given.out.resolve(), plan.rehearsal() if given.rehearse else plan.full()
+    options = parser.parse_args(arguments)
+    out, size = options.out.resolve(), plan.rehearsal() if options.rehearse else plan.full()
     groups = plan.groups(size)
     before = len(list(steps.ended(groups, out)))
-    is_complete = steps.run_all(groups, out, given.stop_after)
+    is_complete = steps.run_all(groups, out, options.stop_after)
     ended = dict(steps.ended(groups, out))
     text = table(ended, is_complete=is_complete)
     frame.save(out / "table.md", text)

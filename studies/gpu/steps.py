@@ -79,8 +79,8 @@ def run(step: Step, out: Path) -> Row:
         starts.write(b".")
         os.fsync(starts.fileno())
     start = time.monotonic()
-    found = _outcome(step, out)
-    return {"group": step.group, "took_s": round(time.monotonic() - start, 3), **found}
+    end = _outcome(step, out)
+    return {"group": step.group, "took_s": round(time.monotonic() - start, 3), **end}
 
 
 def _outcome(step: Step, out: Path) -> Row:
@@ -112,5 +112,5 @@ def _outcome(step: Step, out: Path) -> Row:
         return {"outcome": DIED, "reason": signal.Signals(-code).name}
     if not file.exists():
         return {"outcome": DIED, "reason": f"exit code {code}, and nothing found: see {log.relative_to(out)}"}
-    found: Row = json.loads(file.read_bytes())
-    return {name: found[name] for name in ("outcome", "reason", "answer")}
+    end: Row = json.loads(file.read_bytes())
+    return {name: end[name] for name in ("outcome", "reason", "answer")}

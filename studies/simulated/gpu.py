@@ -27,8 +27,9 @@ class SimulatedGpu(SimulatedRuntime):
     """A GPU on virtual time.
 
     `drift(now_s)` multiplies the time of every kernel: changing clocks. With `carry`, a kernel right after the
-    interference probe is slower, as after work that takes much power. Planted faults: `flushes=False` makes flushes
-    that empty nothing, `spin_share` below 1 makes spins shorter than the clock has measured.
+    interference probe is slower, as after work that takes much power. Each kernel is followed by `gap_s`. Planted
+    faults: `flushes=False` makes flushes that empty nothing, `spin_share` below 1 makes spins shorter than the clock
+    has measured.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property
@@ -40,10 +41,11 @@ class SimulatedGpu(SimulatedRuntime):
         flushes: bool = True,
         spin_share: float = 1.0,
         event_s: float = 2e-6,
+        gap_s: float = 0.0,
     ) -> None:
         """Calibrate the clock before any fault is active."""
         super().__init__(event_s=event_s)
-        self.drift, self.carry, self.flushes = drift, carry, flushes
+        self.drift, self.carry, self.flushes, self.gap_s = drift, carry, flushes, gap_s
         self.clock = QueuedClock(self)
         _ = self.clock.cycles_per_s, self.clock.floor_s
         self.spin_share = spin_share
@@ -56,6 +58,7 @@ class SimulatedGpu(SimulatedRuntime):
         self._draws = random.Random(seed)
         self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
         self._seen_s: float | None = None  # in kernels, while a profiler runs
+        self._num_kernels = 0
 
     def many(self, number: int, seconds: float) -> Call:
         """Return a call of `number` kernels whose launches take longer than the kernels."""
@@ -77,9 +80,10 @@ class SimulatedGpu(SimulatedRuntime):
         if self.is_capturing:
             self.launch(seconds, stream)
             return
-        lasts_s = seconds * self._slower()
+        lasts_s = seconds * self._slower() + self.gap_s  # a profiler sees no gap
+        self._num_kernels += 1
         if self._seen_s is not None:
-            self._seen_s += lasts_s
+            self._seen_s += lasts_s - self.gap_s
         self.launch(lasts_s, stream)
 
     def _slower(self) -> float:
@@ -127,6 +131,12 @@ class SimulatedGpu(SimulatedRuntime):
         self.synchronize()
         seen_s, self._seen_s = self._seen_s, None
         return seen_s
+
+    def num_kernels(self, call: Call) -> int:
+        """Count the queued kernels."""
+        before = self._num_kernels
+        call()
+        return self._num_kernels - before
 
     def heat(self, seconds: float) -> None:
         """Let time pass, and heat up."""

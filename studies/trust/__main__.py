@@ -80,16 +80,16 @@ def _tried(names: Sequence[str], short: bool, _: int) -> list[frame.Row]:  # noq
     return [msgspec.to_builtins(trial) for trial in unusual.tried(names, short=short)]
 
 
-def _usable(found: tuple[Session, ...]) -> Clean:
+def _usable(clean_sessions: tuple[Session, ...]) -> Clean:
     """The sessions as references.
 
     Raises:
         ValueError: an implementation has no time although none cheats.
     """
-    for session in found:
+    for session in clean_sessions:
         if session.lost or any(cell.latency_s is None for cell in session.cells.values()):
             raise ValueError(f"a run without any cheat failed: {session.lost or session.cells}; is the machine idle?")
-    return Clean(sessions=found)
+    return Clean(sessions=clean_sessions)
 
 
 def controls(clean: Clean, name: str) -> list[Row]:

@@ -154,13 +154,10 @@ def test_two_runs_of_one_name_both_count(stored, tmp_path):
     assert (len(runs), notes) == (len(SLOWDOWNS) + 1, [])
 
 
-def test_the_command_prints_and_draws(stored, tmp_path):
-    done = CliRunner().invoke(
-        app, ["history", str(stored), "--to", str(tmp_path / "reported" / "series.png"), "--workload", "*-t512-*"]
-    )
+def test_the_command_prints_a_table_or_json(stored):
+    done = CliRunner().invoke(app, ["history", str(stored), "--workload", "*-t512-*"])
     assert done.exit_code == 0, done.output
     assert "from 5abcdef012" in " ".join(done.output.replace("│", " ").split())
-    assert (tmp_path / "reported" / "series.png").read_bytes().startswith(b"\x89PNG")
     as_json = CliRunner().invoke(app, ["history", str(stored), "--json", "-i", "fused"])
     assert [row["runs"] for row in msgspec.json.decode(as_json.stdout)] == ["9", "9"]
 
@@ -169,12 +166,6 @@ def test_the_command_prints_and_draws(stored, tmp_path):
 def test_wrong_use_is_reported(stored, given):
     done = CliRunner().invoke(app, ["history", *(given if given == ["nowhere"] else [str(stored), *given])])
     assert done.exit_code != 0
-
-
-def test_the_picture_is_whole(stored):
-    picture = history_report.picture(follow(gather([stored])[0]))
-    assert picture.svg.startswith("<svg")
-    assert picture.png().startswith(b"\x89PNG")
 
 
 def test_only_ratios_to_the_same_thing_make_a_series(stored):
@@ -187,7 +178,7 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
     mixed = [sided, other, cold, *runs[3:]]
     kept, notes = alike(mixed, "ratio")
     assert kept == runs[3:]
-    assert [note.rpartition(": ")[2] for note in notes] == ["1", "2"]
+    assert [note.startswith("runs left out: 3 ") for note in notes] == [True]
     assert alike(mixed, "latency")[0] == [sided, other, *runs[3:]]
     assert alike(runs, "ratio") == (runs, [])
     assert alike([sided], "ratio")[0] == []
@@ -234,8 +225,8 @@ def session(folder, *, candidate=""):
 def test_where_only_sessions_of_two_sides_are_stored_it_is_reported_why_and_what_to_do(tmp_path):
     session(tmp_path / "runs" / "one", candidate=NEW)
     done = CliRunner().invoke(app, ["history", str(tmp_path)])
-    said = "runs left out, since their ratios are to another state of the code: 1; give --metric latency"
-    assert said in str(done.exception)
+    assert "runs left out: 1 (ratios to another state of the code" in str(done.exception)
+    assert str(done.exception).endswith("give --metric latency")
     assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
     with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
         follow(gather([tmp_path])[0])
@@ -250,5 +241,4 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
         "fused (base)": "bbbbbbbbbb",
         "fused": known,
     }
-    assert history_report._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
     assert set(table(results)["commit"]) == {OLD, candidate}

@@ -49,15 +49,8 @@ def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
             [started(at(), at()), *first, started(at(began_s=1, total_s=4000), resumed), ended(end)], ()
         )
         assert found == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
-    again = system_load(
-        [
-            started(at(), at()),
-            ended(idle),
-            started(at(total_s=900), at(total_s=900)),
-            ended(at(total_s=1000, idle_s=100)),
-        ],
-        (),
-    )
+    later = [started(at(total_s=900), at(total_s=900)), ended(at(total_s=1000, idle_s=100))]
+    again = system_load([started(at(), at()), ended(idle), *later], ())
     assert again == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
 
 

@@ -1,6 +1,5 @@
 """Small errors are named: a scale, a temperature, or the rounding of a step; others stay unknown."""
 
-import math
 from itertools import pairwise
 
 import msgspec
@@ -9,11 +8,10 @@ import torch
 
 from attnbench.checking import steps
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.diagnosis import Evidence, cut, explain, gather, match, symptoms
+from attnbench.checking.diagnosis import Evidence, cut, gather, match
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import reference_for_probe
-from attnbench.checking.steps import Mistake, Textbook, product
-from attnbench.storage.records import RuleResult
+from attnbench.checking.steps import Mistake, product
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation
 from tests.checks import references
@@ -23,7 +21,6 @@ CAUSAL = Workload(seq_len=37, num_heads=3, head_dim=16, mask="causal", direction
 MODULE = Workload(seq_len=37, num_heads=2, head_dim=16, scope="module", direction="forward_backward")
 WORKLOADS = [PLAIN, CAUSAL, MODULE]
 ROUNDINGS = {mistake.name for point in WORKLOADS for mistake in catalogue(point) if mistake.is_rounding}
-EARLIER_STEPS = ("query", "key", "value", "scores", "masked scores", "weights")
 
 
 def changed(**changes):
@@ -62,23 +59,10 @@ def no_small(weights, value, mask):
     return product(weights * (weights > 0.005), value)
 
 
-def exponentials(masked, mask):
-    powers = (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
-    return coarse(powers) / powers.sum(dim=-1, keepdim=True)
-
-
 def far_off(weights, value, mask):
     """Enlarge the error of a rounding thirtyfold."""
     context = product(weights, value)
     return context + 30 * (coarse(context) - context)
-
-
-def backwards(weights, value, mask):
-    """Sum from the last key."""
-    total = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=value.dtype)
-    for share, mixed in reversed(list(zip(weights.unbind(dim=-1), value.unbind(dim=-2), strict=True))):
-        total = coarse(total + share[..., None] * mixed[..., None, :])
-    return total
 
 
 NO_ROUNDING = {
@@ -92,14 +76,9 @@ NO_ROUNDING = {
 ROUNDED = {
     "queries and keys": {"scores": lambda query, key, mask: steps.scores(coarse(query), coarse(key), mask)},
     "scores": {"scores": lambda query, key, mask: coarse(steps.scores(query, key, mask))},
-    "exponentials": {"weights": exponentials},
     "weights": {"context": lambda weights, value, mask: product(coarse(weights), value)},
     "values": {"context": lambda weights, value, mask: product(weights, coarse(value))},
     "results": {"context": lambda weights, value, mask: coarse(product(weights, value))},
-    "queries and keys and values, and results": {
-        "scores": lambda query, key, mask: steps.scores(coarse(query), coarse(key), mask),
-        "context": lambda weights, value, mask: coarse(product(weights, coarse(value))),
-    },
 }
 
 
@@ -127,8 +106,8 @@ def test_noise_on_a_few_values_is_not_called_a_rounding(seq_len):
         assert not ROUNDINGS & set(found.mistakes)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("point", [PLAIN, CAUSAL], ids=lambda point: point.id)
 @pytest.mark.parametrize("factor", [1.001, 0.9, 1.5])
 def test_a_temperature_of_the_softmax_is_named_with_its_number(point, factor):
     found = diagnosed(point, scores=lambda query, key, mask: factor * steps.scores(query, key, mask))
@@ -155,13 +134,7 @@ def test_a_rounding_to_bfloat16_inside_is_named_with_its_place(point, rounded, c
     assert found.mistakes
     assert set(found.mistakes) <= ROUNDINGS
     assert found.step == next(iter(changes))
-    # Rounding a rounded number changes it again: the second error alone hardly shows.
-    for place in rounded.removesuffix(", and results").split(" and "):
-        assert place in found.diagnosis
-
-
-def test_sums_in_bfloat16_in_an_order_of_their_own_are_named():
-    assert diagnosed(PLAIN, context=backwards).mistakes == ("bfloat16_sums",)
+    assert rounded in found.diagnosis
 
 
 def test_weights_left_out_because_they_are_small_are_not_called_dropout():
@@ -181,52 +154,8 @@ def test_random_noise_is_called_random_and_not_dropout():
     assert found.mistakes == ()
 
 
-def wrongly(point, **changes):
-    right = references(point)
-    candidate = changed(**changes)
-    steps_made = []
-    wrong = msgspec.structs.replace(check(right, candidate), diagnosis="", mistakes=(), step="")
-
-    def again(*earlier):
-        steps_made.clear()
-        found = explain(candidate, right.by_probe, wrong, 0, lambda: steps_made.append(1), earlier=earlier)
-        return found, len(steps_made)
-
-    return again
-
-
 def unscaled(query, key, mask):
     return product(query, key.transpose(-2, -1))
-
-
-def test_a_mistake_named_for_an_earlier_workload_is_tried_first_and_soon_found():
-    first, _ = wrongly(PLAIN, scores=unscaled)()
-    again = wrongly(CAUSAL, scores=unscaled)
-    alone, many = again()
-    found, few = again(first)
-    assert found == alone
-    assert found.mistakes == ("no_scale",)
-    assert few * 5 < many
-
-
-def test_another_mistake_of_the_same_candidate_is_found_all_the_same():
-    first, _ = wrongly(PLAIN, context=lambda weights, value, mask: product(weights, value.roll(1, 1)))()
-    found, _ = wrongly(CAUSAL, scores=unscaled)(first)
-    assert found.mistakes == ("no_scale",)
-
-
-def test_nothing_is_tried_again_where_nothing_explained_a_failure_that_looks_the_same():
-    again = wrongly(PLAIN, context=wave)
-    first, many = again()
-    assert first.mistakes == ()
-    found, few = again(first)
-    assert (many > 0, few) == (True, 0)
-    assert "looks like an earlier one" in found.diagnosis
-    assert "output is wrong" in found.diagnosis
-    broken = RuleResult(rule="layouts", holds=False, found="off")
-    other = msgspec.structs.replace(first, rules=(*first.rules, broken))
-    assert symptoms(other) != symptoms(first)
-    assert again(other)[1] == many
 
 
 def test_a_long_workload_is_diagnosed_at_a_short_one_with_fewer_heads_and_batch_rows():
@@ -259,15 +188,3 @@ def test_where_rows_are_chosen_the_worst_and_some_others_are():
     assert len(rows) < 300
     assert all(before < after for before, after in pairwise(rows))
     assert match([evidence], catalogue(evidence.reference.workload)) == []
-
-
-@pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
-def test_a_mistake_goes_on_from_shared_steps_as_it_does_from_the_start(point):
-    reference = reference_for_probe(point, "normal", 0)
-    book = Textbook(point, reference.drawn, reference.rows)
-    for planted in catalogue(point):
-        if not (planted.is_random or planted.is_memory):
-            expected = planted.answer(point, reference.rows)(reference.drawn)
-            torch.testing.assert_close(book.output(planted.changes), expected, rtol=0, atol=0, equal_nan=True)
-    assert set(EARLIER_STEPS) < set(book.right)
-    assert math.isfinite(float(book.right["context"].sum()))

@@ -90,10 +90,10 @@ PLANTED = {
     "nothing is dropped": on("weights", lambda _, weights: weights),
     "dropout without rescaling": on("weights", lambda m, w: w * m.kept(*w.shape)),
     "rescaled by 1 - p": on("weights", lambda m, w: w * m.kept(*w.shape) * (1 - m.dropout)),
-    "as with a dropout of 0.8 instead of 0.2": on(
+    "and the others multiplied by 5, not by 1.25": on(
         "weights", lambda m, w: F.dropout(w, 1 - m.dropout if m.dropout else 0)
     ),
-    "% of the weights are dropped and the others multiplied by 2": on(
+    "dropout is 0.2, and the others multiplied by 2,": on(
         "weights", lambda m, w: w * m.kept(*w.shape) * (2 if m.dropout else 1)
     ),
     "a query's weights still add up to 1": on("scores", lambda m, s: s.masked_fill(~m.kept(*s.shape), -1e9)),

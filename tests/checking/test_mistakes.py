@@ -15,8 +15,6 @@ from studies.detection.planted import implementation
 from tests.checks import references
 
 LENGTH = 11
-TAKES_MORE = {"streaming_off_by_one", "window_sides_swapped", "causal_for_tree", "tree_with_parent_only"}
-"""Mistakes that make no difference among two queries."""
 
 
 def workload(**axes):
@@ -44,9 +42,7 @@ WORKLOADS = (
     workload(mask="causal+softcap(2)+additive", direction="forward_backward"),
     workload(sinks="learned", num_heads=3, mask="causal", direction="forward_backward"),
     workload(scale=0.1, mask="causal", direction="forward_backward"),
-    workload(layout="value_in_key", num_heads=4, num_kv_heads=1, value_dim=6, scale=0.3),
     workload(mask="relative_buckets(8,20)", num_heads=4, scale=1.0, direction="forward_backward"),
-    workload(mask="causal+relative_buckets_past(4,8)", num_heads=3, kv_len=15),
     workload(mask="decomposed", batch_size=2, kv_len=12, direction="forward_backward"),
     workload(mask="window(2,3)"),
     workload(mask="causal+chunks(3)"),
@@ -55,8 +51,6 @@ WORKLOADS = (
     workload(mask="streaming_bottom_right(3,2)", kv_len=15),
     workload(mask="tree(2)", kv_len=15),
     workload(mask="ragged", batch_size=3, kv_len=40),
-    workload(world_size=2, mask="causal"),
-    workload(world_size=3, seq_len=13),
 )
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 NAMES = {planted.name for _, planted in MADE}
@@ -103,7 +97,7 @@ def test_it_is_caught_and_named(point, planted):
         return
     assert planted.name in found.mistakes, found.diagnosis
     assert set(found.mistakes) <= NAMES
-    if len(found.mistakes) == 1 and not planted.is_memory:
+    if len(found.mistakes) == 1:
         assert found.step == planted.step
     if len(found.mistakes) > 1:
         assert "cannot be distinguished from" in found.diagnosis or "something else random" in found.diagnosis
@@ -136,7 +130,7 @@ def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
     assert [cell.mistake for cell in whole if not cell.is_caught] == []
     absent = {cell.mistake for cell in cells if isinstance(cell, power.Absent)}
     roundings = {name for name, mistake in power.kinds().items() if mistake.is_rounding}
-    assert absent - roundings <= (TAKES_MORE if length == 2 else set())
+    assert absent <= roundings
     assert not absent & roundings or dtype in {"bfloat16", "float16"}
 
 

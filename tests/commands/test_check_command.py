@@ -124,6 +124,14 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     assert "did you mean fused?" in reasons["fusde"]
 
 
+def test_each_layout_of_the_inputs_is_judged(tmp_path: Path) -> None:
+    """Every cell with strides once ended with KeyError: 'query', since weights alone were laid out, too."""
+    layouts = "transposed,mixed,expanded,broadcast"
+    few = [word for axis in (f"layout={layouts}", "seq_len=16", "scope=attention") for word in ("--set", axis)]
+    found = command("check", "sdpa", "--json", *few, cwd=tmp_path)
+    assert [cell["status"] for cell in json.loads(found.stdout)["cells"]] == ["ok"] * 4
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("option", "value", "says"), [("empty_rows", "zero", "sees no key"), ("hidden_nan", "reject", "NaN")]

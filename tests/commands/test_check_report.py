@@ -42,3 +42,39 @@ def test_alone_it_is_about_pytorchs_own_attention_in_every_dtype():
     plan = build_plan(sweep="stock")
     assert {workload.dtype for workload in plan.workloads} == {"float32", "bfloat16", "float16"}
     assert {"sdpa_flash", "torch_mha", "flex", "sdpa+compile"} <= set(plan.implementations)
+
+
+STORED = """# Stock attention on this machine
+
+- **versions**: torch 2.13.0 \\[cpu\\]
+
+| implementation   | cpu float32      | cpu bfloat16 |
+|------------------|------------------|--------------|
+| sdpa             | right on 1 of 1  | right        |
+| flex             | needs a \\| more | -            |
+
+## Findings
+
+No findings.
+"""
+
+
+def test_reports_are_set_side_by_side(tmp_path):
+    other = STORED.replace("2.13.0", "2.14.1").replace(
+        "| sdpa             | right on 1 of 1 ", "| sdpa | WRONG on 1 of 1 "
+    )
+    finding = (
+        "| implementation | workload | status | message |\n| --- | --- | --- | --- |\n| sdpa | w | disagrees | off |"
+    )
+    files = {"one.md": STORED, "two.md": other.replace("No findings.", finding)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    lines = CliRunner().invoke(app, ["report", *(str(tmp_path / name) for name in files)]).output.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert rows[0] == ["", "one", "two"]
+    assert rows[2][0] == "versions"
+    assert rows[3:] == [["sdpa, cpu float32", "right on 1 of 1", "WRONG on 1 of 1"], ["sdpa on w", "-", "off"]]
+    assert lines[-1] == "3 of 4 verdicts are the same in all 2, errors included."
+    (tmp_path / "no.md").write_text("# Another")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "no.md")])
+    assert "was not written by attnbench check --report" in str(done.exception)

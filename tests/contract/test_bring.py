@@ -11,7 +11,7 @@ import torch
 from attnbench.checking.agreement import check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Implementation, adapters, loading
-from attnbench.processes.declared import suited
+from attnbench.processes.planning import suited
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
 from examples import adapters as theirs

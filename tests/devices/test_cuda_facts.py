@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, slowed, warnings_of
-from attnbench.devices import CaptureError, cuda, device, environment, loads, nvml
+from attnbench.devices import CaptureError, accelerators, cuda, device, environment, loads, nvml
 from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import (
@@ -155,6 +155,35 @@ def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_befor
 
 
 @pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("module", [pynvml_of(NVML_VERSIONS[-1]), None])
+def test_the_clock_is_that_of_the_blocks_where_there_were_some(module, monkeypatch):
+    """NVML once read the clock between two visits, while the device idled."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    here = cuda.Cuda("cuda:1")
+    driver = here.state()
+    monkeypatch.setattr(here.clock, "clock_hz", lambda: 1.2e9)
+    assert here.state() == msgspec.structs.replace(driver or DeviceState(), clock_mhz=1200.0)
+
+
+def test_a_flush_ends_with_a_read_of_what_it_did_not_write(monkeypatch):
+    """Lines that a flush has written must be written back, once during the timed call."""
+    monkeypatch.setattr(cuda.Cuda, "cache_bytes", lambda _: 2**12)
+    here = cuda.Cuda("cpu")
+    written, read = here._beyond_caches
+    done: list[tuple[str, int]] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            done.append((func.overloadpacket.__name__, args[0].data_ptr()))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        here.flush()
+    assert done == [("add_", written.data_ptr()), ("sum", read.data_ptr())]
+    assert written.nbytes == read.nbytes == 2 * 2**12
+
+
+@pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("version", NVML_VERSIONS)
 def test_a_state_is_what_the_driver_says_at_that_moment_and_0_where_it_says_nothing(version, monkeypatch):
     module = pynvml_of(version)
@@ -237,8 +266,8 @@ def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(cache_bytes, 
         made.extend(loads.products_and_copies(lambda dtype, n: torch.empty(n, device="meta"), [], *sizes))
         return made
 
-    monkeypatch.setattr(cuda, "cache_bytes", lambda _: cache_bytes)
-    monkeypatch.setattr(cuda, "products_and_copies", on_meta)
+    monkeypatch.setattr(cuda.Cuda, "cache_bytes", lambda _: cache_bytes)
+    monkeypatch.setattr(accelerators, "products_and_copies", on_meta)
     device("cuda").loads("bfloat16")
     largest = made[-1]
     assert largest.size == max(each.size for each in made) == 2**30
@@ -331,6 +360,8 @@ class Capturing:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.done.append("replay")))
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(self.done))
+        self.pools: list[int] = []
 
     @contextmanager
     def stream(self, stream: str):
@@ -339,8 +370,9 @@ class Capturing:
         self.done.append("off")
 
     @contextmanager
-    def graph(self, _: object, stream: str):
+    def graph(self, _: object, pool: int, stream: str):
         self.done.append(f"record on {stream}")
+        self.pools.append(pool)
         try:
             yield
         except RuntimeError:
@@ -373,3 +405,12 @@ def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_fol
         CaptureError, match=r"CUDA graph: RuntimeError: operation not permitted when stream is capturing$"
     ):
         cuda.Cuda("cuda").captured(lambda: call)
+
+
+def test_graphs_share_one_pool_of_memory(monkeypatch):
+    seen = Capturing(monkeypatch)
+    here = cuda.Cuda("cuda")
+    for _ in range(2):
+        here.captured(lambda: lambda: None)
+    assert len(seen.pools) == 2
+    assert len(set(seen.pools)) == 1

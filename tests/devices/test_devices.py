@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-import torch
 
 from attnbench import devices
 from attnbench.commands import catalog
@@ -87,9 +86,10 @@ def test_a_device_is_made_once_and_named_as_the_workload_names_it():
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
-        ("cudaa", "there is no device cudaa (did you mean cuda?); choose among cpu, cuda"),
+        ("cudaa", "there is no device cudaa (did you mean cuda?); choose among cpu, cuda, mps, xpu"),
         ("tpu:1", "there is no device tpu"),
         ("cpu:1", "device=cpu:1 is not allowed: there is one cpu; give no number"),
+        ("mps:1", "device=mps:1 is not allowed: there is one mps; give no number"),
         ("Cuda", "device=Cuda is not allowed: device is NAME or NAME:N"),
     ],
 )
@@ -152,37 +152,8 @@ def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):
     assert cpu.cache_bytes(tmp_path / "none") == cpu.ASSUMED_CACHE_BYTES
 
 
-@pytest.fixture
-def limits(monkeypatch) -> list[tuple[float, int]]:
-    """Record the memory limits of CUDA devices; in torch, only code compiled for CUDA is replaced."""
-    found: list[tuple[float, int]] = []
-    compiled = {
-        "_cuda_getDeviceCount": lambda: 2,
-        "_cuda_isInBadFork": lambda: False,
-        "_cuda_getDevice": lambda: 1,
-        "_cuda_synchronize": lambda: None,
-        "_cuda_emptyCache": lambda: None,
-        "_cuda_memoryStats": lambda index: {"reserved_bytes": {"all": {"current": 100 * index}}},
-        "_cuda_setMemoryFraction": lambda share, index: found.append((share, index)),
-    }
-    for name, replaced in compiled.items():
-        monkeypatch.setattr(torch._C, name, replaced, raising=False)
-    for name in ("_exchange_device", "_maybe_exchange_device"):  # bound when torch is imported
-        monkeypatch.setattr(torch.cuda, name, lambda index: 1)
-    whole = SimpleNamespace(total_memory=1000)
-    monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: whole, raising=False)
-    monkeypatch.setattr(torch.cuda, "_initialized", True)
-    return found
-
-
-@pytest.mark.parametrize(("name", "expected"), [("cuda", (0.6, 1)), ("cuda:0", (0.5, 0)), ("cuda:1", (0.6, 1))])
-def test_memory_is_limited_on_the_current_device_too(limits, name, expected):
-    """torch.cuda.set_per_process_memory_fraction accepts no device without an index."""
-    with device(name).capped(500):
-        assert limits == [expected]
-    assert limits[1:] == [(1.0, expected[1])]
-
-
 def test_the_columns_of_devices_are_those_that_there_are():
-    assert set(catalog.QUESTIONS) >= set(devices.names()) - {Workload().device}
+    tried = {name for name in devices.names() if not device(name).untried}
+    assert set(catalog.QUESTIONS) >= tried - {Workload().device}
+    assert set(catalog.QUESTIONS).isdisjoint({"mps", "xpu"})
     assert all(msgspec.json.decode(msgspec.json.encode(axes)) == axes for axes in catalog.QUESTIONS.values())

@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.devices import CaptureError
-from attnbench.devices.queued import LONGEST_SPIN_S, QueuedClock
+from attnbench.devices.queued import LONGEST_SPIN_S, EventClock, QueuedClock
 from attnbench.storage.records import Arm, Flag
 from attnbench.timing import blocks
 from studies.simulated.timeline import SimulatedRuntime
@@ -173,3 +173,39 @@ def test_what_waits_or_leaves_work_elsewhere_cannot_be_captured_and_nothing_is_l
         with pytest.raises(CaptureError, match=words):
             runtime.captured(call)
     assert clock.read(repeated(runtime, 1e-3), 2).elapsed_s == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.25])
+def test_the_blocks_of_a_visit_are_a_clock_of_the_device(slower):
+    """The driver's reading is of an idle moment; a spin has a number of cycles, whatever they take."""
+    clock, runtime = made()
+    call = repeated(runtime, 50e-6)
+    clock.read(call, 4)
+    clock.clock_hz()
+    runtime.spin_share = slower
+    clock.read(call, 4)
+    assert clock.clock_hz() == pytest.approx(1e9 / slower)
+    assert clock.clock_hz() == 0.0  # nothing since
+
+
+def test_a_spin_that_the_host_queued_too_late_is_no_clock():
+    clock, runtime = made()
+    _ = clock.cycles_per_s, clock.floor_s
+    runtime.launch_s = 300e-6  # the device idles between the spins
+    clock.read(repeated(runtime, 50e-6), 1)
+    assert clock.clock_hz() == 0.0
+
+
+@pytest.mark.parametrize(("kernel_s", "flags"), [(1e-3, Flag(0)), (2e-6, Flag.not_hidden | Flag.host_bound)])
+def test_without_a_spin_short_calls_are_as_long_as_their_launches_and_say_so(kernel_s, flags):
+    runtime = SimulatedRuntime(event_s=0.0)
+    seen = EventClock(runtime).read(repeated(runtime, kernel_s), 20)
+    assert seen.flags == flags
+    assert seen.elapsed_s == pytest.approx(20 * max(kernel_s, 5e-6), rel=0.1)
+    assert seen.host_s == pytest.approx(20 * 5e-6)
+
+
+def test_without_a_spin_a_flush_is_outside_of_the_span():
+    runtime = SimulatedRuntime(event_s=0.0, launch_s=1e-6)
+    cold = EventClock(runtime).read(lambda: runtime.touch(40e-6, 90e-6), 4, runtime.flush)
+    assert cold.elapsed_s == pytest.approx(4 * 90e-6, rel=0.05)

@@ -18,6 +18,7 @@ from attnbench.processes import execution
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
+from studies import ahead
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "implementations" / "triton_flash.py"
@@ -77,6 +78,46 @@ def test_the_kernel_of_the_document_is_right(tmp_path: Path) -> None:
     settings = ("direction=inference", "mask=none,causal", "seq_len=70", "num_heads=2", "head_dim=16")
     code, _ = checked("my_triton.py:attention", tmp_path, *settings)
     assert code == 0
+
+
+@pytest.mark.long
+@needs_triton
+@pytest.mark.parametrize("dtype", ahead.DTYPES)
+@pytest.mark.parametrize("width", ahead.WIDTHS[2:])
+@pytest.mark.parametrize("kernel", ahead.KERNELS)
+def test_each_kernel_fits_the_gpu_with_the_least_shared_memory(kernel: str, width: int, dtype: str) -> None:
+    """float32 at K >= 128 once needed 214,016 bytes, and bfloat16 at K = 128 107,520; nothing said so."""
+    cell = ahead.Cell(kernel, dtype, width, 89, is_causal=True)
+    assert ahead.need(cell).fits(89)
+
+
+def test_no_other_implementation_has_kernels_of_triton() -> None:
+    files = sorted((ROOT / "implementations").glob("*.py"))
+    assert [file.name for file in files if "from triton" in file.read_text(encoding="utf-8")] == [KERNELS.name]
+
+
+FAR = """
+import torch
+from attnbench.implementations.triton_flash import attention
+
+step = 2**30 + 64  # of a batch row: the third begins beyond 2^31 numbers
+memory = torch.empty(2 * step + 4096, dtype=torch.float16)
+query, key, value = (memory[at:].as_strided((3, 1, 20, 16), (step, 320, 16, 1)) for at in (0, 1024, 2048))
+draws = torch.Generator().manual_seed(0)
+for tensor in (query, key, value):
+    tensor.copy_(torch.randn(tensor.shape, generator=draws))
+output = attention(query, key, value, 0.25, 1)
+expected = torch.nn.functional.scaled_dot_product_attention(*(each.float() for each in (query, key, value)), scale=0.25)
+torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=0.0)
+"""
+
+
+@pytest.mark.long
+@needs_triton
+def test_a_tensor_with_more_than_2_to_the_31_numbers_is_read_where_its_rows_are() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "harness")}
+    done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_cuda_and_interpreter_it_says_how_to_check_it(monkeypatch: pytest.MonkeyPatch) -> None:

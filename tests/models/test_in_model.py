@@ -14,6 +14,7 @@ from attnbench.cli import app  # noqa: E402
 from attnbench.models import in_model  # noqa: E402
 from attnbench.models.in_model import expect, judge  # noqa: E402
 from attnbench.models.records import ModelSpec  # noqa: E402
+from attnbench.workloads.masks import masks  # noqa: E402
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
 GROUPED = SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -247,6 +248,13 @@ class TestCommand:
         result = invoke("model", str(tmp_path / "config.json"), "--budget", "0")
         assert "transformers cannot read" in str(result.exception)
         assert "none.json does not exist" in str(invoke("model", str(tmp_path / "none.json")).exception)
+
+
+def test_a_models_mask_and_bias_are_joined_and_no_text_names_them():
+    query, visible = torch.zeros(1, 2, 5, 5), torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    call = in_model.call_of(nn.Module(), query, query, query, visible, position_bias=query, is_causal=False)
+    assert [part.name for part in call.rule.parts] == ["given", ""]
+    assert not {"given", ""} & set(masks())
 
 
 def test_a_model_may_pass_its_mask_by_name_or_none():

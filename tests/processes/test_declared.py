@@ -3,9 +3,10 @@
 import pytest
 
 from attnbench import plugins
-from attnbench.processes.declared import Declared, declared, suited, together
+from attnbench.processes.asides import declared
 from attnbench.processes.execution import checking_template, client_for
-from attnbench.processes.planning import build_plan
+from attnbench.processes.messages import Declared
+from attnbench.processes.planning import build_plan, suited, together
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

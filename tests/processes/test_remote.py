@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnbench.checking import conduct, dropout
+from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.checking.reference import FormError
@@ -340,27 +340,6 @@ def test_what_a_candidate_draws_from_does_not_say_which_inputs_are_drawn():
         dropout.examine(module, DROPPING, 3)
     assert len(seen) == 1
     assert not seen & {3, 99}
-
-
-@pytest.mark.parametrize(
-    ("draw", "generator"),
-    [
-        (lambda: torch.rand(1), "torch's generator"),
-        (np.random.rand, "numpy's generator"),
-        (random.random, "Python's generator"),
-    ],
-)
-def test_who_draws_in_its_process_is_named_as_it_is_in_ones_own(draw, generator):
-    def draws(query, key, value, mask):
-        draw()
-        return Drops().attend(query, key, value, mask)
-
-    references = ask_oracle(POINT, 0)
-    made = Implementation(build=lambda _: Deed(draws), source="a test")
-    here, there = check(references, made), check(references, standing_in_for(made))
-    assert there == here
-    (note,) = [each for each in there.notes if each.rule == conduct.DRAWS]
-    assert note.found == f"the call draws random numbers from {generator}"
 
 
 @pytest.mark.parametrize("most", [1, 7, 64])

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from attnbench.processes.worker_client import SPAWN, WORKERS, ProcessClient, Spawner, Template, worker_template
+from attnbench.processes.messages import SPAWN, WORKERS, spawns
+from attnbench.processes.worker_client import ProcessClient
 
 ROOT = Path(__file__).parents[2]
 MISSING = """
@@ -66,15 +67,14 @@ def test_a_system_without_linuxs_calls_has_the_same_verdicts(tmp_path):
     assert statuses == {"right": {"ok"}, "mistaken": {"disagrees"}, "crashing": {"crashed"}, "hanging": {"timeout"}}
 
 
-def test_a_variable_selects_the_way_and_another_system_has_no_choice(tmp_path, monkeypatch):
+def test_a_variable_selects_the_way_and_another_system_has_no_choice(monkeypatch):
     monkeypatch.delenv(WORKERS, raising=False)
-    kinds = [type(worker_template(tmp_path / "log", {}))]
+    assert not spawns()
     monkeypatch.setenv(WORKERS, SPAWN)
-    kinds.append(type(worker_template(tmp_path / "log", {})))
+    assert spawns()
     monkeypatch.delenv(WORKERS)
-    monkeypatch.delattr(os, "pidfd_open")
-    kinds.append(type(worker_template(tmp_path / "log", {})))
-    assert kinds == [Template, Spawner, Spawner]
+    monkeypatch.delattr(os, "memfd_create")
+    assert spawns()
 
 
 def test_a_closed_client_leaves_no_process_and_no_file(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_pa
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
-        worker = psutil.Process(template.fork(theirs, heartbeat.file)[0])
+        worker = psutil.Process(template.fork(theirs, heartbeat.file))
     mine.sendall(msgspec.json.encode(Start()) + b"\n")
     assert select.select([mine], [], [], 60)[0]
     mine.close()
@@ -70,7 +70,7 @@ def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_pa
 def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
-    worker = psutil.Process(template.fork(theirs, heartbeat.file)[0])
+    worker = psutil.Process(template.fork(theirs, heartbeat.file))
     with (tmp_path / "log").open("ab") as log, theirs:
         socket.send_fds(template._line, [NUMBER.pack(FORK)], [theirs.fileno(), log.fileno(), heartbeat.file])
     assert select.select([template._line], [], [], 60)[0]
@@ -87,7 +87,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     (mine, theirs), (mine_next, theirs_next) = socket.socketpair(), socket.socketpair()
     with theirs:
-        first = psutil.Process(template.fork(theirs, heartbeat.file)[0])
+        first = psutil.Process(template.fork(theirs, heartbeat.file))
     stopped = psutil.Process(template._process.pid)
     template._line.settimeout(0.5)
     stopped.suspend()
@@ -99,7 +99,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     with suppress(psutil.NoSuchProcess):
         stopped.resume()
     with theirs_next:
-        second = psutil.Process(template.fork(theirs_next, heartbeat.file)[0])
+        second = psutil.Process(template.fork(theirs_next, heartbeat.file))
     assert second.ppid() == template._process.pid
     assert template.end(first.pid) == -signal.SIGKILL  # of a template that is gone: no stranger is killed
     assert second.is_running()
@@ -113,7 +113,7 @@ def test_a_line_that_was_cut_off_is_no_request(tmp_path):
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
-        worker = psutil.Process(template.fork(theirs, heartbeat.file)[0])
+        worker = psutil.Process(template.fork(theirs, heartbeat.file))
     mine.sendall(msgspec.json.encode(Start())[:5])
     mine.close()
     assert has_ended(worker)

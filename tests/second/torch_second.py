@@ -37,6 +37,10 @@ def synchronize(device=None) -> None:
     torch.accelerator.synchronize(device)
 
 
+def empty_cache() -> None:
+    """Do nothing: freed memory is not kept."""
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 

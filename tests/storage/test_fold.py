@@ -36,12 +36,10 @@ def test_probes_of_other_hosts_are_of_another_kind() -> None:
 
 
 def test_samples_are_one_array_however_they_arrive() -> None:
-    given = [Sample(1e-3 + 1e-6 * number, slot=number) for number in range(2 * CHUNK + 3)]
+    samples = [Sample(1e-3 + 1e-6 * number, slot=number) for number in range(2 * CHUNK + 3)]
     grown = Samples()
-    for number in range(0, len(given), 7):
-        grown.extend(given[number : number + 7])
-    assert grown == Samples.of(given) == given
-    assert len(grown) == len(given)
-    assert grown.slot.tolist() == list(range(len(given)))
-    assert grown[5] == given[5]
-    assert list(grown[-2:]) == given[-2:]
+    for number in range(0, len(samples), 7):
+        grown.extend(samples[number : number + 7])
+    assert grown == Samples.of(samples) == samples
+    assert grown.slot.tolist() == list(range(len(samples)))
+    assert list(grown[-2:]) == samples[-2:]

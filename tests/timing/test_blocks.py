@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from attnbench.devices import waiting
@@ -234,21 +233,6 @@ def test_calls_that_last_long_need_no_warming():
     contenders = [counting(clock, calls, "a", 1.0)]
     visit(contenders, clock, at(num_blocks=1))
     assert calls["a"] == 3  # the first of the process, the calibration, and the sample
-
-
-def test_samples_record_their_untimed_calls_and_what_those_take():
-    clock = VirtualClock()
-    costs = itertools.chain(7 * [3e-3], itertools.cycle([9e-3, 3e-3]))  # of the warm-up; then each untimed call is slow
-    short, long = (timed(name, lambda: clock.spend(next(costs))) for name in ("short", "long"))
-    short.called_s = long.called_s = 1.0
-    visit_ = blocks.Visit(epoch=0, number=1, num_blocks=3, seed=0, known=((short.arm, 3e-3),))
-    taken = blocks.visit([short], clock, visit_)[short.arm]
-    assert [sample.num_untimed for sample in taken] == [7 + 1, 1, 1]
-    assert [sample.untimed_s for sample in taken] == pytest.approx([21e-3 + 9e-3, 9e-3, 9e-3])
-    assert taken[1].called_s == pytest.approx(12e-3)
-    known = ((long.arm, 1.0),)
-    (alone,) = blocks.visit([long], clock, msgspec.structs.replace(visit_, num_blocks=1, known=known))[long.arm]
-    assert (alone.num_untimed, alone.untimed_s) == (0, 0.0)
 
 
 def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():

@@ -13,7 +13,6 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
-from attnbench.statistics.intervals import growth_exponent
 from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.workloads.workload import Workload
@@ -49,7 +48,7 @@ class Fit:
     """Growth over `lengths`, the fitted ones.
 
     `exponent` is the slope of log(bytes) over log(length): 1 is linear, 2 quadratic; `low` and `high` bound it at 95 %.
-    `end` is the slope between the last two lengths. `parts` is the curve.
+    `parts` is the curve.
     """
 
     lengths: tuple[int, ...]
@@ -57,7 +56,6 @@ class Fit:
     exponent: float
     low: float
     high: float
-    end: float
     parts: Parts
 
     @property
@@ -97,15 +95,12 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
 
     line = linregress(np.log(lengths), np.log(values))
     exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
-    end = growth_exponent(lengths[-2:], values[-2:])
-    assert end is not None
     return Fit(
         lengths=lengths,
         values=values,
         exponent=exponent,
         low=exponent - half,
         high=exponent + half,
-        end=end,
         parts=curve(used),
     )
 

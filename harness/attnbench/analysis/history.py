@@ -104,7 +104,7 @@ def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
 
 
 def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]:
-    """Keep the runs whose values are comparable to the newest run's; describe the others.
+    """Keep the runs whose values are comparable to the newest run's, with a note on the others.
 
     A ratio depends on the baseline of its run, and a time on its conditions, such as cold caches. Ratios of runs that
     compared two states of the code are left out.
@@ -112,11 +112,9 @@ def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]
     kept = [run for run in runs if metric != RATIO or not run.has_sides]
     terms = [(run.baseline if metric == RATIO else "", run.conditions) for run in kept]
     same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
-    left_out = {
-        "their ratios are to another state of the code": len(runs) - len(kept),
-        "the newest has another baseline, other caches or other conditions than they": len(kept) - len(same),
-    }
-    return same, [f"runs left out, since {reason}: {number}" for reason, number in left_out.items() if number]
+    number = len(runs) - len(same)
+    reason = "ratios to another state of the code, or another baseline or other conditions than the newest run"
+    return same, [f"runs left out: {number} ({reason})"] * bool(number)
 
 
 @dataclass(frozen=True, kw_only=True)

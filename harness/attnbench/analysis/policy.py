@@ -144,7 +144,7 @@ def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
     kinds: dict[Kind, list[int]] = {}
     for row, entry in enumerate(table):
         kinds.setdefault(kind_of(entry.workload, entry.num_threads), []).append(row)
-    best = np.array([entry.log(winner) for entry, winner in zip(table, winners, strict=True)])
+    best = np.array([entry.log(winner) for entry, winner in zip(table, winners, strict=True)])  # sdpa's is 0
     costs = np.zeros(len(table))
     for rows in kinds.values():
         logs = logs_of([shape_of(table[row].workload) for row in rows])
@@ -157,8 +157,8 @@ def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
     return Regret(
         mean=math.expm1(extra.mean()),
         worst=math.expm1(extra.max()),
-        sdpa_mean=math.expm1(-best.mean()),
-        sdpa_worst=math.expm1(-best.min()),
+        sdpa_mean=math.expm1(abs(best.mean())),
+        sdpa_worst=math.expm1(abs(best.min())),
     )
 
 

@@ -288,38 +288,41 @@ def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
         return [value for state in states if (value := getattr(state, name)) > 0]
 
     clocks, powers = known("clock_mhz"), known("power_w")
-    reasoned = [bits for state in states if (bits := state.slowed_by & SLOWING)]
+    slow = [state for state in states if state.slowed_by & SLOWING]
     return DeviceSummary(
         clock_mhz=median(clocks) if clocks else None,
         lowest_clock_mhz=min(clocks, default=None),
         temperature_c=max(known("temperature_c"), default=None),
         power_w=median(powers) if powers else None,
-        throttled_share=len(reasoned) / len(states),
-        throttled_by=functools.reduce(operator.or_, reasoned, 0),
+        throttled_share=len(slow) / len(states),
+        throttled_by=_union(slow) & SLOWING,
     )
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
-    falls, fallen, states = list[float](), 0, list[DeviceState]()
-    for visit in visits:
-        highest = fall = 0.0
-        states += visit
-        for state in visit:
-            highest = max(highest, state.clock_mhz)
-            fall = max(fall, 1 - state.clock_mhz / highest if state.clock_mhz > 0 else 0.0)
-        falls.append(fall)
-        for state in visit if fall > FALL else ():
-            fallen |= state.slowed_by
+    visits = list(visits)
+    falls = [_fall(visit) for visit in visits]
     if falls and (typical := median(falls)) > FALL:
-        why = reasons(fallen) or "the driver gives no reason"
+        fallen = [state for visit, fall in zip(visits, falls, strict=True) if fall > FALL for state in visit]
+        why = reasons(_union(fallen)) or "the driver gives no reason"
         yield Warn.clock_fell.says(f"the clock fell {_percent(typical)} within the visit: {why}")
         return
+    states = [state for visit in visits for state in visit]
     held = [state for state in states if reasons(state.slowed_by)]
     if len(held) > MOST * len(states):
-        why = reasons(functools.reduce(operator.or_, (state.slowed_by for state in held)))
         clock_mhz = median([state.clock_mhz for state in held])
-        yield Warn.clock_held.says(f"the clock was held at {clock_mhz:,.0f} MHz: {why}")
+        yield Warn.clock_held.says(f"the clock was held at {clock_mhz:,.0f} MHz: {reasons(_union(held))}")
+
+
+def _fall(visit: Sequence[DeviceState]) -> float:
+    """The largest fall of the clock within a visit, as a share of the highest clock before it."""
+    clocks = np.array([state.clock_mhz for state in visit if state.clock_mhz > 0])
+    return float((1 - clocks / np.maximum.accumulate(clocks)).max(initial=0.0))
+
+
+def _union(states: Iterable[DeviceState]) -> int:
+    return functools.reduce(operator.or_, (state.slowed_by for state in states), 0)
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:

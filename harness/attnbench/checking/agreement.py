@@ -91,14 +91,11 @@ def ask_oracle(
     return References(workload=workload, seed=seed, by_probe=by_probe, is_brief=is_brief, on_step=on_step)
 
 
-def check(references: References, implementation: Implementation, earlier: Sequence[Agreement] = ()) -> Agreement:
-    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
-
-    `earlier` are diagnoses of the same implementation at other workloads; they make another diagnosis fast.
-    """
+def check(references: References, implementation: Implementation) -> Agreement:
+    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate."""
     compared = compare(references, implementation)
     is_wrong = compared.agreement.grade is Grade.wrong and not implementation.is_approximate
-    return diagnose(references, implementation, compared, earlier) if is_wrong else compared.agreement
+    return diagnose(references, implementation, compared) if is_wrong else compared.agreement
 
 
 class Compared(NamedTuple):
@@ -108,13 +105,9 @@ class Compared(NamedTuple):
     by_probe: dict[str, Reference]
 
 
-def diagnose(
-    references: References, implementation: Implementation, compared: Compared, earlier: Sequence[Agreement] = ()
-) -> Agreement:
+def diagnose(references: References, implementation: Implementation, compared: Compared) -> Agreement:
     """Diagnose a wrong implementation; one that computes float64 in float32 gets a convention."""
-    diagnosed = explain(
-        implementation, compared.by_probe, compared.agreement, references.seed, references.on_step, earlier=earlier
-    )
+    diagnosed = explain(implementation, compared.by_probe, compared.agreement, references.seed, references.on_step)
     others = [rule for rule in diagnosed.broken_rules if rule.rule not in rules.BY_ORACLE]
     if diagnosed.mistakes != (FLOAT32_INSIDE,) or others:
         return diagnosed

@@ -5,22 +5,18 @@ words. It does not depend on the rest of the check, so that other processes can 
 free memory, so that an answer read from uninitialized memory is wrong.
 """
 
-import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
-INPUTS, MASK, SEED, DRAWS = "inputs kept", "mask kept", "seed kept", "draws nothing"
-"""The rules about conduct; all except DRAWS affect the verdict."""
+INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"
+"""The rules about conduct."""
 NAN_BYTE = 255
 """Numbers that consist of such bytes are NaN in every dtype."""
 POISON_BYTES = 2**20
@@ -39,14 +35,9 @@ class ConductError(ValueError):
 
 @dataclass
 class Conduct:
-    """The changes that a call made, by rule, in words; filled when the call has returned.
-
-    `faults` affect the verdict and `notes` do not: dropout draws random numbers, and other code may too.
-    """
+    """The forbidden changes that a call made, by rule, in words; filled when the call has returned."""
 
     faults: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    is_elsewhere: bool = False  # another process has watched the call and reports its use of random numbers
 
     def require_faultless(self) -> None:
         """Raise the first fault.
@@ -56,17 +47,6 @@ class Conduct:
         """
         for rule, found in self.faults.items():
             raise ConductError(rule, found)
-
-
-_WATCH: ContextVar[Conduct | None] = ContextVar("watch", default=None)
-"""The record of the watched call."""
-
-
-def note(found: Mapping[str, str]) -> None:
-    """Record changes that the watched call made in another process, by rule; do nothing if no call is watched."""
-    if (watch := _WATCH.get()) is not None:
-        watch.is_elsewhere = True
-        watch.notes.update(found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
@@ -107,29 +87,18 @@ def watched(
         mask.restore()  # earlier changes are not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
-    draws = _states(seeds)
     poison(inputs or given.values(), mask)
-    within = _WATCH.set(conduct)
-    try:
-        yield conduct
-    finally:
-        _WATCH.reset(within)
+    yield conduct
     changed = [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]
     if changed:
         conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if mask is not None and (forms := mask.restore()):
         conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
-    if conduct.is_elsewhere:
-        return
     now = _seeds()
     if reseeded := [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]:
         conduct.faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
-    else:
-        drawn = [each for each, state in _states(now).items() if state != draws[each]]
-        if drawn:
-            conduct.notes[DRAWS] = f"the {name} draws random numbers from {', '.join(drawn)}"
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
@@ -145,12 +114,3 @@ def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
     for name in names():
         generators |= device(name).generators()
     return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators.items()}
-
-
-def _states(seeds: Mapping[str, tuple[Generator, int, Tensor]]) -> dict[str, bytes | int]:
-    """A digest of the state of every global generator: torch's, as in `_seeds`, numpy's and Python's."""
-    states: dict[str, bytes | int] = {name: state.numpy().tobytes() for name, (_, _, state) in seeds.items()}
-    numpys: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - others use it
-    states["numpy's generator"] = numpys["key"].tobytes() + bytes(str(numpys["pos"]), "ascii")
-    states["Python's generator"] = hash(random.getstate())
-    return states

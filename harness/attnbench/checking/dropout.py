@@ -15,8 +15,9 @@ Shapes: N calls; the other letters as in the contract.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -134,15 +135,10 @@ def rescaled(trial: DropoutTrial) -> str:
     if trial.is_scaled_by(factor, 2 * tolerance):
         p, margin = trial.workload.dropout, 1e-3 + float(tolerance.max())
         share = float(trial.zeros[:, trial.measurable].double().mean())
-        lost = f"{share:.1%} of the weights are dropped"
-        facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
-        if abs(factor - 1) <= margin:
-            return f"dropout without rescaling: {facts}"
-        if abs(factor - (1 - p)) <= margin:
-            return f"rescaled by 1 - p instead of 1 / (1 - p): {facts}"
-        if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + margin:
-            return f"as with a dropout of {1 - 1 / factor:.3g} instead of {p:g}: {facts}"
-        return facts
+        known = {"dropout without rescaling": 1.0, "rescaled by 1 - p instead of 1 / (1 - p)": 1 - p}
+        kind = next((f"{words}: " for words, number in known.items() if abs(factor - number) <= margin), "")
+        lost = f"{share:.1%} of the weights are dropped: dropout is {p:g}"
+        return f"{kind}{lost}, and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
     sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
     if bool(((sums - 1).abs().where(sees, 0.0) <= tolerance[:, 0] * dropped.shape[-1]).all()):
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
@@ -162,14 +158,30 @@ def of_weights(trial: DropoutTrial) -> str:
     return "the output is dropped, not the weights: where all values are 1, columns of one row differ"
 
 
-def drawn_anew(trial: DropoutTrial) -> str:
-    """Calls, batch rows, heads, queries and keys do not all drop the same weights."""
-    for name, count, size, chance_to in _dependences(trial):
-        if count == size:
-            return (
-                f"what is dropped does not depend on the {name}: "
-                f"both of a pair are dropped, or neither, in all {size} pairs, not in {chance_to:.1%}"
-            )
+def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
+    """Whether a weight is dropped does not depend on its neighbour: the next call's, batch row's, head's, ...
+
+    Two neighbours may be both dropped or both kept too often or too rarely for independent draws. With `is_total`, only
+    neighbours that are always alike count.
+    """
+    p = trial.workload.dropout
+    chance_to = p**2 + (1 - p) ** 2
+    measurable = trial.measurable.expand_as(trial.zeros)
+    for axis, name in enumerate(AXES):
+        zeros, clear = trial.zeros.movedim(axis, 0), measurable.movedim(axis, 0)
+        for start in (0, 1):  # disjoint pairs of neighbours along the axis
+            pairs = (len(zeros) - start) // 2
+            one, other = (slice(start + shift, start + 2 * pairs, 2) for shift in (0, 1))
+            both = clear[one] & clear[other]
+            count, size = int(((zeros[one] == zeros[other]) & both).sum()), int(both.sum())
+            if not pairs or chance(np.array([count]), np.array([size]), chance_to)[0] >= FALSE_ALARM / (2 * len(AXES)):
+                continue
+            if count == size:
+                return (
+                    f"what is dropped does not depend on the {name}: in all {size} pairs both are dropped, or neither"
+                )
+            if not is_total:
+                return f"{count} of {size} weights are dropped or kept as the next {name}'s is, not {chance_to:.1%}"
     return ""
 
 
@@ -190,32 +202,6 @@ def share(trial: DropoutTrial) -> str:
             words = f"{dropped:.1%} of {sizes[index]} weights{where} are dropped: dropout is {p:g}"
             unlikely.append((float(chances[index]), -abs(dropped - p), words))
     return min(unlikely)[-1] if unlikely else ""
-
-
-def independent(trial: DropoutTrial) -> str:
-    """Whether a weight is dropped does not depend on its neighbour."""
-    for name, count, size, chance_to in _dependences(trial):
-        return f"{count / size:.1%} of {size} weights are dropped or kept as the next {name}'s is, not {chance_to:.1%}"
-    return ""
-
-
-def _dependences(trial: DropoutTrial) -> Iterator[tuple[str, int, int, float]]:
-    """Find neighbours that are both dropped or both kept too often or too rarely for independent draws.
-
-    Yields the axis, the number of equal pairs, the number of pairs, and the chance of an equal pair.
-    """
-    p = trial.workload.dropout
-    chance_to = p**2 + (1 - p) ** 2
-    measurable = trial.measurable.expand_as(trial.zeros)
-    for axis, name in enumerate(AXES):
-        zeros, clear = trial.zeros.movedim(axis, 0), measurable.movedim(axis, 0)
-        for start in (0, 1):  # disjoint pairs of neighbours along the axis
-            pairs = (len(zeros) - start) // 2
-            one, other = (slice(start + shift, start + 2 * pairs, 2) for shift in (0, 1))
-            both = clear[one] & clear[other]
-            count, size = int(((zeros[one] == zeros[other]) & both).sum()), int(both.sum())
-            if pairs and chance(np.array([count]), np.array([size]), chance_to)[0] < FALSE_ALARM / (2 * len(AXES)):
-                yield name, count, size, chance_to
 
 
 def mean(trial: DropoutTrial) -> str:
@@ -285,7 +271,7 @@ def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: f
 RULES: dict[str, Callable[[DropoutTrial], str]] = {
     "dropout rescales": rescaled,
     "dropout of weights": of_weights,
-    "dropout drawn anew": drawn_anew,
+    "dropout drawn anew": partial(independent, is_total=True),
     "dropout share": share,
     "dropout independent": independent,
     "dropout mean": mean,

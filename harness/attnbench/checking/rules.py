@@ -66,24 +66,17 @@ class RuleReferences:
     """The right answers for the rules; each kind is computed at first use."""
 
     def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
-        """Compute the answer to normal inputs.
-
-        Raises:
-            VacuousError: it is constant.
-        """
         self.workload, self.seed, self.on_step = workload, seed, on_step
         self.normal = reference_for_probe(workload, "normal", seed, on_step)
 
     @cached_property
     def other(self) -> Reference:
         """The answer to inputs of another kind."""
-        self.on_step()
         return reference_for_probe(self.workload, "needles", self.seed, self.on_step)
 
     @cached_property
     def near(self) -> Reference:
         """The answer to the normal inputs with a few numbers changed."""
-        self.on_step()
         return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
 
     @classmethod
@@ -104,9 +97,7 @@ class Candidate:
         self.implementation = implementation
         self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
-        self.conduct = conduct.Conduct()  # of the last call
         self.output = self.call()  # on the normal inputs
-        self.first = self.conduct  # of the call on the normal inputs
         self.tolerance = 2 * self.normal.tolerance("output")  # the largest difference of two honest answers
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
@@ -119,12 +110,10 @@ class Candidate:
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
     @staticmethod
-    def settled(
-        output: Tensor, reference: Reference, gradients: Mapping[str, Tensor] | None = None
-    ) -> tuple[Observation, str]:
+    def settled(output: Tensor, reference: Reference) -> tuple[Observation, str]:
         """Replace the answer for queries that see no key by the right one; also return its convention."""
         rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        return settle(Observation(output.detach(), {"output": rows} | dict(gradients or {})), reference)
+        return settle(Observation(output.detach(), {"output": rows}), reference)
 
     @property
     def is_trained(self) -> bool:
@@ -135,13 +124,6 @@ class Candidate:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
         inputs = (reference or self.normal).inputs
         return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
-
-    def run(self, case: Case) -> Tensor:
-        """The output of a call, with its graph."""
-        with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
-            output = case.output()
-        require_form(self.workload, output)
-        return output
 
     def changed(
         self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = (), **of_mask: float | str
@@ -160,7 +142,10 @@ class Candidate:
         for name in frozen:
             case.leaves[name].requires_grad_(False)  # noqa: FBT003
         vars(case.mask).update(of_mask)
-        return case, self.run(case)
+        with conduct.watched(case.tensors, case.mask), case.grad_mode():
+            output = case.output()
+        require_form(self.workload, output)
+        return case, output
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
         """The output of a changed call."""
@@ -179,8 +164,10 @@ class Candidate:
 
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
         """The gradients; empty in inference, or without a backward pass."""
+        if not self.is_trained:
+            return {}
         try:
-            return gradients(case, output, self.normal, grad, retain_graph=True) if self.is_trained else {}
+            return gradients(case, output, self.normal, grad, retain_graph=True)
         except Exception as error:
             if lacks_backward(error):
                 return {}
@@ -261,8 +248,7 @@ def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> st
     if found.grade is not Grade.wrong:
         return ""
     size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
-    workload = reference.workload
-    return f"at seq_len={workload.seq_len} and kv_len={workload.kv_len} its output is wrong: {size}"
+    return f"at seq_len={reference.workload.seq_len} and kv_len={reference.workload.kv_len} its output is wrong: {size}"
 
 
 def right_when_short(candidate: Candidate) -> str:
@@ -355,29 +341,27 @@ def twice(candidate: Candidate) -> Iterator[Trial]:
         yield "a second backward pass of one graph gives", again, first
 
 
-@compared
-def views_of_one(candidate: Candidate) -> Iterator[Trial]:
-    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
-    for names in candidate.alike:
-        for axis in (2, 3):
-            views = memory.packed([candidate.tokens[name] for name in names], axis)
-            words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
-            yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
-        one = candidate.tokens[names[0]].clone()
-        copies = candidate.ask({name: one.clone() for name in names})
-        grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
-        total = sum((copies[name].double() for name in grads), torch.zeros(()))
-        same = partial(candidate.ask, dict.fromkeys(names, one))
-        yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
-
-
 def shared(candidate: Candidate) -> str | None:
-    """Operands may share memory: see `views_of_one`.
+    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients.
 
     It does not apply if key and value cannot share memory, or without gradients; other workloads cover these.
     """
+
+    def trials(candidate: Candidate) -> Iterator[Trial]:
+        for names in candidate.alike:
+            for axis in (2, 3):
+                views = memory.packed([candidate.tokens[name] for name in names], axis)
+                words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
+                yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
+            one = candidate.tokens[names[0]].clone()
+            copies = candidate.ask({name: one.clone() for name in names})
+            grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
+            total = sum((copies[name].double() for name in grads), torch.zeros(()))
+            same = partial(candidate.ask, dict.fromkeys(names, one))
+            yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
+
     is_whole = any({"key", "value"} <= set(names) for names in candidate.alike)
-    return views_of_one(candidate) or ("" if is_whole and len(candidate.answer) > 1 else None)
+    return compared(trials)(candidate) or ("" if is_whole and len(candidate.answer) > 1 else None)
 
 
 @compared
@@ -441,16 +425,12 @@ def mask_forms(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
     """A function takes masks that differ between heads, or refuses them; not tried for the causal mask."""
-    workload = candidate.workload
+    workload, form = candidate.workload, memory.OF_HEADS
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
     if _has_mask(workload) and workload.mask != "causal" and not workload.mask_rule.has_empty_rows(*sizes):
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        yield (
-            f"a mask that is {memory.OF_HEADS} gives",
-            partial(_under, candidate, memory.OF_HEADS),
-            {"output": expected},
-        )
+        yield f"a mask that is {form} gives", partial(_under, candidate, form), {"output": expected}
 
 
 @compared
@@ -471,33 +451,34 @@ def _under(candidate: Candidate, form: str) -> Answer:
     return {"output": candidate.call(form=form)}
 
 
-def laid(candidate: Candidate, ways: Iterable[Mapping[str, str]]) -> Iterator[Trial]:
-    """Calls on tokens in other memory layouts, which keep the alignment that the device needs."""
-    alignment_bytes = candidate.case().device.alignment_bytes
-    for way in ways:
-        kinds = {*way.values()}
-        words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
-        tensors = {
-            token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
-        }
-        yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
-
-
 def layouts(candidate: Candidate) -> str | None:
     """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
 
-    Neighbouring tensors have different layouts; in a cache, both key and value have room for more tokens. If one such
-    mixture fails, the layouts are tried alone, for the simplest failing case.
+    Neighbouring tensors have different layouts, which keep the alignment that the device needs; in a cache, both key
+    and value have room for more tokens. If one such mixture fails, the layouts are tried alone, for the simplest case.
     """
+    alignment_bytes = candidate.case().device.alignment_bytes
+
+    def laid(ways: Iterable[Mapping[str, str]], _: Candidate) -> Iterator[Trial]:
+        for way in ways:
+            kinds = {*way.values()}
+            words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
+            tensors = {
+                token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
+            }
+            yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
+
     *names, longest = memory.LAYOUTS
     mixed = [
         {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
         for turn in range(len(names))
     ]
-    cached = dict.fromkeys(candidate.tokens, longest)
-    alone = [dict.fromkeys(candidate.tokens, name) for name in names]
-    if broken := compared(partial(laid, ways=[*mixed, cached]))(candidate):
-        return compared(partial(laid, ways=alone))(candidate) or broken
+    cached, alone = (
+        dict.fromkeys(candidate.tokens, longest),
+        [dict.fromkeys(candidate.tokens, name) for name in names],
+    )
+    if broken := compared(partial(laid, [*mixed, cached]))(candidate):
+        return compared(partial(laid, alone))(candidate) or broken
     return ""
 
 
@@ -529,11 +510,13 @@ def outputs_apart(candidate: Candidate) -> str:
     is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
-    rows = second.index_select(second.dim() - 2, other.rows.to(second.device))
-    if error("output", rows, other).agrees:
+
+    def is_answer_to(reference: Reference, output: Tensor) -> bool:
+        return error("output", output.index_select(-2, reference.rows.to(output.device)), reference).agrees
+
+    if is_answer_to(other, second):
         return ""
-    rows = second.index_select(second.dim() - 2, candidate.normal.rows.to(second.device))
-    if error("output", rows, candidate.normal).agrees:
+    if is_answer_to(candidate.normal, second):
         return KEPT
     anew = ask(candidate.implementation, other).compared["output"]
     if not error("output", anew, other).agrees:
@@ -543,28 +526,25 @@ def outputs_apart(candidate: Candidate) -> str:
 
 def backwards_apart(candidate: Candidate) -> str:
     """After two forward calls, the backward pass of each gives the gradients of its own call."""
-    other = candidate.references.other
-    both = (candidate.normal, other)
+
+    def is_wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
+        return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
+
+    both = (candidate.normal, candidate.references.other)
     if any(reference.grad_output is None for reference in both):
         return ""
     first = candidate.case()
-    tensors = {name: tensor.clone().requires_grad_() for name, tensor in other.inputs.tensors.items()}
+    tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
     cases = (first, dataclasses.replace(first, tensors=tensors))
     with first.grad_mode():
         outputs = [case.output() for case in cases]
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
-        wrong = _wrong(gradients(case, output, reference), reference)
-        if wrong and not _wrong(ask(candidate.implementation, reference).compared, reference):
-            return (
-                f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}: "
-                "it reads what belongs to the other call"
-            )
+        wrong = is_wrong(gradients(case, output, reference), reference)
+        if wrong and not is_wrong(ask(candidate.implementation, reference).compared, reference):
+            names = ", ".join(wrong)
+            words = f"after two forward calls the backward pass of the {which} gives another {names}"
+            return f"{words}: it reads what belongs to the other call"
     return ""
-
-
-def _wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
-    """The names of the wrong tensors."""
-    return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
 
 def hidden_keys(candidate: Candidate) -> str:
@@ -612,11 +592,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
-def draws_nothing(candidate: Candidate) -> str:
-    """A call without dropout draws no random numbers."""
-    return candidate.first.notes.get(conduct.DRAWS, "")
-
-
 class Tried(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each of their values.
 
@@ -654,7 +629,6 @@ RULES: dict[str, Tried] = {
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
     HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
     REPEATABLE: Tried(repeatable, HIDING, is_noted=True),
-    conduct.DRAWS: Tried(draws_nothing, HIDING, is_noted=True),
 }
 BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
 """Rules that compare with the oracle."""

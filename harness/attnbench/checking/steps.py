@@ -5,11 +5,9 @@ head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B,
 Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,17 +75,6 @@ DEFAULTS: Changes = {
 }
 
 
-RESULTS = {"query": "projection", "key": "heads", "value": "heads"}
-"""The step that computes each operand of the later steps."""
-OPERANDS = {
-    "scores": ("query", "key"),
-    "masked scores": ("scores",),
-    "weights": ("masked scores",),
-    "context": ("weights", "value"),
-}
-"""The operands of each later step, whose result has the step's name; the mask follows."""
-
-
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None
 ) -> dict[str, Tensor]:
@@ -95,21 +82,15 @@ def attend(
 
     Query (B, H, R, K), key (B, G, S, K), value (B, G, S, V).
     """
-    return _completed({"query": query}, (key, value), mask, changes or {})
-
-
-def _completed(
-    results: dict[str, Tensor], key_value: tuple[Tensor, Tensor], mask: RowMask, changes: Changes
-) -> dict[str, Tensor]:
-    """The results so far, with those of all later steps."""
-    step = {**DEFAULTS, **changes}
-    if "value" not in results:
-        results["key"], results["value"] = step["heads"](results["query"], *key_value, mask)
-    if WHOLE in changes:
-        return results | {"context": changes[WHOLE](results["query"], results["key"], results["value"], mask)}
-    for name, operands in OPERANDS.items():
-        if name not in results:
-            results[name] = step[name](*(results[each] for each in operands), mask)
+    step = {**DEFAULTS, **(changes or {})}
+    key, value = step["heads"](query, key, value, mask)
+    results = {"query": query, "key": key, "value": value}
+    if WHOLE in step:
+        return results | {"context": step[WHOLE](query, key, value, mask)}
+    results["scores"] = step["scores"](query, key, mask)
+    results["masked scores"] = step["masked scores"](results["scores"], mask)
+    results["weights"] = step["weights"](results["masked scores"], mask)
+    results["context"] = step["context"](results["weights"], value, mask)
     return results
 
 
@@ -123,42 +104,11 @@ def attend_tokens(
     return results | {"output": step["output"](results["context"], module_weights)}
 
 
-class Textbook:
-    """The textbook form at some query rows; a mistake reuses the right steps before the first changed one."""
-
-    def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
-        """Project inputs of any dtype."""
-        self.workload, self.inputs, self.rows = workload, inputs, rows
-        self.mask = row_mask(workload, rows, inputs=inputs.tensors)
-        self.projected = heads_of(workload, inputs, rows)
-
-    @cached_property
-    def right(self) -> dict[str, Tensor]:
-        """Each right step's result by its name."""
-        return attend(*self.projected, self.mask)
-
-    def output(self, changes: Changes) -> Tensor:
-        """The output with some steps changed: (B, H, R, V), or (B, R, D) in scope `module`."""
-        projected = self.projected
-        known = vars(self).get("right", {})
-        if "projection" in changes:
-            projected, known = heads_of(self.workload, self.inputs, self.rows, changes["projection"]), {}
-        query, key, value = projected
-        known = {"query": query} | known
-        before = itertools.takewhile(lambda name: name == "query" or RESULTS.get(name, name) not in changes, known)
-        result = _completed({name: known[name] for name in before}, (key, value), self.mask, changes)["context"]
-        if self.workload.scope == "attention":
-            return result
-        merged: Tensor = changes.get("output", output)(result, self.inputs.weights)
-        return merged
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mistake:
     """A way to get attention wrong: the textbook form with one or more steps replaced.
 
-    `words` complete the sentence "It looks as if ...". A mistake with a free number is first tried unchanged, and `fit`
-    then creates it with other numbers, until it is nearest to the answers.
+    `words` complete the sentence "It looks as if ...".
     """
 
     name: str  # several mistakes of one kind share a name
@@ -166,26 +116,26 @@ class Mistake:
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
-    is_random: bool = False  # two calls differ: recognised by its weights, not by its output
     is_rounding: bool = False  # recognised by the places of its large errors, not by their exact values
-    is_factor: bool = False  # recognised by the ratio of the answer to the right one
     is_gradient: bool = False  # the output is right
-    is_memory: bool = False  # depends on memory layout, or on leftovers of earlier calls
-    fit: "Callable[[float], Mistake] | None" = field(default=None, repr=False)
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
         computed = torch.arange(workload.seq_len) if self.needs_all_rows else rows
 
         def ask(inputs: Inputs) -> Tensor:
-            result = Textbook(workload, inputs, computed).output(self.changes)
+            mask = row_mask(workload, computed, inputs=inputs.tensors)
+            operands = heads_of(workload, inputs, computed, self.changes.get("projection", project))
+            result: Tensor = attend(*operands, mask, self.changes)["context"]
+            if workload.scope == "module":
+                result = self.changes.get("output", output)(result, inputs.weights)
             return result.index_select(result.dim() - 2, rows) if self.needs_all_rows else result
 
         return ask
 
 
 def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient is_memory"."""
+    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows"."""
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
     named: dict[str, Any] = dict.fromkeys(flags.split(), True)

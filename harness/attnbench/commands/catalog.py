@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from attnbench import plugins
-from attnbench.devices import names
+from attnbench.devices import device, names
 from attnbench.workloads import models, sweep
 from attnbench.workloads.masks import Combined, Mask, masks
 from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload
@@ -27,7 +27,9 @@ QUESTIONS: dict[str, dict[str, object]] = {
     "layout": {"layout": "transposed"},
 }
 QUESTIONS |= {
-    name: {"device": name, "dtype": "bfloat16", "scope": "module"} for name in names() if name != Workload().device
+    name: {"device": name, "dtype": "bfloat16", "scope": "module"}
+    for name in names()
+    if name != Workload().device and not device(name).untried
 }
 """Columns: whether the implementation supports a small workload with these axes, by default in inference. `attend`
 needs scope attention, as does `layout`, which only that scope has; the others use scope module, which all

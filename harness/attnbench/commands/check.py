@@ -85,7 +85,7 @@ def check(
     ):
         from attnbench.analysis.results import read
         from attnbench.commands import running
-        from attnbench.processes.declared import declared
+        from attnbench.processes.asides import declared
         from attnbench.processes.planning import rejected
 
         declarations = declared(plugins.labelled(specs), template)

@@ -1,21 +1,14 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import (
-    AsJson,
-    ResultsFolder,
-    Resume,
-    TimingOptions,
-    conditions_of,
-)
+from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions, conditions_of
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
@@ -43,17 +36,21 @@ def compare(
 
     Two stored runs are compared by `attnbench gate`.
     """
+    from attnbench.commands import running
+    from attnbench.reports import endings
+
     with _skipping() if is_bisecting else nullcontext():
-        measured, conclude = _compare(base, candidate, options, results, resume, as_json=as_json)
-        if is_bisecting and not _has_run(measured):
+        measured, has_failed = _compare(base, candidate, options, results, resume, as_json=as_json)
+        answers = {record.status for record in measured.records if record.arm.side == "candidate"}
+        if is_bisecting and answers.isdisjoint({"ok", "disagrees"}):
             raise ValueError("nothing of the candidate could be called")
-        conclude()
+        running.finish(endings.of_sides(measured), has_failed=has_failed, is_silent=as_json)
 
 
 def _compare(
     base: str, candidate: str, options: TimingOptions, results: Path, resume: str | None, *, as_json: bool
-) -> tuple["Results", Callable[[], NoReturn]]:
-    """Measure, and write and print the results; return them, and how to end.
+) -> tuple["Results", bool]:
+    """Measure, and write and print the results; return them, and whether a report failed.
 
     Raises:
         ValueError: there are no such sides, or they cannot be compared.
@@ -62,8 +59,6 @@ def _compare(
     from attnbench.processes import execution, sides
     from attnbench.reports import endings
 
-    if resume is None and _are_stored((base, candidate), results):
-        raise ValueError(f"{base} and {candidate} are stored runs: attnbench gate {base} {candidate} compares them")
     if resume is not None:
         folder, resumed = running.to_resume(
             options.context, resume, results, {"base", "candidate", "names", "--implementation"}
@@ -96,7 +91,7 @@ def _compare(
         else:
             terminal.print_results(measured)
             terminal.print_changes(measured)
-    return measured, partial(running.finish, endings.of_sides(measured), has_failed=failed, is_silent=as_json)
+    return measured, failed
 
 
 @contextmanager
@@ -111,23 +106,6 @@ def _skipping() -> Iterator[None]:
         if ended.exit_code not in {ExitCode.inconclusive, ExitCode.invalid}:
             raise
         raise typer.Exit(SKIP) from None
-
-
-def _has_run(results: "Results") -> bool:
-    """Whether the candidate gave an answer anywhere, right or wrong."""
-    from attnbench.storage.records import CANDIDATE, Status
-
-    answers = {Status.ok, Status.disagrees}
-    return any(record.arm.side == CANDIDATE and record.status in answers for record in results.records)
-
-
-def _are_stored(names: tuple[str, str], results: Path) -> bool:
-    from attnbench.analysis.gate import stored
-
-    try:
-        return all(stored.locate(name, results) for name in names)
-    except ValueError:
-        return False
 
 
 COMMAND = Command(

@@ -173,6 +173,10 @@ def doctor(
         rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
         columns: tuple[str, ...] = ("host", "what", "seen")
     else:
+        from attnbench.commands import running
+        from attnbench.devices import device, names
+
+        running.note_untried(name for name in names() if device(name).seems_present())
         findings = examine()
         lines = [each.advice for each in findings if each.advice]
         facts = [asdict(each) for each in findings]

@@ -28,14 +28,12 @@ def history(
         float, typer.Option(min=0.0, metavar="PERCENT", help="A change of level by less does not matter.")
     ] = 2.0,
     results: ResultsFolder = Path("results"),
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a picture: name.png or name.svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     from attnbench.analysis.history import alike, follow, gather
     from attnbench.commands import terminal
     from attnbench.reports import history as report
-    from attnbench.storage.files import writing_to
     from attnbench.units import plain
 
     gathered, noticed = gather(paths or [results])
@@ -46,9 +44,6 @@ def history(
     for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)
     series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
-    if to is not None:
-        with writing_to(to.parent):
-            report.picture(series).save(to)
     if as_json:
         entries = [
             {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}
@@ -59,8 +54,6 @@ def history(
     for heading, rows in report.headings(series).items():
         typer.echo(f"\n{metric}: {heading}")
         terminal.print_table(tuple(report.row(rows[0])), [tuple(report.row(each).values()) for each in rows])
-    if to is not None:
-        typer.echo(f"\nPicture: {to}")
 
 
 COMMAND = Command(

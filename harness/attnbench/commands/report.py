@@ -20,7 +20,11 @@ PAGE = "report.html"
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names or folders; of several, one report of all. Default: newest."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Names or folders; of several, one report of all. Default: newest. Files of check --report: what "
+            "differs between them.",
+        ),
     ] = None,
     *,
     results: ResultsFolder = Path("results"),
@@ -46,10 +50,15 @@ def report(
     """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch."""
     from attnbench.analysis.results import read
     from attnbench.commands import running
+    from attnbench.reports import stock
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
+    files = [Path(run) for run in runs or () if Path(run).suffix == stock.SUFFIX and Path(run).is_file()]
+    if files and len(files) == len(runs or ()):
+        typer.echo(stock.side_by_side(files), nl=False)
+        raise typer.Exit(ExitCode.passed)
     if is_salvaged:
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")

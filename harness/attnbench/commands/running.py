@@ -16,6 +16,7 @@ from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
+from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
 from attnbench.processes.worker_client import Template
@@ -60,6 +61,7 @@ def execute(
             full, `kept` says how to continue.
         typer.Exit: the user interrupted it; `kept` was printed.
     """
+    note_untried(workload.device for workload in plan.workloads)
     try:
         if cluster:
             from attnbench.cluster import driver
@@ -95,6 +97,13 @@ def finished(folder: Path) -> Iterator[None]:
         raise typer.Exit(ExitCode.interrupted) from None
 
 
+def note_untried(names: Iterable[str]) -> None:
+    """Say first what should work on these devices, if nobody has run their kind yet."""
+    for name in sorted({*names}):
+        if words := device(name).untried:
+            typer.echo(f"{name}: untried. {words}.", err=True)
+
+
 def note(text: str) -> None:
     """Print a note on standard error that is neither an answer nor a warning."""
     if not VERBOSITY.is_quiet:
@@ -114,7 +123,7 @@ def watching(names: Collection[str] = ()) -> Iterator[Watch]:
     is drawn between steps alone: a thread would take a core from the timed code.
     """
     console = Console(stderr=True)
-    is_rewritten = console.is_terminal and not VERBOSITY.is_verbose
+    is_rewritten = console.is_terminal and not (VERBOSITY.is_verbose or VERBOSITY.is_quiet)
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, drawn_s = "", 0.0
 

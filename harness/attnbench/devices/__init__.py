@@ -23,7 +23,6 @@ from attnbench.plugins import unknown
 
 if TYPE_CHECKING:  # imported by some of them
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from attnbench.devices.loads import Load
     from attnbench.devices.recording import Recording
@@ -101,6 +100,7 @@ class Device(Protocol):
     has_float64: bool = True  # computes in float64: right answers are computed on it
     activities: tuple[str, ...] = ("CPU",)  # activities for the profiler, as in torch.profiler.ProfilerActivity
     has_graphs: bool = False  # can record the launches of a call and replay them as one
+    untried: str = ""  # what should work, if nobody has run this kind of device yet: the first line of any output
 
     def seems_present(self) -> bool:
         """Whether the device `all` includes it; decided without torch."""
@@ -207,9 +207,6 @@ class Device(Protocol):
 
     def is_crowded(self) -> bool:
         """Whether this process holds so large a share of the memory that it should free its caches."""
-
-    def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
-        """Inside the context, taking more than `limit_bytes` of additional memory fails as out of memory."""
 
 
 @cache

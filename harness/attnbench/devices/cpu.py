@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import mmap
 import os
 import re
 import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -37,8 +35,6 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
-SLACK_BYTES = 2**23
-"""Memory of a call that is ignored: buffers inside libraries, and leftovers of the heap."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}
@@ -157,25 +153,6 @@ class Cpu(Device):
     def is_crowded(self) -> bool:
         """Whether the process holds more than a quarter of the memory of the machine or its container."""
         return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.total_bytes())
-
-    @contextmanager
-    def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Limit the private memory of the process inside the context to `limit_bytes` more, plus `SLACK_BYTES`.
-
-        Source: setrlimit(2), RLIMIT_DATA.
-        """
-        gc.collect()
-        with suppress(OSError, AttributeError):  # GNU C library only: return freed memory to the system
-            ctypes.CDLL(None).malloc_trim(0)
-        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        memory = psutil.Process().memory_info()
-        limit = getattr(memory, "data", memory.rss) + limit_bytes + SLACK_BYTES  # only Linux has the former
-        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 DEVICE = Cpu

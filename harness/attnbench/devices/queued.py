@@ -41,6 +41,8 @@ LEFT_S = 20e-6
 """The device is busy on other streams if it takes this much longer to become idle than its current stream."""
 NUM_READINGS = 9
 CALIBRATING_CYCLES = 2_000_000
+PRIMER_S = 30e-6
+"""A spin in front of the block's, so that the device is busy from the event between them on: the block is a clock."""
 
 
 class Event(Protocol):
@@ -59,8 +61,8 @@ class Event(Protocol):
         """Milliseconds from this event to `end`."""
 
 
-class Runtime(Protocol):
-    """The device functions that the clock needs, from torch.cuda or a simulated timeline."""
+class Marks(Protocol):
+    """The functions of a device that a clock needs, from torch or a simulated timeline."""
 
     def current(self) -> AbstractContextManager[object]:
         """Make the device the current one inside the context."""
@@ -68,14 +70,18 @@ class Runtime(Protocol):
     def event(self) -> Event:
         """A new event with timing."""
 
-    def spin(self, cycles: int) -> object:
-        """Queue a kernel that lasts this many cycles of the device."""
-
     def synchronize(self) -> object:
         """Wait for all streams."""
 
     def host_s(self) -> float:
         """The host's monotonic timer."""
+
+
+class Runtime(Marks, Protocol):
+    """A device that can be kept busy while calls are queued."""
+
+    def spin(self, cycles: int) -> object:
+        """Queue a kernel that lasts this many cycles of the device."""
 
 
 @dataclass(kw_only=True)
@@ -105,6 +111,7 @@ class QueuedClock(Clock):
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
+        self._cycles, self._spun_s = 0, 0.0  # of blocks since the last reading of the device's clock
 
     def now(self) -> float:
         """Seconds on the host's timer."""
@@ -135,6 +142,16 @@ class QueuedClock(Clock):
             end.synchronize()
             taken.append(start.elapsed_time(end) * 1e-3)
         return median(taken)
+
+    def clock_hz(self) -> float:
+        """The device's clock during all blocks since the last reading, in cycles per second; 0 without any.
+
+        A spin lasts a number of cycles, whatever the clock, so that the time between two events shows the clock while
+        the device works. The driver's reading is of a moment at which it may idle.
+        """
+        cycles, spun_s = self._cycles, self._spun_s
+        self._cycles, self._spun_s = 0, 0.0
+        return cycles / spun_s if spun_s > 0 else 0.0
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Device seconds of the calls."""
@@ -219,13 +236,17 @@ class QueuedClock(Clock):
 
     def _span(self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, spin_s: float) -> Span:
         """The calls between two events, behind a spin of `spin_s` seconds if that is above 0."""
-        runtime, cycles_per_s, floor_s = self.runtime, self.cycles_per_s, self.floor_s
-        start, end = runtime.event(), runtime.event()
+        runtime, floor_s, cycles = self.runtime, self.floor_s, int(spin_s * self.cycles_per_s)
+        before, start, end = runtime.event(), runtime.event(), runtime.event()
+        is_busy = False
         runtime.synchronize()
         if flush is not None:
             flush()
-        if spin_s:
-            runtime.spin(int(spin_s * cycles_per_s))
+        if cycles:
+            runtime.spin(int(PRIMER_S * self.cycles_per_s))
+            before.record()
+            runtime.spin(cycles)
+            is_busy = not before.query()  # without a pause between both spins
         start.record()
         began_s = runtime.host_s()
         for _ in repeat(None, number):
@@ -238,4 +259,46 @@ class QueuedClock(Clock):
         runtime.synchronize()
         left_s = runtime.host_s() - left_s
         device_s = max(start.elapsed_time(end) * 1e-3 - floor_s, self.resolution_s)
+        if is_busy:
+            self._cycles += cycles
+            self._spun_s += before.elapsed_time(start) * 1e-3 - floor_s
         return Span(device_s=device_s, issue_s=issue_s, is_hidden=is_hidden, left_s=left_s)
+
+
+class EventClock(Clock):
+    """Time between two events around calls, for a device without a kernel that could hide their launches.
+
+    It includes the pauses in which the device waits for the host, so that short calls are as long as their launches.
+    """
+
+    resolution_s = 1e-6
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+
+    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
+        """Seconds of the calls on the device."""
+        return self.read(call, num_calls).elapsed_s
+
+    def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
+        """Device and host time of the calls. With `flush`, each call has an empty cache and events of its own."""
+        device_s = issue_s = 0.0
+        numbers = [1] * num_calls if flush else [num_calls]
+        with self.marks.current():
+            for number in numbers:
+                start, end = self.marks.event(), self.marks.event()
+                if flush is not None:
+                    flush()
+                self.marks.synchronize()
+                start.record()
+                began_s = self.marks.host_s()
+                for _ in repeat(None, number):
+                    call()
+                issue_s += self.marks.host_s() - began_s
+                end.record()
+                end.synchronize()
+                device_s += max(start.elapsed_time(end) * 1e-3, self.resolution_s)
+        is_hidden = device_s >= HOST_NEAR * issue_s
+        return Reading(
+            elapsed_s=device_s, host_s=issue_s, flags=Flag(0) if is_hidden else Flag.not_hidden | Flag.host_bound
+        )

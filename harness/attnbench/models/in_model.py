@@ -42,11 +42,12 @@ class RefusedError(ValueError):
 class GivenMask(Mask):
     """The mask that a model passes to its attention: boolean (B, T, S), True where visible."""
 
-    name = "given"
+    name = ""  # no mask that a text can name
 
     def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
         """Take the mask, of which B and T may be 1."""
         super().__init__()
+        self.name = "given"
         self.visible = visible.expand(sizes).cpu().numpy()
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
@@ -65,7 +66,7 @@ class GivenMask(Mask):
 class GivenBias(Mask):
     """The bias that a model adds to its scores: (B or 1, H or 1, T, S)."""
 
-    name = "given_bias"
+    name = ""
     changes_scores = is_learned = True
 
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask

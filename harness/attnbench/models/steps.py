@@ -54,8 +54,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
         seconds = median_estimate(compared.samples[Arm(implementation=attention)]).point
         step = StepTime(attention=attention, seconds=seconds, attention_share=shares.get(attention))
         if (judged := compared.judgements.get(attention)) is not None:
-            verdict = str(judged.verdict)
-            step = replace(step, ratio=judged.ratio, low=judged.low, high=judged.high, verdict=verdict)
+            step = replace(step, ratio=judged.ratio, low=judged.low, high=judged.high, verdict=str(judged.verdict))
         found.append(step)
     return found
 

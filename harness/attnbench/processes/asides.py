@@ -1,18 +1,19 @@
 """Work outside of a run, in a worker: declarations, certificates of invariance, and attention inside a model."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from attnbench import plugins
 from attnbench.invariance.records import Certificate
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
-from attnbench.plugins import name_of
 from attnbench.processes import messages
-from attnbench.processes.worker_client import Template, WorkerProcess, worker_template
+from attnbench.processes.worker_client import START_TIMEOUT_S, Template, WorkerProcess
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
@@ -34,9 +35,7 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
     with ExitStack() as exits:
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
-            template = exits.enter_context(
-                closing(worker_template(folder / "worker.log", {messages.PRELOADED: preloaded}))
-            )
+            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
         yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
 
 
@@ -53,6 +52,28 @@ def evaluate(process: WorkerProcess, function: str, result: type[T], **arguments
         return msgspec.json.decode(reply.result, type=result)
     except msgspec.DecodeError as error:
         return messages.Failed(status=Status.crashed, message=f"the process wrote no valid answer: {error}")
+
+
+def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, messages.Declared]:
+    """The declarations of each spec whose file uses attnbench; other files have none, and are not run.
+
+    Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, has no
+    declarations: the check reports the failure.
+    """
+    by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
+    for spec in specs:
+        if "attnbench" in plugins.imported(spec):
+            by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
+    declarations: dict[str, messages.Declared] = {}
+    if by_file:
+        with worker(START_TIMEOUT_S, template=template) as process:
+            for specs_of_file in by_file.values():
+                process.start()
+                for spec in specs_of_file:
+                    reply = evaluate(process, "declared", messages.Declared, spec=spec)
+                    if isinstance(reply, messages.Declared):
+                        declarations[spec] = reply
+    return declarations
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
@@ -72,7 +93,7 @@ def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
     with worker(plan.timeout_s) as process:
         reply = evaluate(process, "certified", Certificate, workload=shape, spec=spec, seed=plan.seed)
     if isinstance(reply, messages.Failed):
-        name = name_of(spec)
+        name = plugins.name_of(spec)
         return Certificate(implementation=name, workload=shape, seed=plan.seed, failed=reply.message)
     return reply
 

@@ -42,10 +42,11 @@ class ShortlistStage(Stage):
             out: dict[Arm, tuple[Status, str, bool]] = {}
             seconds: dict[Arm, float] = {}
             for arm in cells:
-                reply = session.prepare(workload, arm, is_rough=False)
+                limits = session.limits | {"is_rough": False}
+                reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
                 if isinstance(reply, messages.Failed):
                     out[arm] = reply.status, reply.message, False
-                else:
+                elif isinstance(reply, messages.Prepared):
                     seconds[arm] = reply.call_s or 0.0
             order = sorted(seconds, key=seconds.__getitem__)
             for place, arm in enumerate(order if plan.shortlist else []):

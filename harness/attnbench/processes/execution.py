@@ -30,7 +30,7 @@ from attnbench.processes.stages import (
     Watch,
     now,
 )
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience, worker_template
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
@@ -133,7 +133,7 @@ def refuse_interpreted(plan: Plan) -> None:
 def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
     """A template for checks: without timing, one environment serves all plans. It starts importing now."""
     settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
-    with closing(worker_template(folder / "worker.log", settings)) as template:
+    with closing(Template(folder / "worker.log", settings)) as template:
         template.start()
         yield template
 

@@ -26,12 +26,22 @@ from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 NUMBER = struct.Struct("<i")
+WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
+"""Environment variable for the way in which workers are started, and its only value."""
 FOLDERS = "ATTNBENCH_FOLDERS"
 """Environment variable of workers: folders that are searched for modules before the installed ones."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules, joined by commas, to import if possible."""
 FORK = 0
 """Asks the template (processes/worker/__main__.py) for a new worker; a process id asks it to end that worker."""
+
+
+def spawns() -> bool:
+    """Whether each worker is a new process, which takes seconds, in place of a fork.
+
+    On macOS Linux's calls for nameless files are missing, and a fork of a process that has used Metal is unusable.
+    """
+    return os.environ.get(WORKERS) == SPAWN or not hasattr(os, "memfd_create")
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -97,7 +107,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_attend: bool = False  # optional methods of its module
     has_pack: bool = False
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
-    peak_bytes: float | None = None  # predicted peak; None if far from any limit, or without a shorter length
 
 
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
@@ -172,15 +181,13 @@ class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
     """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
-    `faults` lists other changes, and `notes` other actions, by rule (checking/conduct.py). `random` is the state of
-    each generator after the call.
+    `faults` lists other changes by rule (checking/conduct.py). `random` is the state of each generator after the call.
     """
 
     tensors: dict[str, Place]
     changed: dict[str, Place]
     changed_outputs: dict[str, Place]
     faults: dict[str, str]
-    notes: dict[str, str]
     random: tuple[bytes, ...]
 
 

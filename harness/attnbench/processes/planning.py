@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.processes.declared import Axes, declared, suited, together
+from attnbench.processes.asides import declared
 from attnbench.processes.messages import Declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
@@ -21,6 +21,7 @@ from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
+Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 TIMEOUT_S = 60.0
@@ -139,6 +140,45 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     )
 
 
+def together(declarations: Mapping[str, Declared]) -> Axes:
+    """Merge the built-in axes of all implementations, to compare them on the same work.
+
+    Raises:
+        ValueError: two declare different values of an axis.
+    """
+    axes: dict[str, int | float | str] = {}
+    owners: dict[str, str] = {}
+    for spec, declaration in declarations.items():
+        for axis, value in declaration.built_in.items():
+            if axes.setdefault(axis, value) != value:
+                one, other = (plugins.name_of(each) for each in (owners[axis], spec))
+                raise ValueError(
+                    f"{one} has {axis}={axes[axis]} built in, and {other} has {axis}={value}: compare them one by one"
+                )
+            owners.setdefault(axis, spec)
+    return axes
+
+
+def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
+    """Set these axes on all workloads, each result once; drop workloads that cannot have them.
+
+    Raises:
+        ValueError: no workload can.
+    """
+    distinct: dict[str, Workload] = {}
+    problem: ValueError | None = None
+    for workload in workloads:
+        try:
+            changed = workload.with_axes(axes)
+        except ValueError as error:
+            problem = error
+            continue
+        distinct.setdefault(changed.id, changed)
+    if not distinct and problem is not None:
+        raise problem
+    return tuple(distinct.values())
+
+
 def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
     workloads: tuple[Workload, ...],
     specs: Sequence[str],
@@ -217,11 +257,7 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """A workload with another value of an axis, and of dependent axes.
-
-    Raises:
-        ValueError: there is no such workload.
-    """
+    """A workload with another value of an axis, and of dependent axes."""
     changed = {axis: value}
     if axis == "num_heads":
         changed["num_kv_heads"] = max(1, value * base.num_kv_heads // base.num_heads)

@@ -128,9 +128,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def generators(name: str) -> list[Generator]:
     """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
-    here = torch.device(device(name).torch_device)
-    others = [] if device(name).is_host else [torch.get_device_module(here).default_generators[here.index or 0]]
-    return [torch.default_generator, *others]
+    index = torch.device(device(name).torch_device).index or 0
+    return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
@@ -228,13 +227,8 @@ class Remote:
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Apply the candidate's in-place changes here, and note its other actions.
-
-        Raises:
-            ConductError: it changed state outside of these tensors.
-        """
+        """Apply the candidate's in-place changes here."""
         conduct.Conduct(faults=reply.faults).require_faultless()
-        conduct.note(reply.notes)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
         for call, place in reply.changed_outputs.items():
@@ -487,4 +481,4 @@ class Candidates:
             {number: each.contiguous() for number, each in overwritten.items()},
         )
         names = ("tensors", "changed", "changed_outputs")
-        return Tensors(**dict(zip(names, places, strict=True)), faults=seen.faults, notes=seen.notes, random=())
+        return Tensors(**dict(zip(names, places, strict=True)), faults=seen.faults, random=())

@@ -149,11 +149,7 @@ class _FailedError(Exception):
 
 
 def _require(reply: messages.Reply) -> messages.Reply:
-    """The reply, unless it is a failure.
-
-    Raises:
-        _FailedError: it is.
-    """
+    """The reply, unless it is a failure."""
     if isinstance(reply, messages.Failed):
         raise _FailedError(reply)
     return reply
@@ -340,11 +336,7 @@ class Runners(WorkerClient):
         return reply, (spent_s, lost_s)
 
     def _doubts(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> dict[str, str]:
-        """Compare both clocks for each untrusted arm; return reasons to distrust its times, by implementation.
-
-        Raises:
-            _FailedError: the times cannot be true, or an answer is wrong.
-        """
+        """Compare both clocks for each untrusted arm; return reasons to distrust its times, by implementation."""
         foreign = [part for part in parts if part.owner is not None]
         disturbed = 1.0, 1.0  # effect of other work on any witness; unknown without a trusted one
         for part in parts if foreign else ():
@@ -367,11 +359,7 @@ class Runners(WorkerClient):
         load: Load,
         disturbed: Factors,
     ) -> str:
-        """Why the samples of a cell are doubtful, or "".
-
-        Raises:
-            _FailedError: they cannot be true, or an answer is wrong.
-        """
+        """Why the samples of a cell are doubtful, or ""."""
 
         def witness() -> Factors:
             factors = self._witness(workload, part, cell, visit, load)
@@ -396,11 +384,7 @@ class Runners(WorkerClient):
     def _witness(
         self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished, load: Load
     ) -> Factors:
-        """Take a cell's witness sample; foreign code is judged.
-
-        Raises:
-            _FailedError: a call fails, or an answer is wrong.
-        """
+        """Take a cell's witness sample; foreign code is judged."""
         arm, spec = measured
         cell: dict[str, Any] = {"workload": workload, "arm": arm, "spec": spec}
         runner, is_foreign = part.client, part.owner is not None

@@ -69,14 +69,18 @@ def plan(
 
 def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is_apart: bool) -> Plan:
     named = fields.get("implementations", ())
-    if any(plugins.split(text)[0] is not None for text in texts):
-        if named:
-            raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-        base, candidate, pairs = _two_files(*texts)
-    elif not named:
+    are_files = [plugins.split(text)[0] is not None for text in texts]
+    if any(are_files) and named:
+        raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
+    if any(are_files) and not all(are_files):
+        raise ValueError(f"{texts[are_files.index(False)]} cannot be compared with a file: give FILE.py:NAME for both")
+    if not any(are_files) and not named:
         raise ValueError("say what is compared with --implementation FILE.py:NAME")
+    base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
+    if all(are_files):  # under the name of the second
+        plugins.check_specs([f"base={texts[0]}", f"candidate={texts[1]}"])
+        pairs = {plugins.name_of(texts[1]): (SideSpec(texts[0], ""), SideSpec(texts[1], ""))}
     else:
-        base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
         check_out(Sides(base=base, candidate=candidate))
         pairs = _pairs(named, base, candidate)
     if gone := [pair[1].missing for pair in pairs.values() if all(each.missing for each in pair)]:
@@ -107,18 +111,10 @@ def _checkout(folder: Path, place: int) -> Path:
     return folder / SIDES_FOLDER / ("base", "candidate")[place]
 
 
-def _two_files(base: str, candidate: str) -> tuple[Side, Side, dict[str, Pair]]:
-    """Two files as sides, under the name of the second."""
-    for text in (base, candidate):
-        if plugins.split(text)[0] is None:
-            raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
-    plugins.check_specs([f"base={base}", f"candidate={candidate}"])
-    pair = SideSpec(base, ""), SideSpec(candidate, "")
-    return Side(given=base), Side(given=candidate), {plugins.name_of(candidate): pair}
-
-
 def _side(text: str, target: Path) -> Side:
     """Interpret the text of a side; a revision's files will be placed at `target`."""
+    if plugins.split(text)[0] is not None:
+        return Side(given=text)
     if text == REVISION + WORKTREE:
         return Side(given=text, root=os.path.relpath(repository_root()))
     if text.startswith(REVISION):
@@ -137,10 +133,7 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     Raises:
         ValueError: a text describes no side.
     """
-    typed = [
-        Side(given=text) if plugins.split(text)[0] is not None else _side(text, _checkout(folder, place))
-        for place, text in enumerate(texts)
-    ]
+    typed = [_side(text, _checkout(folder, place)) for place, text in enumerate(texts)]
     one, other = (
         [(each.root and Path(each.root).resolve(), each.commit, each.python) for each in both]
         for both in (typed, (sides.base, sides.candidate))

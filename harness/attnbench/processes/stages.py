@@ -162,12 +162,6 @@ class Session:
         """Fields of a request that name its cell."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
 
-    def prepare(self, workload: Workload, arm: Arm, **limits: Any) -> messages.Prepared | messages.Failed:  # noqa: ANN401
-        """Predict the cost of a call; `limits` override those of the plan."""
-        reply = self.ask(messages.Prepare(**self.request_of(workload, arm), **(self.limits | limits)))
-        assert isinstance(reply, messages.Prepared | messages.Failed)
-        return reply
-
     def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
         """End a cell after its check had passed."""
         self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
@@ -186,13 +180,9 @@ class Session:
         self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
         self.watch(self._shown)
 
-    def show_left_out(self, workload: Workload, arm: Arm, why: str) -> None:
-        """Call the watcher: a prediction has left out a cell."""
-        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=why))
-
-    def show_wrong(self, checked: events.CellChecked) -> None:
-        """Call the watcher: an answer is wrong."""
-        self.watch(replace(self._shown, cell=f"{checked.key[1]} on {checked.workload}", wrong=checked.message))
+    def show_cell(self, workload: Workload, arm: Arm, *, left_out: str = "", wrong: str = "") -> None:
+        """Call the watcher: a prediction has left out a cell, or an answer is wrong."""
+        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=left_out, wrong=wrong))
 
 
 class Stage(Protocol):
@@ -273,7 +263,7 @@ def record_check(session: Session, workload: Workload, arm: Arm, reply: messages
     """Record the reply to a check as the status of its cell."""
     if isinstance(reply, messages.Failed):
         if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
-            session.show_left_out(workload, arm, reply.message)
+            session.show_cell(workload, arm, left_out=reply.message)
         session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
         reply = events.CellChecked(
             **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
@@ -281,7 +271,7 @@ def record_check(session: Session, workload: Workload, arm: Arm, reply: messages
     assert isinstance(reply, events.CellChecked)
     session.record(reply)
     if reply.status is Status.disagrees:
-        session.show_wrong(reply)
+        session.show_cell(workload, arm, wrong=reply.message)
 
 
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:

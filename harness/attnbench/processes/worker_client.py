@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -28,12 +29,10 @@ from attnbench.workloads.workload import RANKS_TIMEOUT
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
 CHUNK = 2**20
-ENDING_S = 1.0
+ENDING_S, WATCH_S = 1.0, 0.01
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
-WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
-"""Environment variable for the way in which workers are started, and its only value."""
 RANKS_SHARE = 0.5
 """Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
 killed."""
@@ -94,7 +93,7 @@ class WorkerClient(Protocol):
 
 
 class Template:
-    """The process from which workers are forked (processes/worker/__main__.py); started at the first request.
+    """The process that forks or spawns workers (processes/worker/__main__.py); started at the first request.
 
     `settings` are further environment variables, `python` another interpreter, `home` the folder with this package, and
     `folders` are searched before installed packages. All of a template prints into `log`.
@@ -114,12 +113,11 @@ class Template:
         self.environment = {**os.environ, **(settings or {}), **path}
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._files: tempfile.TemporaryDirectory[str] | None = None
         self._has_forked = False
 
-    def fork(self, line: socket.socket, heartbeat: int) -> tuple[int, int]:
-        """Fork a worker that listens to `line`.
-
-        Returns its process id, and a file that becomes readable when it ends; the caller closes it.
+    def fork(self, line: socket.socket, heartbeat: int) -> int:
+        """Start a worker that listens to `line`; return its process id.
 
         Raises:
             OSError: the template cannot start, or has ended.
@@ -128,8 +126,7 @@ class Template:
             self.start()
         self._has_forked = True
         with self.log.open("ab") as log:
-            worker = self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
-        return worker, os.pidfd_open(worker)
+            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
         """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
@@ -160,6 +157,9 @@ class Template:
             self._process.kill()
             self._process.wait()
         self._process = None
+        if self._files is not None:
+            self._files.cleanup()
+            self._files = None
 
     def start(self) -> None:
         """Start the process without waiting for it; otherwise `fork` starts it.
@@ -168,24 +168,21 @@ class Template:
             OSError: it cannot start.
         """
         self.close()
-        self._line, theirs = socket.socketpair()
-        with theirs:
-            self._process = self.open(theirs.fileno())
-        self._line.settimeout(START_TIMEOUT_S)
-
-    def open(self, *files: int, ending: int = -1, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - of Popen
-        """Start Python with a worker's program and these open files, and `ending` if any."""
+        if messages.spawns():
+            self._files = tempfile.TemporaryDirectory(prefix="attnbench-tensors-")
+            self.environment[messages.FILES] = self._files.name
         # -P and our own root first: a folder called attnbench in the working folder must not replace us
-        with self.log.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-                [self.python, "-P", "-m", "attnbench.processes.worker", *map(str, files)],
+        self._line, theirs = socket.socketpair()
+        with self.log.open("ab") as log, theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
+                [self.python, "-P", "-m", "attnbench.processes.worker", str(theirs.fileno())],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[*files, *([ending] if ending >= 0 else [])],
-                **options,
+                pass_fds=[theirs.fileno()],
             )
+        self._line.settimeout(START_TIMEOUT_S)
 
     def log_size(self) -> int:
         """Bytes printed up to now; a flooded log is cut."""
@@ -204,11 +201,7 @@ class Template:
         return ""
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        """Send a request to the template; after a failure close it, since a late reply would answer the next request.
-
-        Raises:
-            OSError: it has ended, or does not reply.
-        """
+        """Send a request to the template; after a failure close it: a late reply would answer the next request."""
         if self._line is None:
             raise ConnectionResetError("it was closed")
         try:
@@ -223,56 +216,6 @@ class Template:
         return result
 
 
-class Spawner(Template):
-    """Starts each worker as a new process, which takes seconds: without forks, nameless files and process handles.
-
-    On macOS Linux's calls for these are missing, and a fork of a process that has used Metal is unusable.
-    """
-
-    _workers: dict[int, subprocess.Popen[bytes]]
-    _files: tempfile.TemporaryDirectory[str] | None = None
-
-    def start(self) -> None:
-        """Do nothing: each worker starts by itself."""
-
-    def fork(self, line: socket.socket, heartbeat: int) -> tuple[int, int]:
-        """Start a worker that listens to `line`; return its id, and the end of a pipe whose other end it has."""
-        if self._files is None:
-            self._files, self._workers = tempfile.TemporaryDirectory(prefix="attnbench-tensors-"), {}
-            self.environment[messages.FILES] = self._files.name
-        ending, theirs = os.pipe()
-        worker = self.open(line.fileno(), heartbeat, ending=theirs, start_new_session=True)
-        os.close(theirs)
-        self._workers[worker.pid] = worker
-        return worker.pid, ending
-
-    def end(self, worker: int) -> int:
-        """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before."""
-        strays: list[psutil.Process] = []
-        with suppress(psutil.Error):
-            strays = psutil.Process(worker).children(recursive=True)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker, signal.SIGKILL)
-        for stray in strays:
-            with suppress(psutil.Error):
-                stray.kill()
-        return self._workers.pop(worker).wait()
-
-    def close(self) -> None:
-        """End all workers, and remove their files."""
-        if self._files is not None:
-            for worker in list(self._workers):
-                self.end(worker)
-            self._files.cleanup()
-            self._files = None
-
-
-def worker_template(log: Path, settings: Mapping[str, str] | None = None, **where: Any) -> Template:  # noqa: ANN401 - of Template
-    """The way in which this system starts workers; ATTNBENCH_WORKERS=spawn selects the one for any system."""
-    spawns = os.environ.get(WORKERS) == SPAWN or not hasattr(os, "pidfd_open")
-    return (Spawner if spawns else Template)(log, settings, **where)
-
-
 class WorkerProcess:
     """A process that handles requests, one at a time; each start replaces it."""
 
@@ -282,7 +225,7 @@ class WorkerProcess:
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
         self._log_start = 0
-        self._worker = self._ending = 0  # its process id, and a file that becomes readable when it ends
+        self._worker = 0  # its process id
 
     @property
     def process_id(self) -> int:
@@ -308,7 +251,7 @@ class WorkerProcess:
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    self._worker, self._ending = self.template.fork(theirs, self._heartbeat.file)
+                    self._worker = self.template.fork(theirs, self._heartbeat.file)
                 except OSError as error:
                     ours.close()
                     reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
@@ -344,26 +287,20 @@ class WorkerProcess:
         return reply
 
     def _read_line(self, timeout_s: float) -> bytes:
-        """Read one line, which is a complete reply: the worker handles one request at a time.
-
-        Raises:
-            TimeoutError: no heartbeat came for `timeout_s`.
-            msgspec.DecodeError: the line is too long.
-            OSError: the worker has ended or closed its line; children that still hold it do not matter.
-        """
+        """Read one line, which is a complete reply: the worker handles one request at a time."""
         assert self._line is not None
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
         while not parts[-1].endswith(b"\n"):
-            ready = wait([self._line, self._ending], POLL_S)
+            ready = wait([self._line], POLL_S)
             self.template.log_size()
-            if self._line in ready:
+            if ready:
                 parts.append(self._line.recv(CHUNK))
                 length += len(parts[-1])
                 if not parts[-1]:
                     raise ConnectionResetError("the line was closed")
                 if length > LONGEST_ANSWER:
                     raise msgspec.DecodeError("no answer is so long")
-            elif ready:
+            elif self._has_ended():
                 raise ConnectionResetError("the process ended")
             count, _ = self._heartbeat.read()
             waited_s = waited_s + POLL_S if not ready and count == step else 0.0
@@ -375,7 +312,7 @@ class WorkerProcess:
     def _lost(self, request: messages.Request, status: Status, message: str) -> messages.Failed:
         """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
         _, index = self._heartbeat.read()
-        ended_itself = bool(wait([self._ending], ENDING_S)) if self._ending else False
+        ended_itself = self._has_ended(ENDING_S)
         code = self.stop()
         if not message and not ended_itself:
             message = "the process closed its line to the coordinator"
@@ -397,13 +334,25 @@ class WorkerProcess:
             is_unloadable=index == messages.Heartbeat.LOADING,
         )
 
+    def _has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether the process ends within some seconds; its children do not matter."""
+        until_s = time.monotonic() + within_s
+        while True:
+            try:
+                if psutil.Process(self._worker).status() == psutil.STATUS_ZOMBIE:
+                    return True
+            except psutil.NoSuchProcess:
+                return True
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(WATCH_S)
+
     def stop(self) -> int | None:
         """Stop the worker and all its descendants at once; return its exit code, if known."""
         if self._line is None:
             return None
         self._line.close()
         self._line, self.is_spent = None, False
-        os.close(self._ending)
         with suppress(OSError):
             return self.template.end(self._worker)
         return None
@@ -432,7 +381,7 @@ class ProcessClient(WorkerClient):
         **where: Any,  # noqa: ANN401 - of Template
     ) -> None:
         """Keep the longest time of a step without a heartbeat. The others are those of a Template, without one."""
-        self.template = template or worker_template(log, patience(timeout_s) | {**(settings or {})}, **where)
+        self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, **where)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
 

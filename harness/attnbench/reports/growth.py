@@ -26,7 +26,7 @@ def sentence(growth: Growth) -> str:
     if fit is None:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
     text = f"memory grows with {letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f}) over {letter}="
-    text += f"{fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
+    text += f"{fit.lengths[0]} to {fit.lengths[-1]}"
     if growth.limit_bytes <= 0:
         return f"{name}: {text}"
     if reach is None:
@@ -61,7 +61,6 @@ def facts(growth: Growth) -> dict[str, object]:
         "exponent": fit and fit.exponent,
         "exponent_low": fit and fit.low,
         "exponent_high": fit and fit.high,
-        "exponent_at_the_end": fit and fit.end,
         "curve_bytes": fit and list(fit.parts),
         "limit_bytes": growth.limit_bytes or None,
         "reached_at": reach and reach.point,

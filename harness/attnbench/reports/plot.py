@@ -1,16 +1,16 @@
 """Line plots: a panel for each group, values with intervals, and names at the ends of lines.
 
-Used for time and memory against length, growth of memory, and histories, each with its own points.
+Used for time and memory against length, and for growth of memory.
 """
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from attnbench.reports import Picture, style
 from attnbench.storage.records import Arm
@@ -21,8 +21,8 @@ LABEL_HEIGHT = 0.07
 """Least distance of labels, as a share of the panel's height."""
 GREY, LIMIT = "#c4c4c4", "#AA3377"
 """Colours of lines without a label, and of a limit."""
-WIDE, LONG = 5.0, 4.0
-"""Values that span more than the first factor get a logarithmic axis; intervals beyond the second one are cut."""
+LONG = 4.0
+"""Intervals may reach beyond all points by this factor; longer ones are cut."""
 MANY_TICKS, TITLE_LEN, EDGE = 7, 48, 1.2
 LEAST_WIDTH = 7.2
 """Inches for the title and the legend next to it."""
@@ -30,13 +30,12 @@ LEAST_WIDTH = 7.2
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A value with an optional 95 % interval; a ring marks it."""
+    """A value with an optional 95 % interval."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    is_ringed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,6 @@ class Panel:
     lines: Sequence[Line]
     x_label: str
     ticks: Mapping[float, str]
-    is_log: bool = True
     limit: float = 0.0  # a horizontal line, if above 0
 
 
@@ -111,15 +109,14 @@ def labelled(lines: Sequence[Line], base: str) -> list[Arm]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, with_label: Sequence[Arm]) -> None:
-    if panel.is_log:
-        axes.set_xscale("log", base=2)
+    axes.set_xscale("log", base=2)
     for line in panel.lines:
         _draw_line(axes, line, has_label=line.arm in with_label)
     style.ticks(axes.xaxis, FixedLocator(list(panel.ticks)), lambda value: panel.ticks.get(value, ""))
     axes.tick_params(axis="x", labelrotation=45 if len(panel.ticks) > MANY_TICKS else 0)
     axes.tick_params(axis="y", labelleft=True)
     low, high = min(panel.ticks), max([*panel.ticks, *(x for line in panel.lines for x, _ in line.curve[-1:])])
-    axes.set_xlim(*((low / EDGE, high * EDGE) if panel.is_log else (low - 0.5, high + 0.5)))
+    axes.set_xlim(low / EDGE, high * EDGE)
     axes.set_xlabel(panel.x_label)
     axes.set_title("\n".join(textwrap.wrap(panel.title, TITLE_LEN)), loc="left")
 
@@ -141,37 +138,28 @@ def _draw_line(axes: Axes, line: Line, *, has_label: bool) -> None:
     if any(map(any, ends)):
         axes.errorbar(x, y, yerr=ends, zorder=order + 1, **bars)
     axes.plot(x, y, linestyle="", color=look.colour, zorder=order + 2, **marker)
-    rings = [(point.x, point.y) for point in line.points if point.is_ringed]
-    if rings:
-        axes.plot(*zip(*rings, strict=True), "o", ms=13, mfc="none", mec=style.INK, mew=1.4, zorder=9)
     if line.curve:
         axes.plot(*zip(*line.curve, strict=True), color=look.colour, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1.5)
 
 
 def _scale(axes: Axes, points: Sequence[Point], unit: str) -> None:
-    """Scale the vertical axis, and put ticks on it; no interval takes more room than all points."""
-    low, high = min(point.y for point in points), max(point.y for point in points)
+    """Put ticks on the vertical axis; no interval takes more room than all points."""
     if unit == "bytes":
         axes.set_yscale("log", base=2)
         style.ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, unit, digits=1))
-    elif unit == "s" or 0 < low < high / WIDE:
-        axes.set_yscale("log", base=10)
-        bottom, top = axes.get_ylim()
-        axes.set_ylim(max(bottom, low / LONG), min(top, high * LONG))
-        style.log_ticks(axes.yaxis, unit)
-    else:
-        middle, half = (high + low) / 2, (high - low) / 2
-        half = max(1.15 * half, 0.1 * middle)  # keep small changes small
-        axes.set_ylim(middle - half, middle + half)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, unit)))
+        return
+    axes.set_yscale("log", base=10)
+    bottom, top = axes.get_ylim()
+    values = [point.y for point in points]
+    axes.set_ylim(max(bottom, min(values) / LONG), min(top, max(values) * LONG))
+    style.log_ticks(axes.yaxis, unit)
 
 
 def _label(axes: Axes, panel: Panel, with_label: Sequence[Arm]) -> None:
     """Name the lines at their ends, in their colours, moved apart to avoid overlaps."""
-    scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
-    low, high = map(scale, axes.get_ylim())
+    low, high = map(math.log, axes.get_ylim())
     lines = sorted((line for line in panel.lines if line.arm in with_label), key=lambda line: line.points[-1].y)
-    heights = [(scale(line.points[-1].y) - low) / (high - low) for line in lines]
+    heights = [(math.log(line.points[-1].y) - low) / (high - low) for line in lines]
     for line, place in zip(lines, apart(heights, LABEL_HEIGHT), strict=True):
         end = line.points[-1].x
         short = "" if end >= max(panel.ticks) else f" (to {panel.ticks.get(end, '')})"

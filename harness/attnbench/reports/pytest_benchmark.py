@@ -1,7 +1,7 @@
 """Times as benchmark.json for `pytest-benchmark compare` and other tools that read its format.
 
 Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/ionelmc/pytest-benchmark. machine_info
-omits the host's name. The format has no place for cells without a time; they are under `not_measured`.
+omits the host's name. The format has no place for cells without a time.
 """
 
 import statistics
@@ -24,28 +24,23 @@ def document(results: Results) -> dict[str, Any]:
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
         "benchmarks": [_benchmark(record, results) for record in results.records if record.samples(LATENCY)],
-        "not_measured": [
-            {
-                "implementation": plain(str(record.arm)),
-                "workload": record.workload.id,
-                "status": str(record.status),
-                "message": plain(record.message),
-            }
-            for record in results.records
-            if not record.samples(LATENCY)
-        ],
         "datetime": results.started.time,
         "version": VERSION,
     }
 
 
 def _machine(results: Results) -> dict[str, Any]:
-    found = next(iter(results.environments.values()), None)
-    if found is None:
+    environment = next(iter(results.environments.values()), None)
+    if environment is None:
         return {"cpu": {}}
-    cpu = {"brand_raw": found.cpu, "count": found.num_logical_cores}
-    known = {"processor": found.cpu, "system": found.system, "python_version": found.python, "cpu": cpu}
-    return {**known, "fingerprint": found.fingerprint, "accelerator": found.accelerator}
+    return {
+        "processor": environment.cpu,
+        "system": environment.system,
+        "python_version": environment.python,
+        "cpu": {"brand_raw": environment.cpu, "count": environment.num_logical_cores},
+        "fingerprint": environment.fingerprint,
+        "accelerator": environment.accelerator,
+    }
 
 
 def _benchmark(record: Record, results: Results) -> dict[str, Any]:

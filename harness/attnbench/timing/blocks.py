@@ -201,9 +201,8 @@ def visit(
         nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
         if at.sustained_s:
             heat(measured, clock, at.sustained_s, conditions, seconds)
-        num_untimed, untimed_s = 0, 0.0  # since the last sample
         if settings.is_warmed and at.num_blocks and not at.sustained_s:
-            num_untimed, untimed_s = warm(measured, clock, settings.num_calls, conditions)
+            warm(measured, clock, settings.num_calls, conditions)
         in_turn = settings.num_calls + int(settings.is_touched)
         costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
         shares = num_blocks_each(costs_s, at)
@@ -213,10 +212,9 @@ def visit(
             for slot, timed in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(timed.arm)
                 if settings.is_touched and timed.arm != PROBE:
-                    num_untimed, untimed_s = num_untimed + 1, untimed_s + timed.spend(clock)
+                    timed.spend(clock)
                 taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions)
-                samples[timed.arm].append(msgspec.structs.replace(taken, num_untimed=num_untimed, untimed_s=untimed_s))
-                num_untimed, untimed_s = 0, 0.0
+                samples[timed.arm].append(taken)
             conditions.on_block()
     finally:
         if was_enabled:
@@ -224,15 +222,14 @@ def visit(
     return {arm: tuple(taken) for arm, taken in samples.items()}
 
 
-def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> tuple[int, float]:
-    """Call the arms in turn, untimed, until WARM_S have passed; return the number of calls and their seconds."""
-    start_s, num_untimed, untimed_s = clock.now(), 0, 0.0
+def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> None:
+    """Call the arms in turn, untimed, until WARM_S have passed."""
+    start_s = clock.now()
     for timed in cycle(measured):
         if clock.now() - start_s >= WARM_S:
             break
         conditions.on_turn(timed.arm)
-        num_untimed, untimed_s = num_untimed + num_calls, untimed_s + timed.spend(clock, num_calls)
-    return num_untimed, untimed_s
+        timed.spend(clock, num_calls)
 
 
 def heat(

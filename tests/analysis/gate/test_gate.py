@@ -20,11 +20,6 @@ from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import FIRST, ends, holds, killed, run, scales, vanishes
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run(tmp_path_factory.mktemp("base") / "run")
-
-
 def attnbench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
     """Return a runner of command lines, which returns exit codes."""
     monkeypatch.setattr("sys.argv", ["attnbench", *map(str, arguments)])

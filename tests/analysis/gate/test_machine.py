@@ -31,11 +31,6 @@ def ceilings(kind: str, factor: float) -> Change:
     return change
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run(tmp_path_factory.mktemp("base") / "run")
-
-
 def test_the_same_state_explains_nothing(base: Results, tmp_path: Path) -> None:
     assert state_change(base, base) == (1.0, "")
     slower = run(tmp_path / "run", scales("fused", 1.3), ceilings("copy", 1.05))

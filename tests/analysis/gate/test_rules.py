@@ -16,11 +16,6 @@ from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import FIRST, run, scales
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run(tmp_path_factory.mktemp("base") / "run")
-
-
 @pytest.mark.parametrize("allowed", [0.25, 0.5, math.inf])
 def test_more_may_be_allowed_than_had_to_be_seen(base: Results, tmp_path: Path, allowed: float) -> None:
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))

@@ -80,11 +80,6 @@ def test_a_reason_is_asked_for(reason, tmp_path):
     assert stored.stored(tmp_path) == []
 
 
-def test_the_option_is_asked_for(tmp_path, monkeypatch):
-    run(tmp_path / "runs" / "run")
-    assert attnbench(monkeypatch, "gate", "run", "--accept", "--results", tmp_path) == 2
-
-
 @pytest.mark.parametrize(
     ("change", "reported"),
     [
@@ -117,21 +112,12 @@ def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
     path = accept(tmp_path, "run")
     before = path.read_bytes()
     run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))  # as much checked as before
-    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be accepted"):
-        accept(tmp_path, "hasty")
+    for rules in ((), *((Rule(metric="latency", allowed=allowed),) for allowed in (0.01, 1.0, math.inf))):
+        with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be accepted"):
+            accept(tmp_path, "hasty", asked=Thresholds(rule=rules))
     assert path.read_bytes() == before
     run(tmp_path / "runs" / "checked", scales("fused", 0.4))
     assert read(accept(tmp_path, "checked")).run == "checked"
-
-
-@pytest.mark.parametrize("allowed", [0.01, 1.0, math.inf])
-def test_no_rule_makes_what_is_too_good_a_baseline(allowed, tmp_path):
-    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
-    run(tmp_path / "runs" / "run", scripts.checks(weaker))
-    accept(tmp_path, "run", asked=asked)
-    run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))
-    with pytest.raises(ValueError, match="too good to be accepted"):
-        accept(tmp_path, "hasty", asked=asked)
 
 
 def test_what_is_checked_less_than_before_becomes_no_baseline(tmp_path):

@@ -126,3 +126,10 @@ def test_a_context_that_is_lost_is_a_row_with_its_error_and_no_pass():
     found = on_cuda.kernel_sum(gpu)
     assert not found.passes
     assert all("illegal memory access" in row["error"] for row in found.rows)
+
+
+@pytest.mark.parametrize(("gap_s", "passes"), [(1e-6, True), (2.5e-6, False)])
+def test_the_gaps_between_kernels_are_part_of_g1s_limit_and_no_more(gap_s, passes):
+    """A call of sixteen kernels of 4 us was once to be within 2 %, and a gap of 1 us is 25 %."""
+    found = on_cuda.kernel_sum(SimulatedGpu(gap_s=gap_s))
+    assert found.passes is passes, found.found

@@ -126,7 +126,6 @@ def test_the_whole_has_every_implementation_and_each_step_once():
     assert {f"gauge-{each}" for each in plan.GAUGES} <= set(names)
     assert {"check", "check-tf32", "check-compiled", "check-flex", "run", "growth", "tests"} <= set(names)
     assert {each.work for each in asked} <= set(work.WORK)
-    assert len(plan.implementations()) > 20
 
 
 @pytest.mark.long

@@ -6,12 +6,8 @@ kind that is possible at a workload. To add a mistake, `yield wrong(name, words,
 
 from collections.abc import Callable, Iterator
 
+from attnbench.checking.mistakes.forms import wrong_forms
 from attnbench.checking.mistakes.gradients import wrong_gradients
-from attnbench.checking.mistakes.numerics import wrong_numerics
-from attnbench.checking.mistakes.parts import wrong_parts
-from attnbench.checking.mistakes.permutations import permutations
-from attnbench.checking.mistakes.ranks import wrong_ranks
-from attnbench.checking.mistakes.singles import singles
 from attnbench.checking.mistakes.wrong_masks import wrong_masks
 from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
@@ -20,12 +16,8 @@ __all__ = ["GENERATORS", "Mistake", "catalogue"]
 
 GENERATORS: dict[str, Callable[[Workload], Iterator[Mistake]]] = {
     "masks": wrong_masks,
-    "permutations": permutations,
-    "parts": wrong_parts,
-    "numerics": wrong_numerics,
+    "forms": wrong_forms,
     "gradients": wrong_gradients,
-    "singles": singles,
-    "ranks": wrong_ranks,
 }
 
 
@@ -33,6 +25,4 @@ def catalogue(workload: Workload, only: str = "") -> Iterator[Mistake]:
     """Every mistake that is possible at this workload, or those of one generator."""
     for name, generator in GENERATORS.items():
         if only in {"", name}:
-            yield from (
-                each for each in generator(workload) if not each.is_gradient or workload.direction != "inference"
-            )
+            yield from generator(workload)

@@ -1,8 +1,8 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket; with the files of a line
-and a heartbeat it is a single worker, for systems without Linux's calls. A fork takes a tenth of a
-second; starting Python with torch takes seconds. The template never loads an implementation, so that every worker
+Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
+second; starting Python with torch takes seconds, which is the way of systems without Linux's calls: with the files of a
+line and a heartbeat this program is a single worker. The template never loads an implementation, so that every worker
 starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
 ends them with the worker.
 """
@@ -39,7 +39,9 @@ def main() -> None:
     The replies are the worker's process id, and its exit code or minus its signal.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    line.set_inheritable(False)  # no worker keeps it open
+    if not messages.spawns():
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in filter(None, os.environ.get(PRELOADED, "").split(",")):
         with suppress(ImportError):
             importlib.import_module(name)
@@ -65,7 +67,7 @@ def serve(line: socket.socket, alive: set[int]) -> None:
             break
         (number,) = NUMBER.unpack(message)
         if number == FORK:
-            child = os.fork()
+            child = spawn(*files) if messages.spawns() else os.fork()
             if not child:
                 line.close()
                 with suppress(BaseException):
@@ -84,10 +86,14 @@ def serve(line: socket.socket, alive: set[int]) -> None:
 
 
 def end(worker: int) -> int:
-    """End a worker with its whole process group; return its exit code, or minus the signal that had ended it before."""
-    with suppress(ProcessLookupError):
+    """End a worker with all its processes; return its exit code, or minus the signal that had ended it before."""
+    strays = psutil.Process(worker).children(recursive=True) if messages.spawns() else []
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
-    os.kill(worker, signal.SIGKILL)  # a freshly forked one has no group of its own yet
+    os.kill(worker, signal.SIGKILL)  # a freshly started one has no group of its own yet
+    for stray in strays:
+        with suppress(psutil.Error):
+            stray.kill()
     return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
 
 
@@ -97,6 +103,16 @@ def end_strays(alive: set[int]) -> None:
         for stray in strays:
             stray.kill()
             os.waitpid(stray.pid, 0)
+
+
+def spawn(line: int, log: int, heartbeat: int) -> int:
+    """Start a worker as a new process; return its process id."""
+    for file in (line, heartbeat):
+        os.set_inheritable(file, True)  # noqa: FBT003 - its signature
+    files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    command = [sys.executable, "-P", "-m", "attnbench.processes.worker", str(line), str(heartbeat)]
+    into_log = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=[*files, *into_log])
 
 
 def become_worker(line: int, log: int, heartbeat: int) -> None:
@@ -150,5 +166,6 @@ def search_folders() -> None:
 if __name__ == "__main__":
     search_folders()
     if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
+        os.setsid()
         answer(*map(int, sys.argv[1:]))
     main()

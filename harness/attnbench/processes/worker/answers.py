@@ -36,7 +36,7 @@ from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
 from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Grade, Measurement, Sample, Status
+from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
@@ -164,7 +164,6 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
-        self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
         self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
@@ -292,11 +291,7 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Restore changed settings; imports and builds may change settings that can be restored.
-
-        Raises:
-            SharedStateError: a call changed settings, or an import or a build changed some that cannot be restored.
-        """
+        """Restore changed settings; imports and builds may change settings that can be restored."""
         changes = self.guard.restore()
         if blamed := changes.stuck if is_making else changes.settings:
             self.is_altered = True
@@ -325,15 +320,13 @@ class Worker:
             return messages.Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
-        cost = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
-        call_s, peak_bytes = (None, None) if cost is None else cost
+        call_s = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
         weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(request.workload),
             is_approximate=candidate.is_approximate,
             call_s=call_s,
-            peak_bytes=peak_bytes,
             **methods_of(candidate.build(weights)),
         )
 
@@ -366,9 +359,7 @@ class Worker:
             if request.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                earlier = self.diagnosed[request.spec]
-                agreed = agreement.diagnose(references, candidate, compared, earlier)
-                earlier.append(agreed)
+                agreed = agreement.diagnose(references, candidate, compared)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from attnbench import plugins
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
@@ -70,10 +69,7 @@ class LoadError(Exception):
             descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
         first = describe(error)[1]
         place = re.search(r" \([^()]+, line \d+\)$", first)
-        path, _ = plugins.split(plugins.variant(spec)[0])
-        has_its_name = path is not None and path.stem in plugins.imported(spec)
-        hint = f"; {path} has the name of a package that it imports: rename it" if has_its_name else ""
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}{hint}")
+        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
 STATUSES: Mapping[type[Exception], Status] = {
@@ -124,8 +120,8 @@ def load_error(spec: str, error: Exception) -> Exception:
 
 def require_within_limits(
     request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
-) -> Cost | None:
-    """Climb the staircase of shorter lengths; return the predicted cost of a call.
+) -> float | None:
+    """Climb the staircase of shorter lengths; return the predicted seconds of a call.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
@@ -185,10 +181,10 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
     *,
     compiles: bool = False,
     is_rough: bool = False,
-) -> Cost | None:
+) -> float | None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
-    Returns the predicted cost of one call; None if there is no shorter length to predict from. Lengths at which
+    Returns the predicted seconds of one call; None if there is no shorter length to predict from. Lengths at which
     `attempt` returns None are unsupported and skipped. With `is_rough` the climb ends once even quadratic growth would
     stay far below the limit and memory does not matter.
 
@@ -223,7 +219,7 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
         raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
-    return call_s, peak
+    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:

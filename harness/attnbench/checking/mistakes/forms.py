@@ -1,0 +1,466 @@
+"""Wrong forward passes: operands in another order, lost or badly merged tiles, wrong scores and weights, precision."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.checking import oracle, steps
+from attnbench.checking.oracle import RowMask
+from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, with_change, wrong
+from attnbench.contract import Weights, softmax_with_sinks
+from attnbench.workloads import masks
+from attnbench.workloads.workload import Workload
+
+PARTS = ("query", "key", "value")
+OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "query": ("scores", (0,)),
+    "key": ("heads", (1,)),
+    "value": ("heads", (2,)),
+    "keys and values": ("heads", (1, 2)),
+    "output": ("context", ()),
+}
+"""The step that reads each operand, and the operand's places in its arguments; the step that returns the output."""
+AXES = {"batch": "batch rows", "head": "heads", "position": "positions"}
+TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_TILES = 12
+"""With more tiles of one length, only those at both ends and in the middle are tried."""
+FORGOTTEN = {"maximum": "sum and output", "output": "output", "sum": "sum"}
+NUM_PARTS = (2, 3, 4, 8)
+FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
+"""Scores of hidden keys instead of minus infinity."""
+WEAK = -1e3
+"""Higher fills show on normal inputs."""
+FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
+"""Initial values of a running maximum instead of minus infinity."""
+TINY = 1e-37
+CLAMPS = (10.0, 20.0, 50.0, 80.0)
+SMALL = {0.0: "", 1e-30: ", and a tiny number is added to the sum", 1e-6: ", and 1e-6 is added to the sum"}
+ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
+WIDE = {"float32", "float64"}
+"""In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
+ALIBI = (masks.Alibi, masks.AlibiBottomRight)
+
+
+def orders(number: int) -> dict[str, list[int]]:
+    """Distinct wrong orders of `number` things, by description."""
+    things = list(range(number))
+    known = {
+        "in reverse": things[::-1],
+        "one place early": things[1:] + things[:1],
+        "one place late": things[-1:] + things[:-1],
+        "those of the first alone": [0] * number,
+    }
+    for rows in (rows for rows in range(2, number) if number % rows == 0):
+        words = f"grouped as ({number // rows}, {rows}) and read as ({rows}, {number // rows})"
+        known[words] = [row + rows * column for row in range(rows) for column in range(number // rows)]
+    distinct = {tuple(order): words for words, order in reversed(known.items())}
+    return {words: list(order) for order, words in reversed(distinct.items()) if list(order) != things}
+
+
+def in_order(axis: int, order: list[int]) -> Callable[[Tensor], Tensor]:
+    """A function that reorders one axis of a tensor."""
+    return lambda tensor: tensor[(slice(None),) * axis + (order,)]
+
+
+def reordered(workload: Workload) -> Iterator[Mistake]:
+    """Query, key, value, keys with their values, the output, or a bias in another order along one axis."""
+    batch_size, of_query, of_key = workload.batch_size, workload.num_heads, workload.num_kv_heads
+    for operand, (step, places) in OPERANDS.items():
+        sizes = (batch_size, of_key, workload.kv_len) if step == "heads" else (batch_size, of_query, workload.seq_len)
+        axes = 1 if operand == "query" else 3  # its other axes are as for keys and values, or the output
+        for place, (axis, number) in enumerate(zip(AXES, sizes[:axes], strict=False)):
+            for words, order in orders(number).items():
+                if axis != "position" or not words.startswith("grouped"):
+                    change = in_order(place, order)
+                    changed = before(step, change, *places) if places else after(step, change)
+                    flags = "needs_all_rows" * (operand == "output" and axis == "position")
+                    text = f"the {AXES[axis]} of the {operand} are {words}"
+                    yield wrong(f"{operand.replace(' ', '_')}_{axis}_order", text, flags, **{step: changed})
+    times = of_query // of_key
+    if min(times, of_key) > 1:
+        words = "query head h reads key/value head h % G, not h // (H / G): repeat instead of repeat_interleave"
+        repeated = lambda _, key, value, __: (key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1))  # noqa: E731
+        yield wrong("kv_heads_interleaved", words, heads=repeated)
+    has_bias = any(part.is_additive for part in workload.mask_rule.changes)
+    for words, order in orders(of_query).items() if has_bias else ():
+        other = with_bias(lambda bias, *_, order=order: bias[:, order])
+        yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=other)
+
+
+def viewed(tensor: Tensor) -> Tensor:
+    """Read (B, T, H, K) as (B, H, T, K) by a view, without a transpose."""
+    return tensor.transpose(1, 2).reshape(tensor.shape)
+
+
+def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """Attention among the heads of one position: (B, H, T, K) read as (B, T, H, K)."""
+    scores = product(query.transpose(1, 2), key.permute(0, 2, 3, 1)) * mask.scale_for(query.shape[-1])  # (B,T,H,H)
+    return product(scores.softmax(dim=-1), value.transpose(1, 2)).transpose(1, 2)
+
+
+def layouts(workload: Workload) -> Iterator[Mistake]:
+    """(B, H, T, K) read as (B, T, H, K), or the reverse."""
+    if min(workload.num_heads, workload.seq_len) == 1:
+        return
+    is_square = workload.seq_len == workload.kv_len
+    if is_square:
+        words = "query, key and value are read as (B, T, H, K), and are (B, H, T, K): attention runs over the heads"
+        yield wrong("heads_for_positions", words, "needs_all_rows", whole=across_heads)
+        words = "query and key have changed places in the scores"
+        swapped: Callable[..., Tensor] = lambda query, key, mask: steps.scores(key, query, mask)  # noqa: E731
+        yield wrong("query_key_swapped", words, "needs_all_rows", scores=swapped)
+    views: dict[str, dict[str, Any]] = {
+        "query, key and value": {"scores": before("scores", viewed, 0), "heads": before("heads", viewed, 1, 2)},
+        **{f"the {name}": {OPERANDS[name][0]: before(OPERANDS[name][0], viewed, *OPERANDS[name][1])} for name in PARTS},
+        "the output": {"context": after("context", viewed)},
+    }
+    for what, changes in views.items():
+        words = f"a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K), in {what}"
+        yield wrong("viewed_not_transposed", words, "needs_all_rows", **changes)
+
+
+def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A projection whose weights and biases (H, K, ...) of query, key and value are regrouped."""
+
+    def projected(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, ...]:
+        tensors, named = weights.filled().tensors(), dict[str, Tensor]()
+        for kind in ("", "_bias") if weights.has_bias else ("",):
+            names = [f"{part}{kind}" for part in PARTS]
+            named |= dict(zip(names, regroup([tensors[name] for name in names]), strict=True))
+        return oracle.project(x, context, Weights(**named))
+
+    return projected
+
+
+def by_feature(parts: list[Tensor]) -> Iterable[Tensor]:
+    """Read (H*K,) as (K, H)."""
+    return (part.flatten(0, 1).unflatten(0, (part.shape[1], part.shape[0])).transpose(0, 1) for part in parts)
+
+
+def by_head(parts: list[Tensor]) -> Iterable[Tensor]:
+    """Read all queries, all keys, all values as head by head."""
+    num_heads, head_dim = parts[0].shape[:2]
+    packed = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
+    return [packed[:, place] for place in range(3)]
+
+
+def in_thirds(parts: list[Tensor]) -> Iterable[Tensor]:
+    """Read head by head as all queries, all keys, all values."""
+    packed = torch.stack(parts, dim=1).flatten(0, 2)  # (H,3,K,...) -> (H*3*K,...)
+    return (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
+
+
+def projections(workload: Workload) -> Iterator[Mistake]:
+    """Mistakes of the projections, in scope `module`."""
+    if workload.scope == "attention":
+        return
+    heads, groups, width, value = workload.num_heads, workload.num_kv_heads, workload.head_dim, workload.value_dim
+    shapes, places = [(heads, width), (groups, width), (groups, value)], range(3)
+    for order in itertools.permutations(places):
+        if order != tuple(places) and [shapes[place] for place in order] == shapes:
+            names = "{}, {} and {}".format(*(PARTS[at] for at in order))
+            words = f"query, key and value are projected with the weights of {names}, in that order"
+            change = regrouped(lambda parts, order=order: [parts[place] for place in order])  # type: ignore[misc]
+            yield wrong("projections_in_wrong_order", words, projection=change)
+    unbiased = before("projection", lambda weights: weights.biased("out"), 2)
+    yield wrong("no_input_biases", "the biases of the input projections are dropped", projection=unbiased)
+    words = "heads are split in the wrong order: (K, H) instead of (H, K)"
+    yield wrong("split_feature_by_feature", words, projection=regrouped(by_feature))
+    if heads == groups and width == value:
+        words = "weights packed as all queries, keys, values are read head by head"
+        yield wrong("packed_read_head_by_head", words, projection=regrouped(by_head))
+        words = "weights packed head by head are read as all queries, keys, values"
+        yield wrong("packed_read_in_thirds", words, projection=regrouped(in_thirds))
+    words = "heads are merged feature by feature instead of head by head"
+    by_features = before("output", lambda x: x.transpose(1, 3), 0)  # (B,H,R,V) -> (B,V,R,H)
+    yield wrong("merged_feature_by_feature", words, output=by_features)
+    words = "heads are merged by a view without a transpose"
+    by_view = before("output", lambda x: x.reshape(x.shape[0], 1, x.shape[2], -1), 0)  # (B,H,R,V) read as (B,R,H*V)
+    yield wrong("merged_without_transpose", words, "needs_all_rows", output=by_view)
+    words = "the output projection's bias is dropped"
+    yield wrong("no_output_bias", words, output=before("output", partial(replace, out_bias=None), 1))
+    if heads * value == workload.embed_dim:
+        words = "the output projection is left out"
+        yield wrong("no_output_projection", words, output=before("output", partial(replace, out=None), 1))
+        words = "the output projection's matrix is transposed"
+        transposed = before("output", lambda weights: replace(weights, out=weights.out.T), 1)
+        yield wrong("output_projection_transposed", words, output=transposed)
+
+
+def tiles_of(length: int) -> Iterator[tuple[str, range]]:
+    """The rest after the last whole tile of each usual length, and whole tiles, each with its description."""
+    lengths = [tile for tile in TILE_LENS if tile < length]
+    for start in sorted({length // tile * tile for tile in lengths if length % tile}):
+        yield "what lies past the last whole tile", range(start, length)
+    for tile in lengths:
+        number = length // tile
+        some = sorted({0, 1, number // 2, number - 2, number - 1}) if number > MOST_TILES else range(number)
+        for place in some:
+            yield "a tile", range(place * tile, (place + 1) * tile)
+
+
+def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
+    """The masked scores with `keys` counted twice, or never."""
+    among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
+    more = scores.new_full((), times).log()  # -inf for never
+    return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
+
+
+def tiles(workload: Workload) -> Iterator[Mistake]:
+    """A tile of keys that is left out or counted twice."""
+    for what, keys in tiles_of(workload.kv_len):
+        where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
+        name = "tile_dropped" if what == "a tile" else "last_partial_tile_dropped"
+        yield wrong(name, f"{what} is left out: {where}", masked_scores=partial(counted, keys=keys, times=0))
+        if what == "a tile":
+            words = f"a tile is counted twice: {where}"
+            yield wrong("tile_counted_twice", words, masked_scores=partial(counted, keys=keys, times=2))
+
+
+def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], merge: str) -> Tensor:
+    """The separate softmaxes of parts (B, H, R, S), side by side, summed or averaged over the parts that see a key."""
+    whole = torch.cat([part.softmax(dim=-1).nan_to_num(0.0) for part in masked.split(lengths, dim=-1)], dim=-1)
+    return whole if merge == "added up" else whole / whole.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
+    """An online softmax that does not rescale its sum, its output, or both when the maximum grows."""
+    maximum, powers = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min), []
+    for scores in masked.split(tile, dim=-1):
+        maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        powers.append((scores - maximum).exp())
+    stale, right = torch.cat(powers, dim=-1), (masked - maximum).exp()
+    total = (right if forgotten == "output" else stale).sum(dim=-1, keepdim=True)
+    return (right if forgotten == "sum" else stale) / total.clamp(min=torch.finfo(masked.dtype).tiny)
+
+
+def merges(workload: Workload) -> Iterator[Mistake]:
+    """Softmaxes over tiles or parts that are merged wrongly."""
+    if workload.sinks != "none":
+        return
+    length = workload.kv_len
+    usual, keys = [tile for tile in TILE_LENS if tile < length], torch.arange(length)
+    splits = {tuple(map(len, keys.split(tile))): f"over tiles of {tile} keys" for tile in usual}
+    for number in (number for number in NUM_PARTS if number < length):
+        splits[tuple(map(len, keys.tensor_split(number)))] = f"of {number} parts of the keys"
+    for (lengths, where), merge in itertools.product(splits.items(), ("added up", "averaged")):
+        words = f"partial softmaxes {where} are {merge}, without the weights that their logsumexps give them"
+        change = partial(partial_softmaxes, lengths=lengths, merge=merge)
+        yield wrong("partial_softmaxes_merged", words, weights=change)
+    for tile, (name, forgotten) in itertools.product(usual, FORGOTTEN.items()):
+        words = f"an online softmax over tiles of {tile} keys does not rescale its {forgotten} when the maximum grows"
+        yield wrong(f"{name}_not_rescaled", words, weights=partial(online, tile=tile, forgotten=forgotten))
+
+
+def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
+    """The scores of the first columns alone, scaled for a width."""
+    return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
+
+
+def scales(workload: Workload) -> Iterator[Mistake]:
+    """Scores with another scale, of truncated widths, or of rotated operands."""
+    right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
+    of_embedding = (workload.num_heads * width) ** -0.5
+    rows = [
+        ("no_scale", "the scores are not scaled, by 1/sqrt(K) say", 1.0),
+        ("scale_ignored", "the scale that is given is ignored: the scores are divided by sqrt(K)", 1 / root),
+        ("scaled_by_width", "the scores are divided by K, or twice by sqrt(K), instead of once by sqrt(K)", 1 / width),
+        ("scaled_twice", "the scores are scaled twice", right**2),
+        ("multiplied_by_root", "the scores are divided by the scale, 1/sqrt(K) say, instead of multiplied", 1 / right),
+        ("scaled_by_embedding", "the scores are divided by sqrt(H*K) instead of sqrt(K)", of_embedding),
+        ("scaled_by_value_width", "the scores are divided by the root of the values' width", workload.value_dim**-0.5),
+        ("scale_and_root", "the scores are multiplied by the given scale, and divided by sqrt(K)", right / root),
+    ]
+    for other in (32, 64, 128):
+        words = f"the scores are scaled for heads {other} wide, and they are {width} wide"
+        rows.append(("scaled_by_other_width", words, other**-0.5))
+    known = [right]
+    for name, words, scale in rows:
+        if not any(math.isclose(scale, other) for other in known):
+            known.append(scale)
+            yield wrong(name, words, scores=after("scores", partial(torch.mul, other=scale / right)))
+    if workload.mask_rule.changes_scores and right != 1:
+        words = "the scores are scaled after the bias is added or the softcap, not before"
+        early: Callable[..., Tensor] = lambda query, key, mask: mask.changed(product(query, key.mT)) * right  # noqa: E731
+        yield wrong("changed_before_scale", words, scores=early, masked_scores=lambda x, mask: hide(x, mask.seen))
+    for first in sorted({2**power for power in range(9)} | {width - 1, workload.value_dim}):
+        words = f"only the first {first} of {width} numbers of query and key count"
+        if 0 < first < width:
+            yield wrong("width_cut", words, scores=partial(cut, width=first, scaled=width))
+        if 0 < first < width and not workload.scale:
+            text = f"{words}, scaled for that width"
+            yield wrong("width_cut", text, scores=partial(cut, width=first, scaled=first))
+    styles = ("in halves, as in Llama", "interleaved, as in GPT-J") if width % 2 == 0 else ()
+    for base, style in itertools.product(ROTARY_BASES, styles):
+        turn = partial(oracle.rotated, base=base, is_interleaved=style.startswith("inter"))
+        words = f"query and key are rotated by their positions inside (rotary embedding, {style}, base {base:g})"
+        yield wrong("rotary_inside", words, scores=partial(turned, workload=workload, turn=turn))
+
+
+def turned(query: Tensor, key: Tensor, mask: RowMask, workload: Workload, turn: Callable[..., Tensor]) -> Tensor:
+    """The scores with another rotation than the workload's."""
+    query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
+    return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
+
+
+def softmax_over(masked: Tensor, _: RowMask, dim: int) -> Tensor:
+    """The softmax over another axis; hidden keys get no share."""
+    powers = (masked - masked.amax(dim, keepdim=True)).exp().nan_to_num(0.0)
+    return powers / powers.sum(dim, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
+
+
+def exponentials(masked: Tensor) -> Tensor:
+    """Exponentials after subtracting the maximum; 0 if a query sees no key."""
+    return (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
+
+
+def unusual(masked: Tensor, *, floor: float | None = None, most: float = math.inf, more: float = 0.0) -> Tensor:
+    """A softmax without maximum, or with one of at least `floor`, of clamped scores, with a larger sum."""
+    top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
+    powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
+    return powers / (powers.sum(dim=-1, keepdim=True) + more)
+
+
+def usual(masked: Tensor) -> Tensor:
+    """The softmax; 0 if a query sees no key."""
+    return masked.softmax(dim=-1).nan_to_num(0.0)
+
+
+def softmaxes(workload: Workload) -> Iterator[Mistake]:
+    """Softmaxes over other axes, without maximum or sum, or with an extra term in the sum."""
+    if workload.sinks != "none":
+        return
+    for name, dim in (("queries", -2), ("heads", 1), ("batch", 0)):
+        words, flags = f"the softmax runs over the {name} instead of the keys", "needs_all_rows" * (name == "queries")
+        yield wrong(f"softmax_over_{name}", words, flags, weights=partial(softmax_over, dim=dim))
+    padded = partial(torch.nn.functional.pad, pad=(0, 1))
+    kinds: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+        "there is no softmax: the scores themselves are the weights": (
+            "no_softmax",
+            lambda x: x.where(x.isfinite(), 0),
+        ),
+        "the exponentials are not divided by their sum": ("not_normalised", exponentials),
+        "the softmax's sum has one term too many, as if one more key had score 0": (
+            "one_more_in_the_sum",
+            lambda x: padded(x).softmax(dim=-1)[..., :-1],
+        ),
+        "a sigmoid takes the place of the softmax": ("sigmoid_for_softmax", torch.sigmoid),
+        "the softmax is taken twice": (
+            "softmax_twice",
+            lambda x: usual(usual(x).masked_fill(x == -math.inf, -math.inf)),
+        ),
+        "the softmax has powers of 2 for those of e": ("softmax_of_base_2", lambda x: usual(x * math.log(2))),
+        "query and key play no part: the output is the mean of the values": (
+            "query_and_key_ignored",
+            lambda x: usual(x.masked_fill(x.isfinite(), 0.0)),
+        ),
+    }
+    words = "the maximum is not subtracted before the exponential, which overflows where scores are large"
+    kinds |= {words + added: ("no_maximum", partial(unusual, more=more)) for more, added in SMALL.items()}
+    for most in CLAMPS:
+        words = f"scores are clamped, to {most:g} say, before an exponential without maximum"
+        kinds[words] = "no_maximum", partial(unusual, most=most)
+    for more in (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ():
+        kinds[f"{more:g} is added to the softmax's sum"] = (
+            "eps_in_the_sum",
+            partial(unusual, floor=-math.inf, more=more),
+        )
+    for floor in FLOORS:
+        words = f"the maximum that is subtracted is {floor:g} at least: where all scores are lower, exponentials vanish"
+        kinds[words] = "floor_of_the_maximum", partial(unusual, floor=floor, more=TINY)
+    for words, (name, change) in kinds.items():
+        yield wrong(name, words, weights=lambda x, _, change=change: change(x))
+
+
+def fills(workload: Workload) -> Iterator[Mistake]:
+    """Hidden keys that have a score, or lose their weight too late."""
+    if not workload.mask_rule.hides:
+        return
+    nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
+    for fill in FILLS:
+        name = "mask_too_weak" if fill > WEAK else "finite_fill"
+        filled = lambda x, m, fill=fill: m.changed(x).where(m.seen, fill)  # noqa: E731
+        about = f"about {fill:g}" if fill > WEAK else f"{fill:g} or lower"  # the weakest that explains it is named
+        words = f"hidden keys get a score of {about} instead of minus infinity"
+        yield wrong(name, words, masked_scores=filled, weights=nothing)
+        added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
+        if workload.dtype in WIDE:
+            yield wrong(name, f"{fill:g} is added to the scores of hidden keys", masked_scores=added, weights=nothing)
+    words = "the boolean mask is added to the scores as 0 and 1"
+    yield wrong("mask_added_as_number", words, masked_scores=lambda x, m: m.changed(x) + m.seen.to(x.dtype))
+    words = "the scores are multiplied by the mask: hidden keys have score 0"
+    yield wrong("mask_multiplied", words, masked_scores=lambda x, m: m.changed(x) * m.seen.to(x.dtype))
+    words = "the mask is applied after the softmax, so that the weights of the visible keys do not add up to 1"
+    late: Callable[..., Tensor] = lambda x, m: x.softmax(dim=-1).where(m.seen, 0.0)  # noqa: E731
+    yield wrong("mask_after_softmax", words, masked_scores=lambda x, m: m.changed(x), weights=late)
+
+
+def extensions(workload: Workload) -> Iterator[Mistake]:
+    """Mistakes of biases, softcap and sinks."""
+    parts = [part for part in workload.mask_rule.changes if part.is_additive]
+    for part in parts:
+        words = "the bias is never added to the scores" + f": {part}" * (len(parts) > 1)
+        without = with_bias(lambda bias, _, each, part=part: bias * (type(each) is not type(part)))  # type: ignore[misc]
+        yield wrong("bias_ignored", words, masked_scores=without)
+    if parts:
+        yield wrong("bias_sign_flipped", "the bias has the wrong sign", masked_scores=with_bias(lambda x, *_: -x))
+    if parts and workload.dtype in WIDE:
+        words = "the biases are rounded to bfloat16 on the way"
+        yield wrong("bfloat16_bias", words, masked_scores=with_bias(lambda bias, *_: coarse(bias)))
+    if kinds := {type(part) for part in parts} & {*ALIBI}:
+        first = 0 if workload.num_heads & (workload.num_heads - 1) == 0 else 1
+        slopes = np.exp2(-8 * np.arange(first, workload.num_heads + first) / workload.num_heads)
+        ratio = torch.from_numpy(slopes / masks.Alibi().per_head(workload.num_heads))[:, None, None]
+        words = ("are counted from head 0: they begin with 1", "are 2^(-8h/H) though H is no power of 2")[first]
+        steep = with_bias(lambda bias, *_: bias * ratio.to(bias))
+        yield wrong("alibi_slopes", f"the slopes of ALiBi {words}", masked_scores=steep)
+        other = next(kind for kind in ALIBI if kind not in kinds)()
+        if workload.seq_len != workload.kv_len:
+            words = f"the distances of ALiBi are counted from the other end, as in {other}"
+            from_end = with_bias(lambda _, mask, __: mask.bias(other))
+            yield wrong("alibi_aligned_at_other_end", words, masked_scores=from_end)
+    if any(isinstance(part, masks.Softcap) for part in workload.mask_rule.changes):
+        never = with_change(lambda scores, _, part: scores if isinstance(part, masks.Softcap) else None)
+        yield wrong("softcap_ignored", "the scores are never capped", masked_scores=never)
+        late: Callable[..., Tensor] = lambda scores, mask: mask.changed(hide(scores, mask.seen))  # noqa: E731
+        yield wrong("softcap_after_mask", "the scores are capped after the mask", masked_scores=late)
+    if workload.sinks != "none":
+        yield wrong("sinks_ignored", "the sinks are ignored", weights=lambda x, _: usual(x))
+        scaled: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks * workload.score_scale)  # noqa: E731
+        yield wrong("sink_scaled", "a sink is multiplied by the scale, as scores are", weights=scaled)
+
+
+def coarse(tensor: Tensor) -> Tensor:
+    """Round the tensor to bfloat16 and back."""
+    return tensor.bfloat16().to(tensor.dtype)
+
+
+def roundings(workload: Workload) -> Iterator[Mistake]:
+    """Intermediate results rounded to bfloat16."""
+    everything = {"scores": before("scores", coarse, 0, 1), "context": before("context", coarse, 0, 1)}
+    kinds: dict[str, dict[str, Callable[..., object]]] = {
+        "queries, keys, weights and values": everything,
+        "queries and keys": {"scores": before("scores", coarse, 0, 1)},
+        "scores": {"scores": after("scores", coarse)},
+        "weights": {"context": before("context", coarse, 0)},
+        "values": {"context": before("context", coarse, 1)},
+        "results": {"context": after("context", coarse)},
+    }
+    for what, changes in kinds.items() if workload.dtype in WIDE else ():
+        yield wrong("bfloat16_inside", f"the {what} are rounded to bfloat16 on the way", "is_rounding", **changes)
+
+
+KINDS = (reordered, layouts, projections, tiles, merges, scales, softmaxes, fills, extensions, roundings)
+
+
+def wrong_forms(workload: Workload) -> Iterator[Mistake]:
+    """Every mistake of the forward pass except for wrong masks."""
+    for kind in KINDS:
+        yield from kind(workload)

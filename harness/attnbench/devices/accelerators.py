@@ -1,0 +1,179 @@
+"""The common parts of devices with queues and an allocator of their own, by the module of torch with their name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from attnbench.devices import CROWDED_SHARE, Device
+from attnbench.devices.loads import Load, products_and_copies
+from attnbench.devices.queued import Marks
+from attnbench.devices.recording import Footprint, Recording, record
+
+if TYPE_CHECKING:  # the description of a device needs no torch
+    from torch import Tensor
+
+
+class TorchMarks(Marks):
+    """Events of the current stream, as in torch.cuda."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def current(self) -> AbstractContextManager[object]:
+        """Make the device the current one inside the context."""
+        import torch
+
+        found: AbstractContextManager[object] = torch.get_device_module(self.device).device(torch.device(self.device))
+        return found
+
+    def event(self) -> Any:  # noqa: ANN401 - its type needs torch
+        """An event with timing."""
+        import torch
+
+        return torch.get_device_module(self.device).Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        import torch
+
+        torch.get_device_module(self.device).synchronize(self.device)
+
+    def host_s(self) -> float:
+        """The host's monotonic timer."""
+        return perf_counter()
+
+
+class Accelerator(Device):
+    """The current device of its kind, NAME, or the device NAME:N."""
+
+    is_host = False
+    has_caching_allocator = True
+    sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # of the matrices whose products show the ceiling
+    smallest_copy = 2**22
+    largest_copy = 2**30  # a cache of 64 MiB can hold a thirtieth of its traffic
+
+    def __init__(self, name: str) -> None:
+        self.name = self.torch_device = name
+
+    @property
+    def module(self) -> Any:  # noqa: ANN401 - a module
+        """The module of torch with the functions of this kind of device."""
+        import torch
+
+        return torch.get_device_module(self.name)
+
+    def missing(self) -> str | None:
+        """Report a missing driver, or fewer devices than N."""
+        import torch
+
+        index = torch.device(self.name).index or 0
+        is_here = self.module.is_available() and index < self.module.device_count()
+        return None if is_here else f"this machine has no device {self.name}"
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        self.module.synchronize(self.name)
+
+    def number(self) -> int | None:
+        """Number of devices that torch finds."""
+        number: int = self.module.device_count()
+        return number
+
+    def use(self, number: int) -> None:
+        """Make the device with this number the current one."""
+        self.module.set_device(number)
+
+    def generators(self) -> Mapping[str, Any]:
+        """One generator for each device of this kind."""
+        if not self.module.is_initialized():
+            return {}
+        kind = self.name.partition(":")[0]
+        return {f"the generator of {kind}:{n}": each for n, each in enumerate(self.module.default_generators)}
+
+    def record(self, call: Callable[[], object]) -> Recording:
+        """Make one call under the profiler; memory is as the allocator counts it, with its cache empty beforehand."""
+        self.synchronize()
+        self.module.empty_cache()
+        self.module.reset_peak_memory_stats(self.name)
+        before, after = self.module.memory_stats(self.name), {}
+
+        def finish() -> None:
+            self.synchronize()
+            after.update(self.module.memory_stats(self.name))
+
+        return replace(record(call, self.activities, finish), allocated=allocated(before, after))
+
+    @cached_property
+    def _beyond_caches(self) -> tuple[Tensor, Tensor]:
+        import torch
+
+        size = 2 * self.cache_bytes()
+        written = torch.empty(size, dtype=torch.uint8, device=self.name)
+        return written, torch.zeros(size // 4, dtype=torch.int32, device=self.name)
+
+    def flush(self) -> object:
+        """Write twice the largest cache's size, then read as much: a call has nothing to write back for us."""
+        written, read = self._beyond_caches
+        written.add_(1)
+        return read.sum()
+
+    def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - it uses the whole device
+        """A matrix product and a copy."""
+        import torch
+
+        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers need less power, and so less time
+        matrix = torch.randn(512, 512, device=self.name, generator=draws)
+        source = torch.randn(2**22, device=self.name, generator=draws)
+        product, target = torch.empty_like(matrix), torch.empty_like(source)
+
+        def work() -> None:
+            torch.matmul(matrix, matrix, out=product)
+            target.copy_(source)
+
+        return work
+
+    def loads(self, dtype: str) -> list[Load]:
+        """Products in the dtype, and copies beyond the largest cache."""
+        import torch
+
+        def empty(dtype: str, length: int) -> Tensor:
+            return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
+
+        return products_and_copies(
+            empty, [dtype], self.sides, self.smallest_copy, self.cache_bytes(), self.largest_copy
+        )
+
+    def free_bytes(self) -> int:
+        """Bytes of device memory available to any process, after torch has freed its cache."""
+        self.module.empty_cache()
+        free, _ = self._free_and_whole()
+        return free
+
+    def is_crowded(self) -> bool:
+        """Whether this process's tensors hold more than a quarter of the device's memory."""
+        whole = self.module.get_device_properties(self.name).total_memory
+        return bool(self.module.memory_allocated(self.name) > CROWDED_SHARE * whole)
+
+    def _free_and_whole(self) -> tuple[int, int]:
+        import torch
+
+        found: tuple[int, int] = self.module.mem_get_info(torch.device(self.name))
+        return found
+
+
+def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
+    """Memory between two readings of the allocator, with the peaks reset at the first."""
+    inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
+    return Footprint(
+        peak_bytes=after["allocated_bytes.all.peak"] - inputs,
+        kept_bytes=after["allocated_bytes.all.current"] - inputs,
+        num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
+        allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
+        reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
+        unused_bytes=after["reserved_bytes.all.peak"] - after["allocated_bytes.all.peak"],
+    )

@@ -1,0 +1,29 @@
+"""Systems other than Linux: the first line of every command says what works there."""
+
+import platform
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("fcntl", "resource")
+"""Modules of Python without which nothing runs; Windows lacks them."""
+WORKS = "Linux"
+ELSEWHERE = (
+    "{}: untried. check: answers are compared as on Linux, with workers that take seconds to start. run: times are of "
+    "the same clock, without page faults, waits for a processor and a guard of memory."
+)
+NOTHING = "{}: nothing works here, since Python has no {} here. On Windows, run attnbench in WSL 2."
+
+
+def first_line() -> str:
+    """A sentence on what works on this system; "" on Linux, where everything does."""
+    system = platform.system()
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        return NOTHING.format(system, " and no ".join(missing))
+    return "" if system == WORKS else ELSEWHERE.format(system)
+
+
+def require() -> None:
+    """End the process with exit code 2 and one line where nothing works: the commands cannot even be imported there."""
+    if any(find_spec(name) is None for name in NEEDED):
+        sys.stderr.write(f"{first_line()}\n")
+        raise SystemExit(2)

@@ -1,0 +1,41 @@
+"""Intel's GPUs, written against the signatures of torch.xpu and never run: everything here is untried.
+
+Source: https://docs.pytorch.org/docs/stable/xpu.html.
+"""
+
+from attnbench.devices import Facts
+from attnbench.devices.accelerators import Accelerator, TorchMarks
+from attnbench.devices.queued import EventClock
+
+CACHE_BYTES = 256 * 2**20
+"""At least the second-level cache of all of Intel's GPUs up to 2025; torch does not report it."""
+
+
+class Xpu(Accelerator):
+    """The current Intel GPU `xpu`, or `xpu:N`."""
+
+    activities = ("CPU", "XPU")
+    collectives = "xccl"
+    untried = (
+        "answers are compared with a float64 oracle, which computes on the GPU; times are between its events, and "
+        "include pauses in which it waits for the host"
+    )
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.clock = EventClock(TorchMarks(name))
+
+    def seems_present(self) -> bool:
+        """False: it has to be named, since no file says without torch whether it can compute."""
+        return False
+
+    def facts(self) -> Facts:
+        """The device's name."""
+        return Facts(accelerator=self.module.get_device_name(self.name) if self.module.is_available() else "")
+
+    def cache_bytes(self) -> int:
+        """Bytes of the largest cache, assumed."""
+        return CACHE_BYTES
+
+
+DEVICE = Xpu
