@@ -150,7 +150,7 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     changes = changes_along(results, ladder, ladder.pairs[0])
     assert bool(changes) is (share == FEW)
     assert recommended.of_crossing(results, ladder, ladder.pairs[0], changes).startswith(
-        "From " if share == FEW else "It is not clear at any "
+        "From " if share == FEW else "It is undecided which "
     )
 
 
