@@ -88,6 +88,21 @@ def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
     assert found.choice == "fused"
 
 
+def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
+    class Late(virtual.SimulatedClient):
+        is_late = True
+
+        def ask(self, request: Work) -> Reply:
+            reply = super().ask(request)
+            if isinstance(reply, Prepared) and self.is_late and request.arm.implementation == "fused":
+                self.is_late = False
+                return msgspec.structs.replace(reply, call_s=1.0)
+            return reply
+
+    results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
+    assert recommend(results)[0].choice == "fused"
+
+
 def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(chosen(), baseline="sdpa_math")
     results, _ = run(plan, tmp_path)
