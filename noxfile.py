@@ -1,6 +1,7 @@
 """Sessions for everything that is run on this project: `nox` alone runs lint and tests, `nox --list` shows all."""
 
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -25,6 +26,8 @@ GALLERY = {
 }
 """Runs stored in the gallery, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
+OPTIONAL = ("history", "pytest", "tensorboard", "transformers")
+"""The optional parts of the extra `all`."""
 QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
@@ -36,8 +39,8 @@ ONE_THREAD = {
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install the project in editable mode, and dependency groups."""
-    session.install(*QUICKLY, "-e", ".", *nox.project.dependency_groups(GROUPS, *groups))
+    """Install the project in editable mode with its optional parts, and dependency groups."""
+    session.install(*QUICKLY, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, *groups))
 
 
 def borrow(session: nox.Session, *groups: str) -> None:
@@ -51,7 +54,9 @@ def borrow(session: nox.Session, *groups: str) -> None:
         own = here / packages.relative_to(here.with_name("tests"))
         if own.exists():  # both have the same Python
             (own / "tests.pth").write_text(f"{packages.resolve()}\n{SOURCE.resolve()}\n", encoding="utf-8")
-            requirements = [*GROUPS["project"]["dependencies"], *nox.project.dependency_groups(GROUPS, *groups)]
+            parts = [GROUPS["project"]["optional-dependencies"][name] for name in OPTIONAL]
+            requirements = [*GROUPS["project"]["dependencies"], *chain(*parts)]
+            requirements += nox.project.dependency_groups(GROUPS, *groups)
             session.install(*QUICKLY, *requirements)
             return
     install(session, *groups)
@@ -168,7 +173,7 @@ def package(session: nox.Session) -> None:
 def field(session: nox.Session) -> None:
     """Check the attention of other packages, and renew results/gallery/field; not among the default sessions."""
     needs = ["-r", "examples/field/requirements.txt"]
-    session.install("-c", "constraints.txt", "-e", ".", *needs)
+    session.install("-c", "constraints.txt", "-e", ".[all]", *needs)
     session.run("python", "examples/field/check.py")
 
 

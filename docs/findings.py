@@ -51,7 +51,9 @@ AXES = {
 
 BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows
 it on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). The last line has
-the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds."""
+the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds. Each has a
+script that needs no attnbench, and exits with 1 where the finding holds. [On GPUs](cuda.md) there are three more, among
+them wrong gradients of stock SDPA: `python examples/gpu/cudnn_gradient_layout.py`."""
 
 
 STOCK_TEXT = """## PyTorch's own attention, release by release
@@ -85,6 +87,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A finding and the commands, by name, that show it: a command that begins with `attnbench check` has errors."""
 
+    repro: str  # a script in examples/findings that shows it without attnbench, with its arguments
     title: str
     cause: str
     runs: dict[str, str]
@@ -208,6 +211,9 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         title = said(finding.title, found)
         lines += [f"## {number}. {title}", "", f"![{name}](../results/gallery/findings/{name}.png)", ""]
         lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
+        file, _, argument = finding.repro.partition(" ")
+        script = f"[examples/findings/{file}](../examples/findings/{file})"
+        lines += [f"Without attnbench: {script}{f' {argument}' * bool(argument)}.", ""]
         lines += [f"{found['took_s']} s, {found['made']}", ""]
     return "\n".join([*lines, *_stock()])
 

@@ -18,6 +18,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.commands import EXIT_CODES, Command
 from attnbench.explained import KINDS, explanations
+from attnbench.reports import verdict
 from attnbench.storage import events
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +46,7 @@ def stage() -> None:
     reference.mkdir()
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     (reference / "words.md").write_text("\n".join(words()), encoding="utf-8")
+    (reference / "verdict.md").write_text("\n".join(report()), encoding="utf-8")
     (reference / "journal.md").write_text("\n".join(journal()), encoding="utf-8")
     (reference / "decisions.md").write_text("\n".join(decisions()), encoding="utf-8")
 
@@ -117,7 +119,20 @@ def journal() -> Iterator[str]:
     yield from ("# The journal", "")
     yield f"A run's `journal.jsonl` has one JSON object in each line; schema {events.SCHEMA}."
     yield from ("Its `type` says which. [The decision](../docs/adr/0003-journal.md) says why.", "")
-    _, parts = msgspec.json.schema_components([events.Event])
+    yield from structures(events.Event)
+
+
+def report() -> Iterator[str]:
+    """Build the page of what --json prints: every structure, with its fields."""
+    yield from ("# The verdict for programs", "")
+    yield f"`attnbench check`, `run`, `compare` and `fastest` print one `Report` with --json; schema {verdict.SCHEMA}."
+    yield from ("[The decision](../docs/adr/0050-one-verdict-for-programs.md) says why.", "")
+    yield from structures(verdict.Report)
+
+
+def structures(top: object) -> Iterator[str]:
+    """Describe a type and the types of its fields: each with a table of fields, or its values."""
+    _, parts = msgspec.json.schema_components([top])
     for name, part in parts.items():
         yield from (f"## {name}", "", str(part.get("description", "")).partition("\n")[0], "")
         fields = part.get("properties", {})

@@ -56,6 +56,15 @@ def test_ten_findings_hold_each_with_its_points_and_its_picture(findings, kept):
             assert picture.width > 600
 
 
+def test_each_finding_has_a_script_that_needs_no_attnbench(findings):
+    for finding in findings.FINDINGS.values():
+        name, _, argument = finding.repro.partition(" ")
+        text = (ROOT / "examples" / "findings" / name).read_text(encoding="utf-8")
+        assert "attnbench" not in text
+        assert "\n    sys.exit(" in text or "\nsys.exit(" in text
+        assert not argument or f'"{argument}": (' in text
+
+
 def test_no_number_of_a_result_is_typed(findings):
     """Titles and causes contain results as facts only; other numbers are lengths, sizes and addresses."""
     for finding in findings.FINDINGS.values():
@@ -67,7 +76,7 @@ def finding(findings, least):
         name: {"run": "run", "implementation": "fused", "axes": {"dtype": name}} for name in ("float32", "float16")
     }
     facts = {"times": {"over": "float16", "under": "float32", "least": least}}
-    made = {"title": "", "cause": "", "runs": {"run": "attnbench run"}, "what": "latency_s"}
+    made = {"repro": "", "title": "", "cause": "", "runs": {"run": "attnbench run"}, "what": "latency_s"}
     return findings.msgspec.convert({**made, "points": points, "facts": facts}, findings.Finding)
 
 

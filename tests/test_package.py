@@ -6,12 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from attnbench import plugins
+from attnbench.cli import app
+from attnbench.commands import options
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
@@ -101,3 +105,51 @@ def test_it_works_outside_of_the_checkout(installed, tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert [word for word in words if word not in done.stdout] == []
+
+
+def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
+    """`pip install attnbench` has what check, run and compare use; the set-up commands install the rest."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"[><=\[]", each)[0] for each in project["dependencies"]}
+    optional = {"tensorboard", "torch-tb-profiler", "pytest", "pytest-benchmark", "ray", "transformers", "ruptures"}
+    assert needed.isdisjoint(optional)
+    extras = project["optional-dependencies"]
+    offered = {re.split(r"[><=\[]", each)[0] for name in extras for each in extras[name]}
+    assert optional <= offered
+    assert extras["all"] == ["attnbench[history,pytest,tensorboard,transformers]"]
+    assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    for words, extra in (
+        (["tensorboard"], "tensorboard"),
+        (["history", "."], "history"),
+        (["model", "."], "transformers"),
+    ):
+        done = CliRunner().invoke(app, words)
+        assert f'pip install "attnbench[{extra}]"' in str(done.exception)
+
+
+HIDDEN = """
+import sys
+for name in ("tensorboard", "torch_tb_profiler", "pytest", "pytest_benchmark", "ray", "transformers", "ruptures"):
+    sys.modules[name] = None  # importing it raises
+"""
+
+
+@pytest.mark.long
+def test_check_run_and_compare_work_without_the_optional_parts(installed, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(HIDDEN)
+    (tmp_path / "mine.py").write_text(
+        "def mine(query, key, value):\n    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "first"), str(installed)])
+    environment = {"PATH": "", "PYTHONPATH": path, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    for words in (
+        ["check", "mine.py:mine", *SMALL],
+        ["run", "mine.py:mine", *SMALL, "--budget", "1"],
+        ["compare", "mine.py:mine", "mine.py:mine", *SMALL, "--budget", "1"],
+        ["explain", "undecided"],
+    ):
+        command = [sys.executable, "-P", "-m", "attnbench", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode in {0, 3}, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import plugins
+from attnbench.explained import explanations
 from attnbench.storage.records import Status
 
 ROOT = Path(__file__).parents[1]
@@ -53,3 +54,8 @@ def test_the_reference_has_every_command_and_every_part_of_a_journal(pages):
     for part in ("RunStarted", "CellChecked", "VisitFinished", "Plan", "Workload", "Status"):
         assert f"## {part}\n" in journal
     assert all(f"`{status}`" in journal for status in Status)
+    report = (pages / "reference" / "verdict.md").read_text(encoding="utf-8")
+    for part in ("Report", "Implementation", "Cell", "Speed", "Choice", "Next"):
+        assert f"## {part}\n" in report
+    words = (pages / "reference" / "words.md").read_text(encoding="utf-8")
+    assert [each.name for each in explanations() if f"### {each.name}\n" not in words] == []

@@ -180,6 +180,9 @@ def check(
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
+
+    >>> attnbench.check("sdpa", seq_len=16, num_heads=2, mask="causal", scope="attention").verdict
+    'right'
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
         specs = _specs(given, Path(name))
@@ -209,6 +212,10 @@ def compare(  # noqa: PLR0913 - all have useful defaults
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
+
+    >>> found = attnbench.compare("fused", "sdpa", seq_len=16, num_heads=2, scope="attention", budget=1)
+    >>> [(each.implementation, each.baseline) for each in found.comparisons]
+    [('fused', 'sdpa')]
     """
     if baseline is None:
         given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")
@@ -233,6 +240,10 @@ def run(
 
     Raises:
         ValueError: there is no such sweep, implementation, axis or value; the message names the allowed ones.
+
+    >>> shape = {"seq_len": 512, "mask": "causal", "scope": "attention", "direction": "inference", "dtype": "float32"}
+    >>> (attnbench.run("quick", "fused", budget=1, **shape).folder / "report.html").exists()
+    True
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
     specs = _specs(given, folder)
@@ -261,6 +272,9 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
+
+    >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
+    True
     """
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
@@ -276,6 +290,9 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
 
     Raises:
         ValueError: there is no such run, or it is damaged.
+
+    >>> attnbench.load(stored).to_frame()[["implementation", "status"]].values.tolist()
+    [['sdpa', 'ok'], ['fused', 'ok']]
     """
     is_there = Path(path).exists()
     return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))

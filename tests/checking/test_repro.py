@@ -5,7 +5,9 @@ import sys
 
 from attnbench.checking.agreement import ask_oracle, compare
 from attnbench.checking.repro import Request, write
+from attnbench.commands.repro import _worst
 from attnbench.contract.loading import implementation
+from attnbench.storage.records import Grade, Record, Status
 from attnbench.workloads.workload import Workload
 from tests.test_cli import command
 
@@ -86,3 +88,32 @@ def test_the_command_writes_a_script_for_what_is_wrong_alone(tmp_path):
     done = command("check", "mine.py", "right.py", *axes, "--repro", "out", cwd=tmp_path)
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["mine"]
     assert "mine: python out/mine/repro.py" in done.stdout
+
+
+NOISY = """
+import torch
+
+def mine(query, key, value, *, mask=None, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    output = (query @ key.mT * scale).softmax(-1) @ value
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    return output + 3e-6 * noise.to(output)
+"""
+
+
+def test_an_imprecise_answer_has_a_script_too(tmp_path):
+    (tmp_path / "mine.py").write_text(NOISY)
+    spec, point = f"{tmp_path / 'mine.py'}:mine", Workload(seq_len=37, head_dim=16, direction="inference")
+    agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
+    assert agreement.grade is Grade.imprecise
+    record = Record(
+        run="", time="", commit="", workload=point, implementation="mine", environment=None, status=Status.ok,
+        agreement=agreement,
+    )  # fmt: skip
+    probe, error = _worst(record)
+    request = Request(
+        spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(tmp_path / "out")
+    )
+    script = write(request)
+    assert codes([script]) == ["1"]
+    assert "imprecise" in script.read_text()

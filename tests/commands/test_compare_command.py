@@ -93,6 +93,8 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     assert reported["command"] == "compare"
     assert reported["together"]["speedup"] > 0
     assert [cell["verdict"] for cell in reported["cells"]] == ["right", "right"]
+    judged = reported["implementations"]["mine"]
+    assert (judged["is_right"], judged["num_compared"], judged["num_planned"]) == (True, 1, 1)
     assert sorted((cell["implementation"], cell["side"]) for cell in reported["cells"]) == [
         ("mine", "base"),
         ("mine", "candidate"),

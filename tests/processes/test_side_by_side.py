@@ -218,7 +218,7 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     base, candidate = by_side(results)
     assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}] * 2 + [{}] * 2
     (line,) = unlike(results)
-    assert "Python 2 and 3; versions torch 1.0 and none" in line
+    assert "python 2 and 3; versions torch 1.0 and none" in line
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
     assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))

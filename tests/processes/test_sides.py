@@ -265,3 +265,12 @@ def test_a_label_names_a_spec_and_changes_nothing_else(repo):
     plugins.check_specs(["sdpa=mine.py:mine", "two=sdpa"])
     with pytest.raises(ValueError, match="would share the name one"):
         plugins.check_specs(["one=mine.py:mine", "one=sdpa"])
+
+
+def test_the_folder_of_an_environment_is_a_side(tmp_path):
+    python = tmp_path / "next" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert sides._side(f"env:{tmp_path / 'next'}", tmp_path).python == str(python)
+    with pytest.raises(ValueError, match=r"env:none is not a side .* env:FOLDER"):
+        sides._side("env:none", tmp_path)

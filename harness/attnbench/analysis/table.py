@@ -118,6 +118,9 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
+
+    >>> attnbench.table(stored)["implementation"].tolist()
+    ['sdpa', 'fused']
     """
     return _frame([row for results in _results(paths) for row in _cells(results)], CELL_COLUMNS)
 
@@ -127,6 +130,9 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
+
+    >>> attnbench.samples(stored)["unit"].unique().tolist()
+    ['s', 'bytes']
     """
     return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 

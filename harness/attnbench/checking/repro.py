@@ -164,7 +164,7 @@ def write(request: Request) -> Path:
     shutil.copyfile(file, folder / COPY)
     first, last = error.rows
     text = TEXT.substitute(
-        title=f"{name} of {Path(file).name} is wrong on {workload.id}.",
+        title=f"{name} of {Path(file).name} is {error.grade} on {workload.id}.",
         words=textwrap.fill(request.words.replace('"', "'"), 116),
         tensors=TENSORS,
         copy=COPY,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("catalog", "invariance", "options", "parts", "recommending", "running", "terminal")
+HELPERS = ("catalog", "invariance", "options", "parts", "recommending", "replay", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 

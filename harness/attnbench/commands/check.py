@@ -4,7 +4,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec import structs
@@ -12,6 +12,11 @@ from msgspec import structs
 from attnbench import plugins
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held, typed
+
+if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
+    from attnbench.processes.worker_client import Template
+    from attnbench.storage.events import Plan
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"
@@ -68,6 +73,14 @@ def check(
             "alone, to attach to a bug report.",
         ),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check functions on captured inputs with their strides: a dictionary that torch.save wrote, of query, "
+            "key, value, and if the call had them mask, scale, is_causal and gradient.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
@@ -83,7 +96,6 @@ def check(
         TemporaryDirectory(prefix="attnbench-check-") as name,
         checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
     ):
-        from attnbench.analysis.results import read
         from attnbench.commands import running
         from attnbench.processes.asides import declared
         from attnbench.processes.planning import rejected
@@ -96,6 +108,8 @@ def check(
                 raise ValueError("; ".join(not_judged.values()))
         if is_interpreted:
             options = _interpreted(options, is_invariance=is_invariance)
+        if replay is not None:
+            options = _captured(replay, options, specs)
         more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
         if is_invariance:
             from attnbench.commands import invariance  # slow to import
@@ -108,13 +122,7 @@ def check(
         planned = structs.replace(
             options.plan(declarations=declarations, rejects=rejects, **more), is_interpreted=is_interpreted
         )
-        stopped = None
-        try:
-            checked = running.execute(
-                planned, folder, stages=("check",), stops_when_wrong=not goes_on, template=template
-            )
-        except typer.Exit as interrupted:
-            checked, stopped = read(folder), interrupted
+        checked, stopped = _checked(planned, folder, template, replay, goes_on=goes_on)
     from attnbench.analysis.judgements import judgements  # only now: slow to import
     from attnbench.commands import terminal
     from attnbench.commands.repro import scripts
@@ -148,6 +156,37 @@ def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -
         raise ValueError("--report has the verdicts of a check: leave out --invariance")
     selects = {"--sweep", "--set", "--model", "--implementation", "names"} & typed(options.context)
     return options if selects else replace(options, sweep=STOCK)
+
+
+def _checked(
+    planned: "Plan", folder: Path, template: "Template", replay: Path | None, *, goes_on: bool
+) -> "tuple[Results, typer.Exit | None]":
+    """Check every cell, or the captured inputs; return the results, and the interruption if there was one."""
+    from attnbench.analysis.results import read
+    from attnbench.commands import running
+
+    if replay is not None:
+        from attnbench.commands import replay as captured  # needs torch
+
+        return captured.checked(planned, planned.implementations, replay, folder), None
+    try:
+        stages, stops = ("check",), not goes_on
+        return running.execute(planned, folder, stages=stages, stops_when_wrong=stops, template=template), None
+    except typer.Exit as interrupted:
+        return read(folder), interrupted
+
+
+def _captured(replay: Path, options: SelectionOptions, specs: list[str]) -> SelectionOptions:
+    """Options for captured inputs: their sizes are the only workload.
+
+    Raises:
+        ValueError: they cannot be loaded, or something else is selected.
+    """
+    from attnbench.checking.replay import load, settings
+
+    if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & typed(options.context):
+        raise ValueError("--replay FILE goes with implementations alone: name them, and leave out other selections")
+    return replace(options, settings=settings(load(replay)))
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
@@ -200,5 +239,6 @@ COMMAND = Command(
         "attnbench check mine.py:attention --invariance --model smollm2-135m",
         "attnbench check my_triton.py:attention --interpret",
         "attnbench check --report stock.md",
+        "attnbench check mine.py:attention --replay tensors.pt",
     ),
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
 """The exit code by which `git bisect run` passes over a revision. Source: https://git-scm.com/docs/git-bisect"""
-SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, or FILE.py:NAME."
+SIDE = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, a python, or FILE.py:NAME."
 
 
 def compare(

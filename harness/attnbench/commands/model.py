@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson
+from attnbench.commands.options import AsJson, require_extra
 
 if TYPE_CHECKING:
     from attnbench.models.records import Difference, Judged
@@ -45,8 +45,6 @@ def model(
 
     Outputs of each attention layer, logits and gradients are compared with the model in float64. Nothing is downloaded.
     """
-    from importlib.util import find_spec
-
     import msgspec
 
     from attnbench import plugins
@@ -55,8 +53,7 @@ def model(
     from attnbench.processes import asides
     from attnbench.reports import endings
 
-    if find_spec("transformers") is None:
-        raise ValueError('transformers is not installed: pip install "attnbench[transformers]"')
+    require_extra("transformers", "transformers")
     if not Path(config).exists():
         raise ValueError(f"{config} does not exist: give a config.json, or the folder it lies in")
     attentions = tuple(dict.fromkeys(attention or USUAL))

@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -223,6 +224,16 @@ def held(name: str) -> list[str]:
     if not name.endswith(".py") or "=" in name:
         return [name]
     return [f"{name}:{each}" for each in plugins.held(Path(name))]
+
+
+def require_extra(module: str, extra: str) -> None:
+    """Check that an optional package is installed.
+
+    Raises:
+        ValueError: it is not; the message has the command that installs it.
+    """
+    if find_spec(module) is None:
+        raise ValueError(f'{module} is not installed: pip install "attnbench[{extra}]"')
 
 
 def typed(context: typer.Context) -> set[str]:

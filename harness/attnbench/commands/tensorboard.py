@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
+from attnbench.commands.options import AsJson, OpenPage, ResultsFolder, require_extra
 
 
 def tensorboard(
@@ -21,6 +21,7 @@ def tensorboard(
     as_json: AsJson = False,
 ) -> None:
     """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it."""
+    require_extra("torch_tb_profiler", "tensorboard")
     from attnbench.tracing import folders
     from attnbench.tracing.viewer import server
 

@@ -49,6 +49,10 @@ def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the
 
     Raises:
         ValueError: the policy cannot be read.
+
+    >>> query, (key, value) = torch.randn(1, 4, 8, 16), torch.randn(2, 1, 2, 8, 16)
+    >>> attnbench.attention(query, key, value, is_causal=True).shape
+    torch.Size([1, 4, 8, 16])
     """
     if mask is not None or torch.compiler.is_compiling() or _is_autocast():
         return _sdpa(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
@@ -171,6 +175,10 @@ def register_attention(name: str = "attnbench") -> None:
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
+
+    >>> attnbench.register_attention("mine")
+    >>> "mine" in transformers.AttentionInterface().valid_keys()
+    True
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

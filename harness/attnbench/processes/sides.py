@@ -26,7 +26,9 @@ from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
-FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
+FORMS = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, the path of a python, or FILE.py:NAME"
+ENVIRONMENT = "env:"
+"""Marks the folder of a virtual environment."""
 SIDES_FOLDER = "sides"
 """Subfolder of a run in progress with the checked-out files."""
 PACKAGE = "attnbench"
@@ -120,6 +122,8 @@ def _side(text: str, target: Path) -> Side:
     if text.startswith(REVISION):
         return Side(given=text, root=str(target), commit=resolve(text.removeprefix(REVISION)))
     path = Path(text)
+    if text.startswith(ENVIRONMENT):
+        path = Path(text.removeprefix(ENVIRONMENT), "bin", "python")
     if path.is_dir():
         return Side(given=text, root=text)
     if path.is_file() and path.name.startswith("python"):

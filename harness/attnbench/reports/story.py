@@ -165,7 +165,7 @@ def unlike(results: Results) -> list[Warned]:
     if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
         return []
     before, after = described(base), described(candidate)
-    names = ("python", "versions", "num threads", "settings", "flags")
+    names = ("python", "versions", "threads", "settings", "flags")
     parts = [f"{name} {before[name]} and {after[name]}" for name in names if before[name] != after[name]]
     if not parts:
         return []
@@ -211,7 +211,8 @@ def described(environment: Environment) -> dict[str, str]:
     """An environment in words, by name of fact."""
     facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
     facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
-    return {name.removesuffix("_bytes").replace("_", " "): _in_words(value) for name, value in facts.items()}
+    names = {name: name.removeprefix("num_").removesuffix("_bytes").replace("_", " ") for name in facts}
+    return {names[name]: _in_words(value) for name, value in facts.items()}
 
 
 def _in_words(value: object) -> str:
@@ -316,8 +317,7 @@ def hosts(results: Results) -> str:
     """The hosts of a run over several machines, with their numbers of workloads; else ""."""
     if not results.hosts:
         return ""
-    measured = dict.fromkeys((record.workload.id, record.host) for record in results.records)
-    counts = Counter(host for _, host in measured)
+    counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
     members = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
     return plain(f"Each shape was measured by one host, and no comparison spans two: {members}.")
 

@@ -6,6 +6,7 @@ All four print a `Report`; docs/verdict.schema.json is its JSON schema. A wrong 
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import LATENCY, Comparison, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Comparison, Record, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warned
 from attnbench.units import plain
@@ -249,7 +250,11 @@ def encoded(value: Report) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report."""
-    return msgspec.json.schema(Report)
+    found = msgspec.json.schema(Report)
+    for part in found["$defs"].values():
+        if "enum" in part:  # its words are those of another module
+            part.pop("description", None)
+    return found
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
@@ -332,7 +337,9 @@ def _verdict(record: Record) -> CheckVerdict:
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
-    own = [each for each in cells if each.implementation == judged.implementation]
+    """The verdict on one implementation; of two states of the code, on the candidate."""
+    judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
+    own = [each for each in cells if each.implementation == judged.implementation and each.side != BASE]
     speeds = [each.speed for each in own if each.speed is not None]
     worst = min(speeds, key=lambda speed: (WORST_FIRST.index(speed.verdict), speed.speedup), default=None)
     is_fine = judged.verdict in {CheckVerdict.right, CheckVerdict.imprecise}

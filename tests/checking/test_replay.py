@@ -1,0 +1,102 @@
+"""`attnbench check --replay FILE` judges a function on captured inputs, with their strides."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attnbench.checking import replay
+from attnbench.cli import app
+from attnbench.storage.records import Grade
+from tests.checking.test_repro import RIGHT
+
+CODE = {
+    "mine": RIGHT,
+    "by_memory": RIGHT.replace("def mine", "def by_memory").replace(
+        "    scale = query",
+        "    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n    scale = query",
+    ),
+    "unmasked": RIGHT.replace("def mine", "def unmasked")
+    .replace("mask is not None", "False")
+    .replace("bias is not None", "False"),
+    "crashing": "def crashing(query, key, value):\n    raise KeyError('boom')\n",
+}
+
+
+def capture(folder, **more):
+    """Save inputs whose key is a view of a packed buffer, as of one projection."""
+    torch.manual_seed(1)
+    query, packed = torch.randn(2, 4, 9, 8), torch.randn(2, 13, 2, 4, 8)
+    key, value = packed.permute(2, 0, 3, 1, 4)  # (B, S, 2, H, K) -> two of (B, H, S, K)
+    torch.save({"query": query, "key": key, "value": value, **more}, folder / "tensors.pt")
+    for name, text in CODE.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / "tensors.pt"
+
+
+def grades(folder, file) -> dict[str, Grade]:
+    requests = {name: replay.Request(spec=f"{folder / name}.py:{name}", file=str(file)) for name in CODE}
+    return {name: replay.judge(request).grade for name, request in requests.items() if name != "crashing"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mask": torch.ones(9, 13, dtype=torch.bool).tril(4)},
+        {"mask": torch.zeros(2, 1, 1, 13).index_fill(-1, torch.tensor([1, 5]), -torch.inf), "scale": 0.3},
+        {"mask": torch.ones(9, 13, dtype=torch.bool).tril(), "gradient": torch.randn(2, 4, 9, 8)},
+    ],
+)
+def test_a_right_function_is_right_and_one_that_reads_memory_or_ignores_the_mask_is_not(tmp_path, dtype, more):
+    file = capture(tmp_path, **more)
+    saved = {
+        name: each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype != torch.bool else each
+        for name, each in torch.load(file, weights_only=True).items()
+    }
+    torch.save(saved, file)
+    assert replay.load(file)["key"].stride() == saved["key"].stride() != torch.empty(2, 4, 13, 8).stride()
+    assert grades(tmp_path, file) == {"mine": Grade.right, "by_memory": Grade.wrong, "unmasked": Grade.wrong}
+
+
+def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = capture(tmp_path, mask=torch.ones(9, 13, dtype=torch.bool).tril(4))
+    specs = [f"{name}.py:{name}" for name in ("mine", "by_memory")]
+    done = CliRunner().invoke(app, ["check", *specs, "--replay", str(file), "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert {name: each["verdict"] for name, each in found["implementations"].items()} == {
+        "mine": "right",
+        "by_memory": "WRONG",
+    }
+    assert found["cells"][0]["axes"]["kv_len"] == 13
+    alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file)])
+    assert (alone.exit_code, alone.stdout.splitlines()[-1]) == (0, "pass: right.")
+    crashed = CliRunner().invoke(app, ["check", "crashing.py:crashing", "--replay", str(file)])
+    assert crashed.exit_code == 3
+    assert "crashing" in crashed.stdout
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        ({"query": torch.ones(1, 1, 2, 4)}, "holds query: give query, key, value, mask"),
+        (dict.fromkeys(("query", "key", "value"), torch.ones(2, 2)), r"has query \(2, 2\)"),
+        (
+            {**dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4)), "window": 3},
+            "holds key, query, value, window",
+        ),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_the_form(tmp_path, saved, says):
+    torch.save(saved, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=says):
+        replay.load(tmp_path / "a.pt")
+
+
+def test_a_file_that_would_execute_something_is_refused(tmp_path):
+    torch.save({"query": print, "key": 1, "value": 2}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        replay.load(tmp_path / "a.pt")

@@ -1,0 +1,52 @@
+"""The public surface: one sorted list of names, each with an example that runs."""
+
+import doctest
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnbench
+from tests import journals
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = ["attention", "check", "compare", "fastest", "load", "register_attention", "run", "samples", "table"]
+"""A name that goes, or changes what it does, needs a line in CHANGELOG.md under Removed or Changed."""
+
+
+def test_the_list_of_public_names_is_frozen_and_sorted():
+    assert attnbench.__all__ == PUBLIC == sorted(PUBLIC)
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in PUBLIC if f"`{name}(" not in text and f"attnbench.{name}(" not in text] == []
+    with pytest.raises(AttributeError, match="no attribute 'chekc'"):
+        _ = attnbench.chekc
+
+
+EXAMPLES = {
+    name: doctest.DocTestFinder(recurse=False).find(getattr(attnbench, name), name, module=False) for name in PUBLIC
+}
+
+
+def test_every_public_function_has_an_example():
+    for name, found in EXAMPLES.items():
+        assert any(test.examples for test in found), name
+        assert not [line for line in inspect.getdoc(getattr(attnbench, name)).splitlines() if len(line) > 120]
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_example_in_the_docstring_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    stored = tmp_path / "stored"
+    journals.write(stored, journals.workloads(seq_len=(128,), scope=("attention",)), ("sdpa", "fused"))
+    known = {"attnbench": attnbench, "torch": torch, "stored": stored}
+    if name == "register_attention":
+        known["transformers"] = pytest.importorskip("transformers")
+    runner = doctest.DocTestRunner(verbose=False)
+    for test in EXAMPLES[name]:
+        test.globs = dict(known)
+        runner.run(test)
+    assert runner.failures == 0
+    assert runner.tries > 0
