@@ -19,7 +19,8 @@ from attnbench.storage.records import Arm, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
 from studies.acceptance.gpus import Call, CudaGpu
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import Outcome
+from studies.frame import Row
 from studies.simulated.gpu import SimulatedGpu
 
 Gpu = CudaGpu | SimulatedGpu

@@ -2,7 +2,8 @@
 
 import msgspec
 
-Row = dict[str, float | str]
+from studies.frame import Row
+
 CONFIDENCE = 0.95
 
 

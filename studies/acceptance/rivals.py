@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from studies.acceptance.outcome import Row
+from studies.frame import Row
 
 Times = Sequence[float]
 Call = Callable[[], object]

@@ -21,7 +21,7 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.statistics.intervals import median
-from studies.acceptance.outcome import Row
+from studies.frame import Row
 
 CODE = '''"""Textbook attention, and then a wait of a share of its own time."""
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from studies.frame import Row
 from studies.gpu.steps import FAILED, LEFT_OUT, OK, POISONED, ROOT
 
-Row = dict[str, Any]
 PACKAGES = (
     *("torch", "triton", "numpy", "msgspec", "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     *("nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "flashinfer-python", "sageattention", "xformers"),

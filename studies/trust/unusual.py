@@ -39,21 +39,17 @@ def names() -> list[str]:
     return [*forms.NAMES, *(f"{name}{COMPILED}" for name in forms.COMPILED)]
 
 
-def tried(chosen: Sequence[str], *, short: bool = False) -> list[Trial]:
-    """Run `attnbench check` on forms: compiled ones at few shapes, the others at all of them."""
-    own = groups(chosen)
-    return [*_checked(own["plain"], FEW if short else FULL), *_checked(own["compiled"], FEWEST)]
-
-
 def groups(chosen: Sequence[str]) -> dict[str, list[str]]:
     """Split the forms into plain and compiled ones."""
     compiled = [name for name in chosen if name.endswith(COMPILED)]
     return {"plain": [name for name in chosen if name not in compiled], "compiled": compiled}
 
 
-def _checked(chosen: Sequence[str], settings: Sequence[str]) -> list[Trial]:
+def tried(chosen: Sequence[str], *, short: bool = False) -> list[Trial]:
+    """Run `attnbench check` on the forms of one group: compiled ones at few shapes, the others at all of them."""
     if not chosen:
         return []
+    settings = FEWEST if chosen[0].endswith(COMPILED) else FEW if short else FULL
     with tempfile.TemporaryDirectory(prefix="attnbench-trust-") as folder:
         file = Path(forms.__file__)
         (Path(folder) / file.name).write_bytes(file.read_bytes())
