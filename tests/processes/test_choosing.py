@@ -89,15 +89,14 @@ def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
 
 
 def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
-    class Late(virtual.SimulatedClient):
-        is_late = True
+    late_s = itertools.chain([1.0], itertools.repeat(0.0))
 
+    class Late(virtual.SimulatedClient):
         def ask(self, request: Work) -> Reply:
             reply = super().ask(request)
-            if isinstance(reply, Prepared) and self.is_late and request.arm.implementation == "fused":
-                self.is_late = False
-                return msgspec.structs.replace(reply, call_s=1.0)
-            return reply
+            if not isinstance(reply, Prepared) or request.arm.implementation != "fused":
+                return reply
+            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s))
 
     results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
     assert recommend(results)[0].choice == "fused"

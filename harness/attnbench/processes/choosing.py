@@ -56,14 +56,8 @@ class ShortlistStage(Stage):
                 slow = _too_slow(plan, seconds)
             out |= {arm: (Status.timeout, why, True) for arm, why in slow.items()}
             for arm, (status, message, is_outpaced) in out.items():
-                checked = CellChecked(
-                    **named(workload, arm),
-                    status=status,
-                    message=message,
-                    is_predicted=True,
-                    is_outpaced=is_outpaced,
-                )
-                session.record(checked)
+                fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": is_outpaced}
+                session.record(CellChecked(**fields, is_predicted=True))
         return ""
 
 
