@@ -181,7 +181,7 @@ def test_the_command_says_where_the_limit_is_and_draws(written):
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached}," in done.stdout
-    assert "calls of inference;" in done.stdout
+    assert "inference" in done.stdout
     (run,) = (folder / "results" / "runs").iterdir()
     assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}

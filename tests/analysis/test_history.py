@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
+from attnbench.analysis.history import alike, among_neighbours, changes, follow, gather
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
@@ -63,10 +63,6 @@ def test_what_never_varies_shows_any_step():
     assert changes([100.0] * 10, 0.0) == []
     (found,) = changes([100.0] * 5 + [101.0] * 5, 0.0)
     assert (found.place, found.before, found.after) == (5, pytest.approx(100.0), pytest.approx(101.0))
-
-
-def test_few_runs_say_nothing():
-    assert changes([1.0, 1.0, 1.0, 9.0, 9.0][:FEWEST], 0.02) == []
 
 
 def test_a_lone_value_goes_back_among_its_neighbours_and_a_step_stays():

@@ -93,16 +93,6 @@ def test_two_never_have_the_slot_at_once():
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
 
 
-def test_jobs_with_temporary_folders_of_their_own_share_the_slot(tmp_path):
-    code = "from attnbench.cluster import host; print(host.LOCK)"
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()  # a missing one is not used
-    jobs = [{**os.environ, "TMPDIR": str(folder)} for folder in folders]
-    locks = {subprocess.check_output([sys.executable, "-c", code], env=job, text=True) for job in jobs}
-    assert len(locks) == 1
-
-
 def test_what_a_killed_task_has_left_behind_is_ended():
     orphan = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, hosts.SLOT: "1"}

@@ -310,6 +310,7 @@ MISUSES = {
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
+    "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
     "axes as a text": (made_of(axes="kv_len"), "axes='kv_len': give a list of names"),
 }
 

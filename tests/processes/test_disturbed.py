@@ -149,8 +149,9 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     (ladder,) = results.plan.ladders
     changes = changes_along(results, ladder, ladder.pairs[0])
     assert bool(changes) is (share == FEW)
-    words = recommended.of_crossing(results, ladder, ladder.pairs[0], changes)
-    assert ("undecided" in words) is (share == MOST)
+    assert recommended.of_crossing(results, ladder, ladder.pairs[0], changes).startswith(
+        "From " if share == FEW else "It is undecided which "
+    )
 
 
 def test_the_python_interface_gives_no_verdict_and_its_reason(tmp_path):

@@ -1,8 +1,8 @@
 """Diagnose a candidate that disagrees, in words: the nearest known mistake, and the first step that differs.
 
-The verdict is known before, and does not depend on this. Closed forms come first: conventions, factors, unwritten rows,
-float32 inside. Then every mistake of the catalogue is computed on the probe that shows the error best, and
-near ones are compared on all probes by the tolerance of the check. A mistake may explain only the wrong rows, if the
+The verdict is known before, and does not depend on this. Closed forms come first: conventions, factors, float32
+inside. Then every mistake of the catalogue is computed on the probe that shows the error best, and near ones are
+compared on all probes by the tolerance of the check. A mistake may explain only the wrong rows, if the
 others are right. If nothing explains the answers, the weights are recovered from outside, and described.
 """
 
@@ -155,7 +155,7 @@ def explain(
     evidence, place = gather(implementation, references, seed), describe(wrong)
     if (finding := _closed_form(evidence)) is None:
         cut(evidence)
-        finding = _known(evidence, on_step) or _unknown(implementation, evidence, wrong)
+        finding = _known(evidence, on_step) or _unwritten(evidence) or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(finding, words=f"{finding.words} {place}"))
 
 
@@ -207,9 +207,9 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Test conventions, float32 inside, unwritten rows, and constant factors on outputs or gradients."""
+    """Test conventions, float32 inside, and constant factors on outputs or gradients."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
-        return _narrow(evidence) or _unwritten(evidence) or _factor(evidence) or _by_feature(evidence)
+        return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
         words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
         kind = next(iter(conventions)).removesuffix("_gradient")

@@ -226,38 +226,23 @@ def _reason_against(
 class Implementation:
     """The content of a file in implementations/: how to build the module, its source and its limits.
 
-    `build` takes canonical weights and returns an `Attention`, or any module with `forward(x, context=None, *, mask)`;
-    a module without `attend` takes part in scope `module` only.
-    `unsupported` returns a reason, or None if the workload is supported.
-    `executed_flops` returns the FLOPs that one call really computes, including hidden pairs, or None if they are
-    unknown (workloads/counts.py).
-    `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): if another one runs, the
-    cell is a fallback and is not timed.
-    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which is
-    a number or an `nn.Dropout`.
-    `compiles` says that every new size costs seconds of compilation: few lengths are tried before the workload's own.
-    `distributes` says that it computes with the number of ranks in a workload's `world_size`; any other uses one rank.
-    `copies` describes copies inside the timed call that suit the kernel: a note next to its times.
-    `built_in` returns fixed values of axes, such as {"mask": "causal"}: a check uses them everywhere, and a run for all
-    participants (contract/adapters.py).
-    `is_approximate` says that it is meant to be close to attention, not equal: its error is shown, and it is neither
-    judged nor ranked with others.
+    A module without `attend` takes part in scope `module` only.
 
     Raises:
         ValueError: there is no such backend.
     """
 
-    build: Callable[[Weights], nn.Module]
+    build: Callable[[Weights], nn.Module]  # an `Attention`, or any module with forward(x, context=None, *, mask)
     source: str
-    unsupported: Callable[[Workload], str | None] = supports_everything
-    executed_flops: Callable[[Workload], int | None] = lambda _: None
-    backend: str = ""
-    has_dropout: bool = False
-    compiles: bool = False
-    distributes: bool = False
-    copies: str = ""
-    built_in: Callable[[], Axes] = dict
-    is_approximate: bool = False
+    unsupported: Callable[[Workload], str | None] = supports_everything  # a reason, or None
+    executed_flops: Callable[[Workload], int | None] = lambda _: None  # those of a call, hidden pairs included, or None
+    backend: str = ""  # promised backend of SDPA, one of BACKENDS: if another runs, it is a fallback and is not timed
+    has_dropout: bool = False  # drops weights by its module's `dropout`, a number or an nn.Dropout
+    compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
+    distributes: bool = False  # computes with the workload's `world_size` ranks; any other uses one
+    copies: str = ""  # copies inside the timed call that suit the kernel: a note next to its times
+    built_in: Callable[[], Axes] = dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
+    is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:

@@ -374,16 +374,11 @@ class Adapted(nn.Module):
         """The output projection that the adapter added; empty if the module has its own."""
         return {} if self.adapter.layout.has_out else out_state(weights, "out")
 
-    @cached_property
-    def pristine(self) -> nn.Module:
-        """The module with its attributes and buffers before the first call, sharing its parameters."""
-        return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})
-
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
         """The module's output of x (B, T, D) and context (B, S, D): of its own cache, or without its input, if said."""
         declared, module = self.adapter.declared, self.module
         if declared.has_cache:
-            module = copy.deepcopy(self.pristine, {id(each): each for each in self.module.parameters()})
+            module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared
         result = module(x) if declared.call is None else declared.call(module, x, context, mask)
         output = result[0] if isinstance(result, tuple) else result
         if declared.residual and isinstance(output, Tensor) and output.shape == x.shape:

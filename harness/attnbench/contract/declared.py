@@ -72,6 +72,7 @@ class Declared:
         for axis in self.sizes:
             if axis not in Workload.__struct_fields__:
                 raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+        Workload(rotary=self.rotary)  # raises if there is no such embedding
         for mask in self.masks or ():
             for part in mask.split(BETWEEN):
                 if part.partition("(")[0] not in mask_names():

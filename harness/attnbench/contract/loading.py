@@ -78,10 +78,8 @@ def from_value(value: object, spec: str) -> Implementation:
         raise ValueError(f"{spec} is a module with weights of its own: hand in {ADAPTED}")
     if callable(value):
         return from_function(value, spec)
-    raise ValueError(
-        f"{spec} is a {type(value).__name__}; it can be a class with attend, "
-        f"a function f(query, key, value, *, mask=None), an IMPLEMENTATION, or {ADAPTED}"
-    )
+    forms = "a class with attend, a function f(query, key, value, *, mask=None), an IMPLEMENTATION"
+    raise ValueError(f"{spec} is a {type(value).__name__}; it can be {forms}, or {ADAPTED}")
 
 
 def compiled(plain: Implementation) -> Implementation:

@@ -80,7 +80,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     ratio: Annotated[float, msgspec.Meta(gt=0)]
 
     def __post_init__(self) -> None:
-        _check_name(self.winner)
+        if not _NAME.fullmatch(self.winner) or self.winner == ITSELF:
+            allowed = f"a policy names installed implementations other than {ITSELF}"
+            raise ValueError(f"{self.winner!r} is not allowed: {allowed}")
 
     @property
     def kind(self) -> Kind:
@@ -168,7 +170,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         try:
             content = Path(path).read_bytes()
-            version = msgspec.json.decode(content, type=_Version).format
+            version = msgspec.json.decode(content, type=dict[str, Any]).get("format", 0)
             if version != FORMAT:
                 raise ValueError(f"it has format {version}, and this version of attnbench reads format {FORMAT}")  # noqa: TRY301 - it needs the path, too
             return msgspec.json.decode(content, type=cls)
@@ -176,12 +178,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"cannot read the policy {path}: {error.strerror}; learn it again with {LEARN}") from None
         except ValueError as error:  # also covers the errors of msgspec and Unicode
             raise ValueError(f"cannot use the policy {path}: {error}; learn it again with {LEARN}") from None
-
-
-class _Version(msgspec.Struct):
-    """The field that every format version has."""
-
-    format: int = 0
 
 
 def nearest(logs: Floats, point: Floats) -> int | None:
@@ -237,8 +233,3 @@ def digest(spec: str) -> str:
     if plugins.split(plugins.variant(spec)[0]) != (None, ITSELF) or path is None or not path.exists():
         return source
     return hashlib.sha256(source.encode() + path.read_bytes()).hexdigest()[:8]
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name == ITSELF:
-        raise ValueError(f"{name!r} is not allowed: a policy names installed implementations other than {ITSELF}")

@@ -144,7 +144,11 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
     Raises:
         ValueError: see `workloads`; or a `leave_out` is no list of names.
     """
-    grids = [(_names_in(grid), _products([values])) for grid, values in _grids(sweep, settings, devices)]
+    grids = [(grid.get(LEAVE_OUT, []), _products([values])) for grid, values in _grids(sweep, settings, devices)]
+    for names, _ in grids:
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            example = f'give a list of names, as in {LEAVE_OUT} = ["flex"]'
+            raise ValueError(f"{LEAVE_OUT} = {names} is not allowed: {example}")
     found: dict[str, tuple[str, ...]] = {}
     for name in sorted({name for names, _ in grids for name in names}):
         kept = {workload for names, made in grids if name not in names for workload in made}
@@ -199,13 +203,6 @@ def _is_kept(combination: Mapping[str, Any]) -> bool:
     return all(getattr(workload, axis) == value for axis, value in _flat(combination).items())
 
 
-def _names_in(grid: Mapping[str, Any]) -> list[str]:
-    names = grid.get(LEAVE_OUT, [])
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError(f'{LEAVE_OUT} = {names} is not allowed: give a list of names, as in {LEAVE_OUT} = ["flex"]')
-    return names
-
-
 def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
     """Whether a workload has that value; values that are impossible there count as absent."""
     try:
@@ -234,15 +231,11 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
     """Each axis of a grid with its distinct values."""
-    _check_axes(axis for axis, values in grid.items() if not _is_tables(values))
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
+    _check_axes(axis for axis, each in values.items() if not each or not all(isinstance(value, dict) for value in each))
     if "device" in values:
         values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
     return {axis: list({str(value): value for value in given}.values()) for axis, given in values.items()}
-
-
-def _is_tables(values: Any) -> bool:  # noqa: ANN401 - as a TOML file has it
-    return isinstance(values, list) and bool(values) and all(isinstance(value, dict) for value in values)
 
 
 def _check_axes(axes: Iterable[str]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Thresholds
+from attnbench.analysis.gate.decision import EVERYTHING, Pair, judge, rulings_on_times
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Side, Thresholds
 from attnbench.analysis.gate.times import reach
+from attnbench.statistics.verdict import Effect
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -66,6 +67,19 @@ def test_thirty_percent_are_found_in_each_world(tmp_path):
         found = session(tmp_path, world, seed, 1.3, Thresholds(between_runs=0.0))
         kinds = Counter(ruling.kind for ruling in found.rulings if ruling.implementation == "one")
         assert kinds[Kind.slower] >= 2, world
+
+
+def test_the_suite_of_two_runs_is_judged_apart_from_its_cells():
+    seen = Effect(log=0.0, error=0.02, degrees=8.0, num_processes=9, num_looks=1)
+    side = Side(run="run", commit="")
+
+    def width(number: int, see: float | None) -> float:
+        effects = {(str(cell), "x"): seen for cell in range(number)} | {EVERYTHING: seen}
+        pair = Pair(base=side, candidate=side, matches=(), effects=effects, allowed=0.05, see=see)
+        return rulings_on_times(pair, Thresholds())[-1].high
+
+    assert width(50, see=0.2) == width(1, see=0.2)
+    assert width(50, see=None) > width(1, see=None)
 
 
 def test_what_would_show_is_reported_in_percent_as_long_as_that_says_something():

@@ -151,17 +151,23 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling) -> tuple[Outcome
 
 
 def rulings_on_times(pair: Pair, thresholds: Thresholds) -> list[Ruling]:
-    """A ruling on each time, all judged together, and a last one on all cells together."""
+    """A ruling on each time, judged together, and a last one on the suite: all cells together.
+
+    The suite of a session with two sides is judged with its cells, as in the session's own table. That of two runs is
+    judged alone, so that it detects small changes of many cells.
+    """
     by_key = {match.key: match for match in pair.matches}
     cells = [key for key in pair.effects if key != EVERYTHING]
     limits = {key: _limit(pair, thresholds, [key] if key in by_key else cells) for key in pair.effects}
     margins = {key: min(limit.allowed, LARGEST_MARGIN) for key, limit in limits.items()}
     rulings = [*_without_effect(pair)]
-    for key, judged in verdict.judge(pair.effects, margins, pair.error).items():
+    apart = {key: effect for key, effect in pair.effects.items() if key == EVERYTHING and pair.see is not None}
+    others = {key: effect for key, effect in pair.effects.items() if key not in apart}
+    judgements = verdict.judge(others, margins, pair.error) | verdict.judge(apart, margins, pair.error)
+    for key, judged in judgements.items():
         kind, reason, words = decided(judged, limits[key])
         fields = {"reason": reason, "effect": judged.ratio, "low": judged.low, "high": judged.high}
-        if key == EVERYTHING:
-            words = f"geometric mean: {words}"
+        words = f"geometric mean: {words}" if key == EVERYTHING else words
         one = ruling(key, LATENCY, kind, words, smallest=judged.detectable, **fields, **_medians(by_key.get(key)))
         if key in by_key:
             one = suspected(one, by_key[key])
@@ -255,7 +261,6 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         for name in MUST_MATCH
         if getattr(base.plan, name) != getattr(candidate.plan, name)
     ]
-    reference = candidate.plan.baseline
     before, after = (
         {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
         for results in (base, candidate)
@@ -279,7 +284,7 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         matches=matches,
         effects=effects,
         allowed=ALLOWED[LATENCY],
-        reference=reference,
+        reference=candidate.plan.baseline,
         least=least,
         see=max(thresholds.see, 2 * least),
         change=state_change(base, candidate),

@@ -59,8 +59,7 @@ def compared(decision: Decision) -> str:
 
 def terminal(decision: Decision) -> str:
     """Everything that did not pass, most urgent first, then notes and the outcome; one line each."""
-    order = list(Outcome)
-    rulings = sorted(decision.rulings, key=lambda ruling: order.index(ruling.outcome))
+    rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     lines = [
         f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}"
         for ruling in rulings

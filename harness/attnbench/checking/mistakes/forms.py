@@ -99,6 +99,11 @@ def viewed(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).reshape(tensor.shape)
 
 
+def merged(tensor: Tensor) -> Tensor:
+    """Read (B, H, T, K) as (B, T, H, K) by a view, without a transpose."""
+    return tensor.reshape(tensor.transpose(1, 2).shape).transpose(1, 2)
+
+
 def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """Attention among the heads of one position: (B, H, T, K) read as (B, T, H, K)."""
     scores = product(query.transpose(1, 2), key.permute(0, 2, 3, 1)) * mask.scale_for(query.shape[-1])  # (B,T,H,H)
@@ -124,6 +129,8 @@ def layouts(workload: Workload) -> Iterator[Mistake]:
     for what, changes in views.items():
         words = f"a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K), in {what}"
         yield wrong("viewed_not_transposed", words, "needs_all_rows", **changes)
+    words = "heads are merged by a view without a transpose: (B, H, T, V) is read as (B, T, H, V)"
+    yield wrong("merged_without_transpose", words, "needs_all_rows", context=after("context", merged))
 
 
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -181,9 +188,6 @@ def projections(workload: Workload) -> Iterator[Mistake]:
     words = "heads are merged feature by feature instead of head by head"
     by_features = before("output", lambda x: x.transpose(1, 3), 0)  # (B,H,R,V) -> (B,V,R,H)
     yield wrong("merged_feature_by_feature", words, output=by_features)
-    words = "heads are merged by a view without a transpose"
-    by_view = before("output", lambda x: x.reshape(x.shape[0], 1, x.shape[2], -1), 0)  # (B,H,R,V) read as (B,R,H*V)
-    yield wrong("merged_without_transpose", words, "needs_all_rows", output=by_view)
     words = "the output projection's bias is dropped"
     yield wrong("no_output_bias", words, output=before("output", partial(replace, out_bias=None), 1))
     if heads * value == workload.embed_dim:

@@ -86,7 +86,6 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
         "is a mean over the keys": 1 / workload.kv_len,
         "is added instead of taken away": -1.0,
         "is twice what it should be": 2.0,
-        "is half of what it should be": 0.5,
     }
     for words, factor in factors.items():
         text = f"the row sum of weights times their gradient {words}"
