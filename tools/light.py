@@ -47,8 +47,8 @@ def measure(source: Path, extras: str, python: str) -> str:
         wanted = f"attnbench[{extras}] @ {wheel.as_uri()}" if extras else wheel
         call(inside, "-m", "pip", "install", "--quiet", "--no-compile", wanted)
         installed_s = time.monotonic() - start
-        lines = call(inside, "-m", "pip", "list", "--format=freeze").splitlines()
-        number = sum(not line.startswith(("pip==", "setuptools==")) for line in lines)
+        count = "from importlib.metadata import distributions as d; print(len({each.name for each in d()}))"
+        number = int(call(inside, "-c", count)) - len(("pip", "setuptools"))
         (site,) = (folder / "env").glob("lib/python*/site-packages")
         size, of_torch = megabytes(site), megabytes(site / "torch")
         start = time.monotonic()

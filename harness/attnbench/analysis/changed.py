@@ -3,7 +3,7 @@
 from attnbench.analysis.comparisons import by_side
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Record
-from attnbench.units import plain, show, significant
+from attnbench.units import plain, show
 
 MOST_PARTS = 5
 """Most differences that a line names: those of the answer come first, then those of operators."""
@@ -37,10 +37,10 @@ def _facts(record: Record) -> dict[str, str]:
         facts["peak memory"] = show(samples[0].value, "bytes")
     if (agreement := record.agreement) is not None:
         ratio = agreement.error_ratio
-        facts["error / tolerance"] = "not finite" if ratio is None else significant(ratio, 3)
+        facts["error / tolerance"] = "not finite" if ratio is None else f"{ratio:.6g}"
         facts["conventions"] = ", ".join(agreement.conventions) or "none"
         facts["notes"] = ", ".join(rule.rule for rule in agreement.notes) or "none"
     if (seen := record.operators) is not None:
         facts["backend"] = seen.observed or "none"
-        facts |= {f"calls of {call.name}": str(call.num_calls) for call in seen.calls if call.self_s > 0}
+        facts |= {f"calls of {call.name}": str(call.num_calls) for call in seen.calls}
     return facts

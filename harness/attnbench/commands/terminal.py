@@ -156,7 +156,12 @@ def _print_not_tried(records: Iterable[Record]) -> None:
 
 def print_changes(results: Results) -> None:
     """Print what differs in results, not in time, between two states of the code."""
-    lines = [] if VERBOSITY.is_quiet else changed(results)
+    if VERBOSITY.is_quiet:
+        return
+    lines = changed(results)
+    same = "Results are the same on both sides: status, error, conventions, notes, operators, memory."
+    if not lines:
+        say(same, "dim")
     _print_list("Results that differ:", [f"  {line}" for line in lines])
 
 
