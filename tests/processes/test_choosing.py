@@ -94,9 +94,8 @@ def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
     class Late(virtual.SimulatedClient):
         def ask(self, request: Work) -> Reply:
             reply = super().ask(request)
-            if not isinstance(reply, Prepared) or request.arm.implementation != "fused":
-                return reply
-            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s))
+            is_late = isinstance(reply, Prepared) and request.arm.implementation == "fused"
+            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s)) if is_late else reply
 
     results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
     assert recommend(results)[0].choice == "fused"

@@ -87,11 +87,10 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
 
 def test_requests_go_to_the_worker_whose_side_it_is():
     base, candidate = Scripted(), Scripted()
+    both = paired(base, candidate)
     limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
     for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
-        paired(base, candidate).ask(
-            Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits)
-        )
+        both.ask(Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
     assert [request.spec for request in base.asked] == ["a.py:f"]
     assert [request.spec for request in candidate.asked] == ["b.py:f"]
 
