@@ -214,8 +214,7 @@ class Template:
         except OSError:  # it may have been killed without showing it yet
             self.close()
             raise
-        result: int = messages.NUMBER.unpack(answer)[0]
-        return result
+        return int(messages.NUMBER.unpack(answer)[0])
 
 
 class WorkerProcess:
