@@ -165,8 +165,7 @@ def test_an_interpreter_is_never_timed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_worker_is_told_by_its_environment(tmp_path: Path) -> None:
     for is_interpreted in (True, False):
         client = execution.client_for(planned(is_interpreted=is_interpreted), tmp_path)
-        settings = client.template.settings
-        assert ("TRITON_INTERPRET" in settings) == is_interpreted
+        assert ("TRITON_INTERPRET" in client.template.environment) == is_interpreted
 
 
 def test_without_triton_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

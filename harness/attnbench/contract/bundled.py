@@ -106,6 +106,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
     def build(weights: Weights) -> nn.Module:
         """The file's module, or the function alone if the module cannot have heads of these sizes."""
         has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
-        return whole.build(weights, kind) if has_equal_heads and weights.out is not None else core(weights)
+        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # the output as the input
+        return whole.build(weights, kind) if has_equal_heads and is_as_wide else core(weights)
 
     return replace(function, build=build, unsupported=unsupported)
