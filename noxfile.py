@@ -96,8 +96,12 @@ def tests_long(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """Check Triton kernels in Triton's interpreter, which needs no GPU; arguments after -- go to pytest."""
+    """Compile Triton kernels for four GPUs and check them in the interpreter; arguments after -- go to pytest.
+
+    It needs no GPU. The table of their shared memory, results/gallery/gpu/shared_memory.md, is renewed.
+    """
     borrow(session, "test", "triton")
+    session.run("python", "-m", "studies.ahead", "--to", str(RESULTS / "gallery" / "gpu"), env=ONE_THREAD)
     options = session.posargs or [*IN_PARALLEL, "--durations=5"]
     session.run(
         *("python", "-m", "pytest", "-m", "not browser", *options, "tests/implementations/test_triton.py"),

@@ -50,6 +50,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test: str  # FILE::NAME
     planted: str  # in words
     change: tuple[Change, ...]
+    commit: str  # the last commit with the fault
     error: str = ""  # beginning of the test's error, if it is no assertion
     kept: str = ""  # parts of the old code that cannot be brought back, and why
     gpu: str = ""  # effects that only a GPU shows
@@ -161,8 +162,10 @@ def table(outcomes: dict[str, Outcome]) -> str:
         by = (fault.error.partition(":")[0] or "assertion") + cases_of
         ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else by
         kept = f". {fault.kept}" if fault.kept else ""
-        lines.append(f"| {fault.planted}{kept} | `{fault.test}` | {ending} | {fault.gpu or '-'} |")
-    head = "| the fault | its test | fails by (cases) | only a GPU shows |\n| --- | --- | --- | --- |\n"
+        columns = [f"{fault.planted}{kept}", fault.commit, f"`{fault.test}`", ending, fault.gpu or "-"]
+        lines.append(f"| {' | '.join(columns)} |")
+    head = "| the fault | last commit with it | its test | fails by (cases) | only a GPU shows |\n"
+    head += "| --- | --- | --- | --- | --- |\n"
     return head + "".join(f"{line}\n" for line in lines)
 
 

@@ -61,7 +61,9 @@ TEST = "tests/test_it.py::test_one"
     ],
 )
 def test_a_test_must_fail_by_an_assertion_or_by_the_error_of_the_fault(summary, error, wrong):
-    outcome = old_faults.judged(Fault(test=TEST, planted="", change=(), error=error), f"\n{summary}\n1 failed in 1 s")
+    outcome = old_faults.judged(
+        Fault(test=TEST, planted="", change=(), commit="", error=error), f"\n{summary}\n1 failed in 1 s"
+    )
     assert bool(outcome.wrong) == bool(wrong)
     assert wrong in outcome.wrong
 
@@ -78,9 +80,12 @@ def test_the_page_has_what_the_last_whole_run_found():
     block = old_faults.BLOCK.search(old_faults.PAGE.read_text(encoding="utf-8"))
     assert block is not None
     found = re.findall(
-        r"^\| (.*) \| `(\S+)` \| (?:assertion|\w+Error)(?: \(\d+/\d+\))? \| (.*) \|$",
+        r"^\| (.*) \| (\w{8}) \| `(\S+)` \| (?:assertion|\w+Error)(?: \(\d+/\d+\))? \| (.*) \|$",
         block[0],
         re.MULTILINE,
     )
-    expected = [(each.planted + (f". {each.kept}" if each.kept else ""), each.test, each.gpu or "-") for each in FAULTS]
+    expected = [
+        (each.planted + (f". {each.kept}" if each.kept else ""), each.commit, each.test, each.gpu or "-")
+        for each in FAULTS
+    ]
     assert found == expected

@@ -9,11 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec import structs
 from typer.testing import CliRunner
 
 from attnbench.cli import app
 from attnbench.contract.bundled import bundled
+from attnbench.implementations.triton_flash import block
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
@@ -91,6 +93,20 @@ def test_each_kernel_fits_the_gpu_with_the_least_shared_memory(kernel: str, widt
     assert ahead.need(cell).fits(89)
 
 
+def test_the_stored_table_is_of_these_kernels_and_none_needs_too_much() -> None:
+    page = (ROOT / "results" / "gallery" / "gpu" / ahead.PAGE).read_text(encoding="utf-8")
+    assert ahead.digest(KERNELS.read_text(encoding="utf-8")) in page, "run: nox -s triton"
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| flash_")]
+    assert [row[1:3] for row in rows] == [
+        [dtype, str(width)] for _ in ahead.KERNELS for dtype in ahead.DTYPES for width in ahead.WIDTHS
+    ]
+    for row in rows:
+        query = torch.empty(1, 1, 1, int(row[2]), dtype=getattr(torch, row[1]), device="meta")
+        assert int(row[3]) == block(query)
+        for number, limit in zip(row[4:], ahead.LIMITS.values(), strict=True):
+            assert int(number.strip("| ").replace(",", "")) <= limit
+
+
 def test_no_other_implementation_has_kernels_of_triton() -> None:
     files = sorted((ROOT / "implementations").glob("*.py"))
     assert [file.name for file in files if "from triton" in file.read_text(encoding="utf-8")] == [KERNELS.name]
@@ -115,7 +131,8 @@ torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=0.0)
 @pytest.mark.long
 @needs_triton
 def test_a_tensor_with_more_than_2_to_the_31_numbers_is_read_where_its_rows_are() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "harness")}
+    path = os.pathsep.join(filter(None, [str(ROOT / "harness"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", FAR], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

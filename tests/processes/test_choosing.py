@@ -88,6 +88,19 @@ def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
     assert found.choice == "fused"
 
 
+def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
+    late_s = itertools.chain([1.0], itertools.repeat(0.0))
+
+    class Late(virtual.SimulatedClient):
+        def ask(self, request: Work) -> Reply:
+            reply = super().ask(request)
+            is_late = isinstance(reply, Prepared) and request.arm.implementation == "fused"
+            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s)) if is_late else reply
+
+    results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
+    assert recommend(results)[0].choice == "fused"
+
+
 def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(chosen(), baseline="sdpa_math")
     results, _ = run(plan, tmp_path)

@@ -81,6 +81,13 @@ def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
 
 
 @pytest.mark.long
+def test_a_template_compiles_in_its_own_processes_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv(worker_client.COMPILERS, raising=False)
+    assert Template(tmp_path / "log").environment[worker_client.COMPILERS] == "1"
+    monkeypatch.setenv(worker_client.COMPILERS, "3")  # the user knows better
+    assert Template(tmp_path / "log").environment[worker_client.COMPILERS] == "3"
+
+
 def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_question(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_client, "CLOSING_S", 0.5)
     monkeypatch.setattr(sys, "executable", PYTHON)  # no process stands between this one and the template

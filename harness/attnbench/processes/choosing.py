@@ -1,6 +1,7 @@
 """Stages of the search for the fastest: a shortlist by prediction, and a search for crossovers along an axis."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from attnbench.processes import messages
 from attnbench.processes.stages import Session, Stage, check_cell, named, record_check
@@ -9,7 +10,7 @@ from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
-from attnbench.storage.events import CellChecked, Ladder
+from attnbench.storage.events import CellChecked, Ladder, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Status
 from attnbench.timing.schedule import SPENT, Live, Step
@@ -17,6 +18,8 @@ from attnbench.units import show, significant
 
 TOO_SLOW = 2.5
 """Uncertainty of predictions: implementations slower than this multiple of the fastest are not tried."""
+NUM_PREDICTIONS = 2
+"""Predictions of a call that looks slow: one late reading must not exclude an implementation."""
 MOST_PROCESSES, POINT_S = LOOKS[2], 6.0
 """Limits for one value of a search: processes, and seconds once there are enough processes for a verdict."""
 CALLS_AT_A_VALUE = 60
@@ -41,31 +44,34 @@ class ShortlistStage(Stage):
             session.show_progress("predict", workload.id, number, len(plan.asked))
             out: dict[Arm, tuple[Status, str, bool]] = {}
             seconds: dict[Arm, float] = {}
-            for arm in cells:
-                limits = session.limits | {"is_rough": False}
-                reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
-                if isinstance(reply, messages.Failed):
-                    out[arm] = reply.status, reply.message, False
-                elif isinstance(reply, messages.Prepared):
-                    seconds[arm] = reply.call_s or 0.0
-            order = sorted(seconds, key=seconds.__getitem__)
-            for place, arm in enumerate(order if plan.shortlist else []):
-                factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
-                is_slow = seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist)
-                if is_slow and not plan.is_reference(arm):
-                    times = f"{significant(factor, 2)}x slower than {order[0]}"
-                    message = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
-                    out[arm] = Status.timeout, message, True
+            slow = dict.fromkeys(cells, "")
+            limits = session.limits | {"is_rough": False}
+            for _ in range(NUM_PREDICTIONS):
+                for arm in slow:
+                    reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
+                    if isinstance(reply, messages.Prepared):
+                        seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
+                    elif isinstance(reply, messages.Failed) and arm not in seconds:
+                        out[arm] = reply.status, reply.message, False
+                slow = _too_slow(plan, seconds)
+            out |= {arm: (Status.timeout, why, True) for arm, why in slow.items()}
             for arm, (status, message, is_outpaced) in out.items():
-                checked = CellChecked(
-                    **named(workload, arm),
-                    status=status,
-                    message=message,
-                    is_predicted=True,
-                    is_outpaced=is_outpaced,
-                )
-                session.record(checked)
+                fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": is_outpaced}
+                session.record(CellChecked(**fields, is_predicted=True))
         return ""
+
+
+def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
+    """The arms that are not tried, with reasons, among those with a predicted time of a call."""
+    slow: dict[Arm, str] = {}
+    order = sorted(seconds, key=seconds.__getitem__)
+    for place, arm in enumerate(order if plan.shortlist else []):
+        factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
+        is_slow = seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist)
+        if is_slow and not plan.is_reference(arm):
+            times = f"{significant(factor, 2)}x slower than {order[0]}"
+            slow[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
+    return slow
 
 
 class Search:

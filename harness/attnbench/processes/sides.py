@@ -105,8 +105,7 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
     usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
     shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
     digests = {spec: policy.digest(spec) for spec in specs}
-    more: dict[str, Any] = {"implementations": (), "baseline": "", "alone": ()}
-    return msgspec.structs.replace(shared, **more, digests=digests, sides=compared)
+    return msgspec.structs.replace(shared, implementations=(), baseline="", alone=(), digests=digests, sides=compared)
 
 
 def _checkout(folder: Path, place: int) -> Path:

@@ -33,6 +33,8 @@ ENDING_S, WATCH_S = 1.0, 0.01
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Inductor's pool of compiling processes would run next to timed calls."""
 RANKS_SHARE = 0.5
 """Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
 killed."""
@@ -110,7 +112,7 @@ class Template:
     ) -> None:
         self.log, self.folders, self.python = log, tuple(folders), python or sys.executable
         path = {"PYTHONPATH": module_path(home), messages.FOLDERS: os.pathsep.join(map(str, folders))}
-        self.environment = {**os.environ, **(settings or {}), **path}
+        self.environment = {COMPILERS: "1", **os.environ, **(settings or {}), **path}
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._files: tempfile.TemporaryDirectory[str] | None = None
@@ -212,8 +214,7 @@ class Template:
         except OSError:  # it may have been killed without showing it yet
             self.close()
             raise
-        result: int = messages.NUMBER.unpack(answer)[0]
-        return result
+        return int(messages.NUMBER.unpack(answer)[0])
 
 
 class WorkerProcess:

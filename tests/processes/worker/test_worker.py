@@ -151,9 +151,8 @@ def test_no_request_is_of_another_s_kind() -> None:
 
 def test_a_preparation_forgets_the_tensors_of_the_check_before():
     """A judge's next file may have the path of the last one: old tensors would be read."""
-    worker = Worker(Heartbeat())
+    worker, arm = Worker(Heartbeat()), Arm(implementation="fused")
     before, point = worker.candidates, Workload(seq_len=4, num_heads=2, head_dim=4)
-    arm = Arm(implementation="fused")
     worker.answer(Prepare(workload=point, arm=arm, spec="fused", call_limit_s=5.0, memory_limit_bytes=2**31))
     assert worker.candidates is not before
 
