@@ -7,6 +7,7 @@ others are right. If nothing explains the answers, the weights are recovered fro
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ HUGE = 1e6
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
+KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
@@ -155,7 +157,8 @@ def explain(
     evidence, place = gather(implementation, references, seed), describe(wrong)
     if (finding := _closed_form(evidence)) is None:
         cut(evidence)
-        finding = _known(evidence, on_step) or _unwritten(evidence) or _unknown(implementation, evidence, wrong)
+        finding = _known(evidence, on_step) or _unwritten(evidence) or _stale(evidence)
+        finding = finding or _unknown(implementation, evidence, wrong)
     return diagnosed(replace(finding, words=f"{finding.words} {place}"))
 
 
@@ -446,6 +449,23 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
         shares.append((along**2 / (size * float(error.square().sum())), place, along / size))
     share, place, factor = max(shares)
     return [known[place]] if share >= ROUNDING_EXPLAINED and CLOSER <= factor <= 1 / CLOSER else []
+
+
+def _stale(evidence: list[Evidence]) -> Finding | None:
+    """Test whether an answer is that to some operands of another probe's inputs."""
+    right = Mistake(name="none", step="scores", words="", changes={})
+    for each, other in itertools.permutations(evidence, 2):
+        mine, others = each.reference.drawn, other.reference.drawn
+        allowed, expected = each.reference.tolerance("output"), each.expected["output"]
+        for names in KEPT_OPERANDS if each.is_wrong("output") else ():
+            if set(names) <= set(mine.tensors):
+                tensors = mine.tensors | {name: others.tensors[name] for name in names}
+                stale = right.answer(each.reference.workload, each.rows)(replace(mine, tensors=tensors))
+                is_other = largest(stale, expected) > 2 * MATCH * allowed
+                if is_other and largest(each.observed["output"], stale) <= allowed:
+                    words = f"It looks as if the {' and the '.join(names)} of an earlier call is used again."
+                    return Finding(words, (STALE_MISTAKE,), "output")
+    return None
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
