@@ -246,6 +246,13 @@ def test_float32_inside_is_a_convention_and_no_mistake():
     assert (found.grade, found.conventions, found.mistakes) == (Grade.right, ("float32",), ())
 
 
+def test_float32_inside_breaks_no_rule_of_another_dtype():
+    implementation, known = from_function(in_float32, "mine.py:in_float32"), {}
+    for dtype in ("float64", "float32"):
+        found = compare(references(workload(dtype=dtype)), implementation, known)
+        assert not found.agreement.broken_rules
+
+
 def filled_with_nan(query, key, value, *, mask=None):
     scores = scores_of(query, key)
     return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1) @ value

@@ -630,8 +630,6 @@ RULES: dict[str, Tried] = {
     HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
     REPEATABLE: Tried(repeatable, HIDING, is_noted=True),
 }
-BY_ORACLE = {"right when short", "fewer keys", "without gradients"}
-"""Rules that compare with the oracle."""
 
 
 def kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
