@@ -67,7 +67,7 @@ def cells() -> Iterator[Cell]:
 
 
 def need(cell: Cell) -> Need:
-    """Compile a kernel for a GPU that need not be here; return what it needs.
+    """Compile a kernel for a GPU, which need not be present; return the resources that the kernel needs.
 
     Raises:
         Exception: it does not compile.

@@ -84,7 +84,7 @@ class _Carrier:
 
     @pytest.fixture(name="carrier")
     def itself(self) -> "_Carrier":
-        """Return the carrier: the fixture of the test."""
+        """Provide this object to the test as its fixture `carrier`."""
         return self
 
 

@@ -132,7 +132,7 @@ def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: flo
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
-    """Whether the same operators and kernels ran in both, each as many times."""
+    """Whether both ran the same operators and kernels, each equally often."""
     first, second = (
         [] if seen is None else sorted((call.name, call.num_calls, call.kernels) for call in seen.calls)
         for seen in (one, other)

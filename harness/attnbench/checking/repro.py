@@ -102,7 +102,7 @@ sys.exit(int(not (float(apart.max()) <= ALLOWED and rms <= ALLOWED_RMS)))
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show: the tensor of a probe on a workload that an implementation got wrong, and its sentence."""
+    """The wrong tensor to show: its probe, workload and implementation, and a sentence about it."""
 
     spec: str
     workload: Workload
@@ -123,10 +123,10 @@ def reason_against(workload: Workload, error: TensorError) -> str:
 
 
 def write(request: Request) -> Path:
-    """Write the script and its files into the folder of the request; return the script.
+    """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show it.
+        ValueError: no script can show the wrong answer.
     """
     made = implementation(request.spec)
     workload, probe, error = _by_itself(request, made)

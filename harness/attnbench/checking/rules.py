@@ -188,7 +188,7 @@ class Candidate:
         return self.ask()
 
     def moved_by(self, name: str, change: Callable[[Tensor], Tensor]) -> float:
-        """The largest change of the output where the row of the hidden key in the tensor `name` is changed.
+        """The largest change of the output after changing the hidden key's row in the tensor `name`.
 
         Only queries that do not see that key count; infinite if only one of the outputs is finite.
         """

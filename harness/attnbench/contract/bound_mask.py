@@ -179,9 +179,9 @@ class BoundMask:
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert half precision tensors to float32, because many pairs share a number and its gradient is a sum.
+    """Convert half-precision tensors to float32, so that the sums in their gradients stay accurate.
 
-    In half precision, late terms of a long sum are lost: of 10^5 numbers in bfloat16, nearly all.
+    Many pairs share a number, so its gradient is a long sum. Summed in bfloat16, most of 10^5 terms would be lost.
     """
     return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
 

@@ -54,8 +54,8 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Signature:
     """A function of query, key and value, and its names for some of KEYWORDS.
 
-    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, or if there is
-    no window, as callers do. A function whose default does not work is passed the numbers.
+    `spec` is its name in messages. `omitted` are names that callers usually leave out: they are passed only if the
+    scale is unusual or there is a window, and always once the function's own default has failed.
     """
 
     function: Callable[..., Tensor]

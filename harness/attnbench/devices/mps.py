@@ -56,7 +56,7 @@ class Mps(Accelerator):
         self.clock = EventClock(MpsMarks(name))
 
     def seems_present(self) -> bool:
-        """Whether this is a Mac with a chip of Apple's."""
+        """Whether this is a Mac with an Apple chip."""
         return (platform.system(), platform.machine()) == ("Darwin", "arm64")
 
     def missing(self) -> str | None:

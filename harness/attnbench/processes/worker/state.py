@@ -145,7 +145,7 @@ class Functions:
         return self._num_modules == len(sys.modules)
 
     def replaced(self) -> list[str]:
-        """Names of replaced functions. Added functions do not count: torch imports much late."""
+        """Names of replaced functions. Added functions do not count: torch imports many modules late."""
         changed = [name for name, function, code in self._codes if function.__code__ is not code]
         for owner, read, before in self._before:
             now = read()
