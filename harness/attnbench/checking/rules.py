@@ -317,7 +317,7 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
 
 @compared
 def frozen(candidate: Candidate) -> Iterator[Trial]:
-    """Each gradient is the same if no other is requested; in scope `module`, those of weights or tokens alone."""
+    """Each gradient is the same if no other is requested; in scope `module`, also of only weights or only tokens."""
     if not candidate.is_trained:
         return
     every = list(candidate.case().leaves)

@@ -142,7 +142,7 @@ class BoundMask:
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """Numbers to add to the scores, (1 or B, 1 or H, T, S): -inf where hidden, unless `hides` is False.
 
-        None if there is nothing to add. A softcap is no such number. A learned bias is looked up each time, with its
+        None if there is nothing to add. A softcap is not such a number. A learned bias is looked up each time, with its
         gradient; anything else is computed in float64 and kept.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):

@@ -30,7 +30,7 @@ def computes_in_place(workload: Workload) -> bool:
 
 
 def left_out(case: Case) -> str:
-    """A note on device memory that the peak leaves out, if it matters."""
+    """A note on device memory that the peak does not include, if it matters."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")

@@ -359,7 +359,7 @@ def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
     """The reply to a request, and whether the worker is unusable.
 
     Raises:
-        msgspec.DecodeError: the line is no answer to this request.
+        msgspec.DecodeError: the line is not an answer to this request.
     """
     envelope = msgspec.json.decode(line, type=Envelope)
     allowed: Any = Union[(*ANSWERS[type(request)], Failed)]

@@ -66,7 +66,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress, a function of the journal alone."""
+    """One run in progress. `state` is its progress, which depends only on the journal."""
 
     plan: Plan
     journal: Journal
@@ -381,7 +381,7 @@ class KeptMemoryStage(Stage):
 class CeilingsStage(Stage):
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    Failures are recorded with their reason, and times stand alone.
+    Failures are recorded with their reason, and times are then not compared with ceilings.
     """
 
     def run(self, session: Session) -> str:

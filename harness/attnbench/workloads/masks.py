@@ -167,7 +167,7 @@ class Mask:
         return int(self.num_seen(batch_size, query_len, key_len).sum())
 
     def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
-        """Whether any query sees no key."""
+        """Whether some query sees no key."""
         return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
 
     def at_other_length(self) -> "Mask":
@@ -710,7 +710,7 @@ UNLIMITED = -1
 
 
 def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
-    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is no window.
+    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is not a window.
 
     Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 means no limit. A
     mask that is aligned at the start (top-left) is therefore a window only if both lengths are equal.

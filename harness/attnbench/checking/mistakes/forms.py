@@ -264,7 +264,7 @@ def merges(workload: Workload) -> Iterator[Mistake]:
 
 
 def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
-    """The scores of the first columns alone, scaled for a width."""
+    """The scores of only the first columns, scaled for a width."""
     return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
 

@@ -189,7 +189,7 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
 
 
 def wrong_gradients(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of the backward pass alone."""
+    """Every mistake in only the backward pass."""
     if workload.direction != "inference":
         for kind in (row_sums, weights, lost, changes, of_scores):
             yield from kind(workload)

@@ -270,7 +270,7 @@ class Worker:
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is timed or for a judge; the search for replaced functions then waits for a later request."""
+        """Whether a request is timed or for a judge; replaced functions are then looked for at a later request."""
         return isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )

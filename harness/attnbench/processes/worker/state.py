@@ -180,7 +180,7 @@ class Guard:
         self._folder = os.getcwd()  # noqa: PTH109 - called often
 
     def require_unchanged(self) -> None:
-        """Compare and restore the settings that the harness itself does not change during a visit.
+        """Compare the settings that the harness does not change during a visit, and restore them.
 
         Raises:
             SharedStateError: some were changed; the message names them.
