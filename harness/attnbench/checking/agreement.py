@@ -106,7 +106,7 @@ class Compared(NamedTuple):
 
 
 def diagnose(references: References, implementation: Implementation, compared: Compared) -> Agreement:
-    """Diagnose a wrong implementation; one that computes float64 in float32 gets a convention."""
+    """Diagnose a wrong implementation; computing float64 inputs in float32 is a convention, not a mistake."""
     diagnosed = explain(implementation, compared.by_probe, compared.agreement, references.seed, references.on_step)
     if diagnosed.mistakes != (FLOAT32_INSIDE,) or diagnosed.broken_rules:
         return diagnosed

@@ -1,8 +1,8 @@
 """Conventions for a query that sees no key: 0, as in scaled_dot_product_attention, or other common answers.
 
-The textbook form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, where it
-leaves the differences between scores, attention without a mask, as cuDNN's. None is wrong by itself. `settle` replaces
-such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
+The textbook form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, if it
+preserves the differences between scores, attention without a mask, as cuDNN's. None is wrong by itself. `settle`
+replaces such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
 
 
 def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:
-    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; all queries without `rows`."""
+    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; `rows` None: all queries."""
     workload = reference.workload
     chosen = torch.arange(workload.seq_len) if rows is None else rows
     if not workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):

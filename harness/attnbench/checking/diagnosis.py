@@ -380,7 +380,7 @@ def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding |
 
 
 def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
-    """The sentence about mistakes, of which the first is named and the others are as likely; None if there is none."""
+    """A sentence that names the first mistake, and the others as equally likely; None if there are none."""
     if not matches:
         return None
     first, *others = matches
@@ -452,7 +452,7 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Test whether an answer is that to some operands of another probe's inputs."""
+    """Test whether an answer is right for operands of another probe, as if they were kept from an earlier call."""
     right = Mistake(name="none", step="scores", words="", changes={})
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn

@@ -98,7 +98,7 @@ def finished(folder: Path) -> Iterator[None]:
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """Say first what should work on these devices, if nobody has run their kind yet."""
+    """Print a note for each kind of device that has never been tried: it says what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)
@@ -237,7 +237,7 @@ def print_report(
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending; a failed report is a finding, too."""
+    """Print the last sentence, and exit with the code of its ending; a failed report is also a finding."""
     if not is_silent:
         typer.echo(conclusion.sentence)
     elif conclusion.ending is Ending.inconclusive:

@@ -129,7 +129,7 @@ class Device(Protocol):
         """
 
     def settle(self) -> None:
-        """Make the changes of the process that torch itself makes at the first use of this device."""
+        """Trigger the changes to this process that torch makes at the first use of the device."""
 
     def is_broken(self) -> bool:
         """Whether all further calls in this process would fail, as after an illegal memory access."""
@@ -169,7 +169,7 @@ class Device(Protocol):
         A replay returns the result of the recorded call, in the same memory.
 
         Raises:
-            CaptureError: the device has no graphs, or the call does something that no graph can hold, such as waiting
+            CaptureError: the device has no graphs, or the call does something that a graph cannot hold, such as waiting
                 for the device; the process is unusable afterwards.
         """
         raise CaptureError(f"{self.name} has no graphs of launches")

@@ -192,9 +192,9 @@ class QueuedClock(Clock):
 
     @cached_property
     def _idle_s(self) -> float:
-        """Seconds to learn that the device is idle once its current stream is, where nothing else runs.
+        """Seconds that the driver takes to report an idle device once the current stream is idle and nothing else runs.
 
-        It is measured behind real work: after some, an H100's driver takes several times as long as on an idle device.
+        Measured after real work: an H100's driver then takes several times as long as on an idle device.
         """
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 
@@ -268,7 +268,7 @@ class QueuedClock(Clock):
 class EventClock(Clock):
     """Time between two events around calls, for a device without a kernel that could hide their launches.
 
-    It includes the pauses in which the device waits for the host, so that short calls are as long as their launches.
+    It includes pauses in which the device waits for the host, so a short call seems to take as long as its launches.
     """
 
     resolution_s = 1e-6

@@ -222,7 +222,7 @@ class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send the results of the calls with these numbers, and forget all."""
+    """Send the results of the calls with these numbers, then drop the results of all calls."""
 
     numbers: tuple[int, ...]
 
@@ -289,7 +289,7 @@ Work = CellRequest | MeasureCeilings | SampleBlocks
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The worker's environment: for two workers the candidate's, and also the base's."""
+    """The worker's environment; with two workers, the candidate's and the base's."""
 
     environment: Environment
     base: Environment | None = None
@@ -300,7 +300,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm; at the interference probe, or without an arm, in the harness itself."""
+    """The request failed at this arm; without an arm, or at the interference probe, the harness itself failed."""
 
     status: Status
     message: str
@@ -359,7 +359,7 @@ def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
     """The reply to a request, and whether the worker is unusable.
 
     Raises:
-        msgspec.DecodeError: the line is no answer to this request.
+        msgspec.DecodeError: the line is not an answer to this request.
     """
     envelope = msgspec.json.decode(line, type=Envelope)
     allowed: Any = Union[(*ANSWERS[type(request)], Failed)]

@@ -159,7 +159,7 @@ def _whole(
     is_cheat: bool = True,
     is_contamination: bool = False,
 ) -> Iterator[Case]:
-    """Load the cases of a table, each with its whole source; `spoils` names cheats that also affect others."""
+    """Load the cases of a table, each with its whole source; `spoils` names cheats that also affect bystanders."""
     for row in _table(stem)["case"]:
         yield Case(
             id=row["id"],
@@ -176,7 +176,7 @@ def _whole(
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """Build one case for each change and moment; the first moment of each counts as a cheat, too."""
+    """Build one case for each change and moment; the first moment of each also counts as a cheat."""
     for row in _table(stem)["change"]:
         for number, when in enumerate(row["when"]):
             change = f"CHANGE = {row['source']!r}\n{ONCE}{WRAPPERS[when]}"

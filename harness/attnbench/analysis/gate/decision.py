@@ -96,8 +96,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 def conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
 
-    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is no finding only
-    in a run that was cut short.
+    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is a finding unless
+    the run was cut short.
     """
     *timed, suite = rulings_on_times(pair, thresholds)
     rulings = [one for match in pair.matches for one in certain.rulings(match, thresholds)] + timed
@@ -151,10 +151,10 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling) -> tuple[Outcome
 
 
 def rulings_on_times(pair: Pair, thresholds: Thresholds) -> list[Ruling]:
-    """A ruling on each time, judged together, and a last one on the suite: all cells together.
+    """A ruling on each time, judged together, and last a ruling on the suite: all cells together.
 
-    The suite of a session with two sides is judged with its cells, as in the session's own table. That of two runs is
-    judged alone, so that it detects small changes of many cells.
+    In a session with two sides the suite is judged together with its cells, as in the session's own table. In a
+    comparison of two runs it is judged alone, so that small changes of many cells are detected.
     """
     by_key = {match.key: match for match in pair.matches}
     cells = [key for key in pair.effects if key != EVERYTHING]
@@ -220,7 +220,7 @@ def _medians(match: Match | None) -> dict[str, Any]:
 
 
 def _taken_back(one: Ruling, pair: Pair) -> Ruling:
-    """The ruling without its verdict if the times of the session do not count."""
+    """The ruling without its verdict, if the times of the session cannot be trusted."""
     if not pair.invalid and not pair.doubtful:
         return one
     why = "the session is not valid" if pair.invalid else "its times are doubtful"
