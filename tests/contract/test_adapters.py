@@ -169,12 +169,29 @@ def test_a_planted_mistake_is_found(name):
     assert not judge(WRONG[name], POINT).agrees
 
 
+def test_a_module_without_a_context_of_its_own_is_asked_for_self_attention():
+    assert RIGHT["split"].built_in()["kv_len"] == 0
+    assert "kv_len" not in adapt(Split, SPLIT, call=across, axes=["kv_len"]).built_in()
+
+
+def test_a_module_that_is_not_implemented_in_some_sizes_is_unsupported_there():
+    def make(sizes):
+        if sizes.num_heads == 1:
+            raise NotImplementedError
+        return Packed(sizes)
+
+    adapted = adapt(make, packed("qkv", out="proj"), call=alone)
+    assert judge(adapted, POINT).agrees
+    point = Workload(**(POINT.axes() | {"num_heads": 1, "num_kv_heads": 1}))
+    assert reason_against(adapted, point) == "make raises NotImplementedError"
+
+
 @pytest.mark.parametrize("order", TWO_ORDERS)
 def test_groups_and_contexts_take_part_where_they_are_listed(order):
     point = Workload(
         seq_len=5, kv_len=8, num_heads=4, num_kv_heads=2, head_dim=4, scope="module", direction="forward_backward"
     )
-    assert "kv_len must be seq_len" in str(reason_against(RIGHT["split"], point))
+    assert 'axes=("kv_len",)' in str(reason_against(RIGHT["split"], point))
     listed = adapt(Split, SPLIT, call=across, axes=["kv_len", "num_kv_heads"])
     assert judge(listed, point).agrees
 

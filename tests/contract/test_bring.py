@@ -70,7 +70,8 @@ FIELD = {
 
 def test_the_page_has_a_row_for_each_kind():
     assert {row for rows in FIELD.values() for row in rows} == set(ROWS)
-    assert len(PAGE.read_text(encoding="utf-8").split()) <= 900
+    words = [word for word in PAGE.read_text(encoding="utf-8").split() if any(map(str.isalnum, word))]
+    assert len(words) <= 900  # bars of tables are not words
 
 
 @pytest.mark.one_in(2)
@@ -161,4 +162,4 @@ def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
     adapter = adapters.ModuleAdapter(make=lambda s: Gated(8, 2), layout=adapters.packed("qkv", out="proj"))
     assert torch.equal(adapter.module(sizes).gate, adapter.module(sizes).gate)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert made.built_in() == {"scope": "module", "bias": "all"}
+    assert made.built_in() == {"scope": "module", "bias": "all", "kv_len": 0}

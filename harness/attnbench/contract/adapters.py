@@ -152,12 +152,15 @@ class ModuleAdapter:
         """Create a module; its random contents, such as a buffer, are the same each time.
 
         Raises:
-            ValueError: `make` raises, or returns no module.
+            NotImplementedError: `make` raises it, since the module does not exist in these sizes.
+            ValueError: `make` raises something else, or returns no module.
         """
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # not the accelerators'
                 module = self.make(sizes)
+        except NotImplementedError:
+            raise
         except Exception as error:
             raise ValueError(f"make fails at {sizes}: {words(error)}") from error
         if not isinstance(module, nn.Module):
@@ -171,10 +174,12 @@ class ModuleAdapter:
     def built_in(self) -> dict[str, int | float | str]:
         """Built-in values of axes, with the biases that the parameters show if all modules have the same."""
         fixed = {**self.declared.built_in, "scope": "module"}
+        if "kv_len" not in self.declared.axes:
+            fixed["kv_len"] = 0  # as long as the queries
         small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.traits, small)
-        except ValueError:  # checks and builds give the reason
+        except (ValueError, NotImplementedError):  # checks and builds give the reason
             return fixed
         is_constant = every.fits and none.fits and every.biases & set("qkv") == none.biases & set("qkv")
         return {**fixed, "bias": _bias(every.biases)} if is_constant else fixed
@@ -188,8 +193,6 @@ class ModuleAdapter:
         if workload.scope == "attention":
             return "an adapted module has no attend, which is attention without the projections: choose scope=module"
         declared, rule = self.declared, workload.mask_rule
-        if workload.kv_len != workload.seq_len and "kv_len" not in declared.axes:
-            return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
         if declared.residual and workload.dtype in {"bfloat16", "float16"}:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         if declared.masks is None and declared.call is None and workload.mask != "none":
@@ -209,6 +212,8 @@ class ModuleAdapter:
         reason = f"its parameters are made for {', '.join(f'{axis} = {FOLLOWS[axis]}' for axis in differing)} alone"
         try:
             traits = self.traits(workload)
+        except NotImplementedError as error:
+            return f"make raises NotImplementedError: {error}".removesuffix(": ")
         except ValueError:
             if differing:
                 return reason
