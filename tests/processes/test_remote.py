@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnbench.checking import dropout
+from attnbench.checking import conduct, dropout
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.checking.reference import FormError
@@ -380,6 +380,28 @@ def test_operands_that_share_memory_share_it_there_too():
         case.output()
     assert seen == [(True, 2, 0), (False, 3, 0), (False, 1, 2 * one.numel())]
     torch.testing.assert_close(total, sum(apart))
+
+
+def test_values_that_are_whole_keys_have_a_gradient_of_their_own():
+    point = msgspec.structs.replace(POINT, layout="value_in_key")
+    assert point.value_dim == point.head_dim
+    references = ask_oracle(point, 0)
+    found = check(references, standing_in_for(implementation("sdpa"), point))
+    assert found.agrees, found.diagnosis
+
+
+def test_a_constructor_may_set_the_seed_and_nobody_else_draws_from_it():
+    def constructed(_):
+        torch.manual_seed(0)
+        return DropsWithLayer()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        case = case_of(standing_in_for(Implementation(build=constructed, source="a test")))
+        with conduct.watched(case.tensors, case.mask) as seen:
+            case.output()
+        assert not seen.faults
+        assert torch.initial_seed() == 7
 
 
 def test_a_mask_is_handed_on_in_its_form():

@@ -224,12 +224,12 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     into.copy_(values)
 
 
-def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
-    """Return why this workload cannot be tried with this implementation, or None; optionally for any machine.
+def reason_against(implementation: Implementation, workload: Workload) -> str | None:
+    """Return why this workload cannot be tried with this implementation on this machine, or None.
 
     Workloads that the harness cannot check are refused here, because nothing is timed unchecked.
     """
-    if on_this_machine and (reason := device(workload.device).missing()):
+    if reason := device(workload.device).missing():
         return reason
     if workload.dropout > 0:
         if workload.direction == "inference":

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from attnbench.contract import BoundMask
-from attnbench.devices import device, names
+from attnbench.devices import generators
 
 INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"
 """The rules about conduct."""
@@ -110,7 +110,4 @@ def _is_same(tensor: Tensor, kept: Tensor) -> bool:
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
     """Torch's global generators by name, each with its seed and its state."""
-    generators = {"torch's generator": torch.default_generator}
-    for name in names():
-        generators |= device(name).generators()
-    return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators.items()}
+    return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators().items()}

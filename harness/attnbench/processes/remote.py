@@ -77,6 +77,7 @@ class Exchange:
         places, at = list[dict[str, Place]](), 0
         for tensors in groups:
             places.append({})
+            first = dict[int, str]()
             for name, tensor in tensors.items():
                 held = bytes_of(tensor).cpu().numpy()
                 move(os.pwritev, self._file, held.data, at)
@@ -88,6 +89,7 @@ class Exchange:
                     at=at,
                     num_bytes=held.size,
                     memory=tensor.untyped_storage().data_ptr(),
+                    same_as=first.setdefault(id(tensor), name),
                 )
                 at += held.size
         return places
@@ -129,7 +131,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def generators(name: str) -> list[Generator]:
     """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
     index = torch.device(device(name).torch_device).index or 0
-    return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
+    own = [] if device(name).is_host else [*device(name).generators().values()]
+    return [torch.default_generator, *own[index : index + 1]]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
@@ -356,7 +359,8 @@ class Candidates:
             here = device(request.workload.device).torch_device
             sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
-            self._modules[request.module] = implementation.build(weights).eval(), weights
+            with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
+                self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
@@ -429,15 +433,15 @@ class Candidates:
     def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
-        Tensors that share memory at the judge share it here, or are one tensor.
+        Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
+        same numbers are not, and each has its own gradient.
         """
         received: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
         for name, place in places.items():
             others = [other for other in received if places[other].memory == place.memory and place.num_bytes]
-            same = [other for other in others if places[other] == place]
-            if same:
-                received[name] = received[same[0]]
+            if place.same_as != name:
+                received[name] = received[place.same_as]
             elif others:
                 storage = received[others[0]].untyped_storage()
                 empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
