@@ -1,9 +1,9 @@
 """Compile every Triton kernel of implementations/ ahead of time, without a GPU, and compare its needs with each GPU's.
 
-Command: `nox -s triton`, which renews results/gallery/gpu/shared_memory.md; Triton alone is needed, at any release.
-A launch fails if a kernel needs more shared memory than a block may have, so each width and dtype is compiled as a
-launch with dense tensors would compile it: strides and addresses that are multiples of 16 let the compiler load tiles
-ahead, which needs more memory.
+Command: `nox -s triton`, which renews results/gallery/gpu/shared_memory.md; only Triton is needed, in any version. A
+launch fails if a kernel needs more shared memory than a block may have, so each width and dtype is compiled as a launch
+with dense tensors would compile it: strides and addresses that are multiples of 16 let the compiler load tiles ahead,
+which needs more memory.
 
 Sources: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities (limits), and
 https://triton-lang.org/main/python-api/triton.html.
@@ -67,7 +67,7 @@ def cells() -> Iterator[Cell]:
 
 
 def need(cell: Cell) -> Need:
-    """Compile a kernel for a GPU that need not be here; return what it needs.
+    """Compile a kernel for a GPU, which need not be present; return the resources that the kernel needs.
 
     Raises:
         Exception: it does not compile.

@@ -3,9 +3,9 @@
     python -m studies.audit --run DIR train held_out     measures; rerun it to resume
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
-A policy is learned from the training shapes alone. All choosers are judged on the held-out shapes: those of all
-presets, and random ones. On each, all implementations are checked and then timed in the same blocks. Every second visit
-selects the best, and the other visits measure all choosers, so that luck does not count as regret.
+A policy is learned from only the training shapes. All choosers are judged on the held-out shapes: those of all presets,
+and random ones. On each, all implementations are checked and then timed in the same blocks. Every second visit selects
+the best, and the other visits measure all choosers, so that luck does not count as regret.
 """
 
 import itertools
@@ -65,7 +65,7 @@ POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_l
 def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = False) -> list[Workload]:
     """Draw at least `number` random shapes: short and long, batches, grouped heads, with a cache, both directions.
 
-    With `of_each_kind` there are equally many of each mask, kind of work and dtype, so that rare ones are learned too.
+    With `of_each_kind` each mask, kind of work and dtype occurs equally often, so that rare ones are learned too.
     """
     draws, found = random.Random(seed), dict[str, Workload]()
     kinds = list(itertools.product(("float32", "bfloat16"), KINDS))

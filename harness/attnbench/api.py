@@ -333,7 +333,7 @@ def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequenc
 
 @contextmanager
 def _own_path() -> Iterator[None]:
-    """Let started processes find the modules of this one inside the context."""
+    """Inside the context, let child processes import the modules that this process can import."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:

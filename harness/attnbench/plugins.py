@@ -336,7 +336,7 @@ class _FromSource(SourceFileLoader):
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the package that a file imports and is named like, which the file itself could hide.
+    """Import the installed package with the file's own name, which the file imports but would hide.
 
     Raises:
         ValueError: there is none.

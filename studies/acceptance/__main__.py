@@ -1,7 +1,7 @@
 """`python -m studies.acceptance V1 V4 --sessions 5`: tests of the method's promises, V1 to V9.
 
 Real sessions have a known truth; V2 and V3 also simulate worlds. Each session is stored when it ends, so that an
-interrupted study can be resumed, and each test prints one line. G1 to G5, of CUDA devices, are in on_cuda.py.
+interrupted study can be resumed, and each test prints one line. G1 to G5, for CUDA devices, are in on_cuda.py.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""G1 to G5: tests of the clock of a CUDA device, one function each; by default on the first device.
+"""G1 to G5: tests of a CUDA device's clock, one function each; by default on the first device.
 
 Each also takes a simulated `Gpu`, which shows that the test passes on a healthy device and fails on a faulty one.
 

@@ -84,7 +84,7 @@ class _Carrier:
 
     @pytest.fixture(name="carrier")
     def itself(self) -> "_Carrier":
-        """Return the carrier: the fixture of the test."""
+        """Provide this object to the test as its fixture `carrier`."""
         return self
 
 
@@ -169,7 +169,7 @@ def _bench(runner: Any, call: Call) -> Any:  # noqa: ANN401 - pyperf's Runner an
 
 
 def _pyperf_t_test(a: Times, b: Times) -> bool:
-    """Apply compare_to's test: Student's t at 95 %; it needs equally many values of A and B.
+    """Apply compare_to's test: Student's t at 95 %; it needs the same number of values for A and B.
 
     Source: https://github.com/psf/pyperf/blob/main/pyperf/_utils.py, is_significant
     """

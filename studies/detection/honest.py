@@ -1,4 +1,4 @@
-"""Honest implementations under the check: every bundled one, on inputs drawn afresh for every seed."""
+"""Run honest implementations through the check: every bundled one, on new inputs for every seed."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -45,7 +45,7 @@ OTHERS_TRY = {"normal", "needles"}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one rule called one honest implementation right on one kind of input; `all` is the whole check."""
+    """The verdict of one rule on an honest implementation; `inputs` is "all" for the whole check."""
 
     implementation: str
     seed: int

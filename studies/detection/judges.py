@@ -1,7 +1,7 @@
 """Rules that call a result right: those used elsewhere, and ours.
 
-Every rule gets the float64 reference, which is kinder than its own, and every gradient, although most check the output
-alone. A rule calls a candidate right only if it does so for every tensor.
+Every rule gets the float64 reference, which is kinder than its own, and every gradient, although most check only the
+output. A rule calls a candidate right only if it does so for every tensor.
 """
 
 from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ DIFFERS = 1e-6
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one rule caught one mistake on one kind of input; the inputs `all` are every probe and the rules."""
+    """Whether one rule caught one mistake on one kind of input; `inputs` is "all" for the whole check."""
 
     mistake: str
     form: str  # description of this one among the mistakes of its name

@@ -1,6 +1,6 @@
 """Steps as processes with a time limit: a hang or a lost context costs only that step.
 
-Needs Python alone. The end of each step is stored (studies/frame.py), so that a later call goes on with the others.
+Needs only Python. The end of each step is stored (studies/frame.py), so that a later call goes on with the others.
 """
 
 import json

@@ -23,7 +23,7 @@ TAKEN = 0.2
 class VirtualClock(Clock):
     """A simulated clock: time passes only when work spends it, and `disturb` may change the amount.
 
-    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The
+    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. All
     calls of one stretch are changed together, as one sample. `turn` is called when another call begins.
     """
 

@@ -36,9 +36,9 @@ class SimulatedEvent:
 class SimulatedRuntime(Runtime):
     """A device whose time is virtual; stream 0 is the current one.
 
-    `launch_s` is what the host needs for one launch, `event_s` what an event takes of the device. A launch waits where
-    `num_queued` launches of its stream are not done. `notice_s` is what the driver takes longer to find the device idle
-    after some work. Planted faults: `spin_share` below 1 makes every spin shorter than it was asked to be.
+    `launch_s` is the host's time for one launch, `event_s` the device's time for an event. A launch waits while
+    `num_queued` launches of its stream are unfinished. `notice_s` is the extra time that the driver needs to notice an
+    idle device after some work. Planted fault: `spin_share` below 1 makes every spin shorter than requested.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ def vmapped_over_queries(query: Tensor, key: Tensor, value: Tensor, *, mask: Ten
 
 
 class _Recomputed(torch.autograd.Function):
-    """Stores the inputs alone, and computes the forward again in the backward pass."""
+    """Stores only the inputs, and repeats the forward pass in the backward pass."""
 
     @staticmethod
     def forward(ctx, query, key, value, mask):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN205 - as in PyTorch's examples
@@ -219,7 +219,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def recomputed_backward(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """A custom function that computes everything again in its backward pass."""
+    """A custom function that recomputes everything in its backward pass."""
     result: Tensor = _Recomputed.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
     return result
 

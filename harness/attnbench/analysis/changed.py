@@ -1,4 +1,4 @@
-"""Differences in results between two states of the code, as between two versions of torch: not in time."""
+"""Differences in results (not in time) between two states of the code, such as two versions of torch."""
 
 from attnbench.analysis.comparisons import by_side
 from attnbench.analysis.results import Results

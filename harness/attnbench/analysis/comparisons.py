@@ -132,7 +132,7 @@ def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: flo
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
-    """Whether the same operators and kernels ran in both, each as many times."""
+    """Whether both ran the same operators and kernels, each equally often."""
     first, second = (
         [] if seen is None else sorted((call.name, call.num_calls, call.kernels) for call in seen.calls)
         for seen in (one, other)
@@ -246,8 +246,8 @@ def broken(results: Results) -> list[Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    Contention alone is no reason if the samples show whether threads waited: a busy neighbour may cost nothing on one
-    thread and a factor of ten on two.
+    Contention alone is not a reason if the samples show whether threads waited: a busy neighbour may cost nothing on
+    one thread and a factor of ten on two.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION

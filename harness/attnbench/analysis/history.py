@@ -4,8 +4,8 @@ A series holds the runs of one fingerprint, since only runs of one machine are c
 several machines, put their folders next to each other.
 
 ruptures finds change points: PELT with a penalty of 5 log(n) variances and segments of at least three runs. Before
-that, isolated outliers are replaced by the median of their neighbours, so that one bad run is no change; afterwards a
-change must exceed both the noise and the smallest effect of interest.
+that, isolated outliers are replaced by the median of their neighbours, so that one bad run is not a change; afterwards
+a change must exceed both the noise and the smallest effect of interest.
 
 Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.1080/01621459.2012.737745; C. Truong, L.
 Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.

@@ -62,7 +62,7 @@ def learn(run: Results, *, smallest_effect: float = SMALLEST_EFFECT) -> Policy:
     """Learn the policy that a run supports; candidates are implementations with a name.
 
     Raises:
-        ValueError: the run is of several machines, compared with something else than `sdpa`, timed replayed graphs, or
+        ValueError: the run is of several machines, compared with something other than `sdpa`, timed replayed graphs, or
             has no workload that timed both `sdpa` and another implementation.
     """
     if run.plan.launch == "graph":

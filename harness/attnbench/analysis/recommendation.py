@@ -1,8 +1,8 @@
 """Recommend one implementation for each workload of a run: by how much, how sure, and why others were excluded.
 
-A search for the fastest runs in stages (processes/choosing.py); this module reads the answer from its journal alone.
-Among implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one
-that needs least memory.
+A search for the fastest runs in stages (processes/choosing.py); this module reads the answer from its journal. Among
+implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one that
+needs least memory.
 """
 
 from collections.abc import Mapping
@@ -182,7 +182,7 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
 
 
 def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
-    """The reason why a record's implementation is no candidate; None if it is one."""
+    """The reason why a record's implementation is not a candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:

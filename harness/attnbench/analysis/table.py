@@ -113,8 +113,8 @@ def load(*paths: Path | str) -> "pd.DataFrame":
     """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
 
     A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
-    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1. Rates are of
-    useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
+    bytes; `latency_low_s`, `ratio_high` and similar columns bound 95 % intervals. The baseline's own ratio is 1. Rates
+    are of useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
 
     Raises:
         ValueError: nothing can be read there; the message explains why.

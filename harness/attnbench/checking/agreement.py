@@ -106,7 +106,7 @@ class Compared(NamedTuple):
 
 
 def diagnose(references: References, implementation: Implementation, compared: Compared) -> Agreement:
-    """Diagnose a wrong implementation; one that computes float64 in float32 gets a convention."""
+    """Diagnose a wrong implementation; computing float64 inputs in float32 is a convention, not a mistake."""
     diagnosed = explain(implementation, compared.by_probe, compared.agreement, references.seed, references.on_step)
     others = [rule for rule in diagnosed.broken_rules if rule.rule not in rules.BY_ORACLE]
     if diagnosed.mistakes != (FLOAT32_INSIDE,) or others:

@@ -213,7 +213,7 @@ def copied(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Write other values of the same layout into a tensor in place; a graph that uses it does not notice.
+    """Write other values of the same layout into a tensor in place; a graph that uses it is not invalidated.
 
     In an expanded tensor, one number stands for many: each number is written once.
     """

@@ -107,7 +107,7 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
 
 
 def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:
-    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; all queries without `rows`."""
+    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; `rows` None: all queries."""
     workload = reference.workload
     chosen = torch.arange(workload.seq_len) if rows is None else rows
     if not workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):

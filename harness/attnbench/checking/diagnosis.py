@@ -452,7 +452,7 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Test whether an answer is that to some operands of another probe's inputs."""
+    """Test whether an answer is right for operands of another probe, as if they were kept from an earlier call."""
     right = Mistake(name="none", step="scores", words="", changes={})
     for each, other in itertools.permutations(evidence, 2):
         mine, others = each.reference.drawn, other.reference.drawn

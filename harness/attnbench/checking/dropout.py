@@ -44,7 +44,7 @@ AXES = ("call", "batch row", "head", "query", "key")
 
 
 class DropoutTrial:
-    """A candidate under dropout at a small workload: its weights without dropout, and over many calls with it."""
+    """A candidate's attention weights at a small workload: without dropout, and in many calls with dropout."""
 
     def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
         """Call the candidate; its exceptions propagate."""

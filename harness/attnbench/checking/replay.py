@@ -42,7 +42,7 @@ def load(file: Path) -> dict[str, Any]:
     """Load captured inputs, without executing anything from the file.
 
     Raises:
-        ValueError: it is no such dictionary; the message lists the entries.
+        ValueError: it is not such a dictionary; the message lists the entries.
     """
     try:
         saved: Any = torch.load(file, weights_only=True)
@@ -165,7 +165,7 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     """The function's answers to the captured inputs, in float64 on the CPU.
 
     Raises:
-        ValueError: it is no function of query, key and value, or has no parameter for a captured entry.
+        ValueError: it is not a function of query, key and value, or has no parameter for a captured entry.
         Exception: any error that it raises.
     """
     signature = getattr(implementation(spec).build, "signature", None)

@@ -1,4 +1,4 @@
-"""A wrong answer as a script that needs torch alone: repro.py, its tensors in repro.pt, and a copy of the file.
+"""A wrong answer as a script that needs only torch: repro.py, its tensors in repro.pt, and a copy of the file.
 
 `python -m attnbench.checking.repro` reads a `Request` from standard input: foreign code runs in that process alone.
 """
@@ -102,7 +102,7 @@ sys.exit(int(not (float(apart.max()) <= ALLOWED and rms <= ALLOWED_RMS)))
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show: the tensor of a probe on a workload that an implementation got wrong, and its sentence."""
+    """The wrong tensor to show: its probe, workload and implementation, and a sentence about it."""
 
     spec: str
     workload: Workload
@@ -114,7 +114,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reason_against(workload: Workload, error: TensorError) -> str:
-    """Return why no script can show a wrong tensor, or ""."""
+    """Return why a wrong tensor cannot be shown by a script, or ""."""
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
         return "the formula of the script has no sinks, no rotation and no softcap"
     if error.tensor not in {"output", *(f"gradient of {name}" for name in ("query", "key", "value"))} or not error.rows:
@@ -123,10 +123,10 @@ def reason_against(workload: Workload, error: TensorError) -> str:
 
 
 def write(request: Request) -> Path:
-    """Write the script and its files into the folder of the request; return the script.
+    """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show it.
+        ValueError: no script can show the wrong answer.
     """
     made = implementation(request.spec)
     workload, probe, error = _by_itself(request, made)

@@ -188,7 +188,7 @@ class Candidate:
         return self.ask()
 
     def moved_by(self, name: str, change: Callable[[Tensor], Tensor]) -> float:
-        """The largest change of the output where the row of the hidden key in the tensor `name` is changed.
+        """The largest change of the output after changing the hidden key's row in the tensor `name`.
 
         Only queries that do not see that key count; infinite if only one of the outputs is finite.
         """
@@ -317,7 +317,7 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
 
 @compared
 def frozen(candidate: Candidate) -> Iterator[Trial]:
-    """Each gradient is the same if no other is requested; in scope `module`, those of weights or tokens alone."""
+    """Each gradient is the same if no other is requested; in scope `module`, also of only weights or only tokens."""
     if not candidate.is_trained:
         return
     every = list(candidate.case().leaves)

@@ -67,7 +67,8 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
 
     `drawn` are the timed float64 inputs. `judge_seed`, which the runner never has, selects the rows that the oracle
     computes; the query is the only gradient compared, at these rows. With `is_thorough` every row of the output is
-    compared with an honest evaluation, or at short lengths everything with the oracle. `on_step` is called at times.
+    compared with an honest evaluation, or at short lengths everything with the oracle. `on_step` is called before each
+    part of the oracle's work.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)

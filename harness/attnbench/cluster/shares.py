@@ -45,7 +45,7 @@ def part(plan: Plan, place: int, number: int) -> Plan:
 def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
-    The shares and their names follow from the plan alone. The budget applies to each host.
+    The shares and their names depend only on the plan. The budget applies to each host.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
     specs = {spec: absolute(spec) for spec in plan.implementations}

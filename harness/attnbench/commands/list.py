@@ -45,7 +45,7 @@ def list_what(
 
 
 def print_support(entries: Sequence[dict[str, str]]) -> None:
-    """Print unsupported features of each installed implementation, then missing ones; verbose adds all reasons."""
+    """Print what each installed implementation lacks, then the implementations that are not installed."""
     from attnbench.commands import catalog
     from attnbench.commands.terminal import print_table, say
     from attnbench.reports import grouped

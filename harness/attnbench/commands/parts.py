@@ -26,10 +26,10 @@ MAY_DIFFER = {
 
 
 def join(runs: Sequence[Path], folder: Path) -> None:
-    """Write finished runs over different shapes into `folder` as one run, as the parts of `attnbench run --shard` are.
+    """Merge finished runs over different shapes, such as parts of `attnbench run --shard`, into one run in `folder`.
 
     Raises:
-        ValueError: one has not finished, has shapes of another one, or was measured in another way.
+        ValueError: a run has not finished, two runs share a shape, or they differ in more than their shapes.
         DamagedError: a journal is damaged.
         OSError: the folder cannot be written.
     """

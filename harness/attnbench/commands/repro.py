@@ -1,4 +1,4 @@
-"""Scripts of wrong answers for `attnbench check --repro DIR`: DIR/NAME/repro.py, which needs torch alone."""
+"""Scripts of wrong answers for `attnbench check --repro DIR`: DIR/NAME/repro.py, which needs only torch."""
 
 import subprocess
 import sys

@@ -98,7 +98,7 @@ def finished(folder: Path) -> Iterator[None]:
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """Say first what should work on these devices, if nobody has run their kind yet."""
+    """Print a note for each kind of device that has never been tried: it says what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)

@@ -147,8 +147,8 @@ def _check_is_function(what: object, for_modules: Collection[str]) -> None:
 class ModuleAdapter:
     """A way to make modules, declared facts about them, and the facts in their parameters.
 
-    `call` of the declared facts is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D);
-    self-attention has x for context. `takes` are axes that `call` passes on.
+    `call` of the declared facts is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
+    self-attention the context is x. `takes` are axes that `call` passes on.
     """
 
     make: Callable[[Sizes], nn.Module]
@@ -287,10 +287,11 @@ class ModuleAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Facts in a module's parameters.
+    """Facts read from a module's parameters.
 
-    `biases` are its projections with biases, the requested ones if it can have those; `fits` says that the layout names
-    its parameters, `has_shapes` that they have the layout's shapes; `untraced` weights reach none of them.
+    `biases` are the projections with a bias; exactly the requested ones if the module can have those. `fits` says that
+    the layout names all its parameters, `has_shapes` that their shapes are the layout's. The weights in `untraced`
+    reach no parameter.
     """
 
     biases: frozenset[str]
@@ -392,7 +393,7 @@ class Adapted(nn.Module):
         return {} if self.adapter.layout.has_out else out_state(weights, "out")
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
-        """The module's output of x (B, T, D) and context (B, S, D): of its own cache, or without its input, if said."""
+        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared."""
         declared, module = self.adapter.declared, self.module
         if declared.has_cache:
             module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared

@@ -142,7 +142,7 @@ class BoundMask:
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """Numbers to add to the scores, (1 or B, 1 or H, T, S): -inf where hidden, unless `hides` is False.
 
-        None if there is nothing to add. A softcap is no such number. A learned bias is looked up each time, with its
+        None if there is nothing to add. A softcap is not such a number. A learned bias is looked up each time, with its
         gradient; anything else is computed in float64 and kept.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
@@ -179,9 +179,9 @@ class BoundMask:
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert half precision tensors to float32, because many pairs share a number and its gradient is a sum.
+    """Convert half-precision tensors to float32, so that the sums in their gradients stay accurate.
 
-    In half precision, late terms of a long sum are lost: of 10^5 numbers in bfloat16, nearly all.
+    Many pairs share a number, so its gradient is a long sum. Summed in bfloat16, most of 10^5 terms would be lost.
     """
     return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
 

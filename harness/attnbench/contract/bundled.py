@@ -104,7 +104,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
         return whole.unsupported(workload)
 
     def build(weights: Weights) -> nn.Module:
-        """The file's module, or the function alone if the module cannot have heads of these sizes."""
+        """The file's module, or only the function if the module cannot have heads of these sizes."""
         has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
         is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # the output as the input
         return whole.build(weights, kind) if has_equal_heads and is_as_wide else core(weights)

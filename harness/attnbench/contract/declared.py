@@ -140,7 +140,7 @@ def kind(value: object) -> str:
 
 
 def declaration(name: str, words: str) -> str:
-    """A sentence with the line to write if the mistake `name`, described by `words`, is meant; or ""."""
+    """A sentence with the line to write if the mistake `name`, described by `words`, is intended; or ""."""
     rotary = _ROTARY.search(words)
     base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
     line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)

@@ -54,8 +54,8 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Signature:
     """A function of query, key and value, and its names for some of KEYWORDS.
 
-    `spec` is its name in messages. `omitted` are names that are left out if the scale is the usual one, or if there is
-    no window, as callers do. A function whose default does not work is passed the numbers.
+    `spec` is its name in messages. `omitted` are names that callers usually leave out: they are passed only if the
+    scale is unusual or there is a window, and always once the function's own default has failed.
     """
 
     function: Callable[..., Tensor]
@@ -85,7 +85,7 @@ def arguments(
 ) -> tuple[dict[str, Any], Tensor | None]:
     """The arguments of one call by the function's own names, and the queries whose output becomes 0.
 
-    SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks in the mask alone.
+    SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks only in the mask.
     """
     names, rule = signature.names, mask.rule
     has_numbers, is_square = any(part.is_additive for part in rule.changes), mask.sizes[1] == mask.sizes[2]
@@ -180,7 +180,7 @@ def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
     """The implementation from a class with one method, which is a function of query, key and value.
 
     Raises:
-        ValueError: the class needs arguments, or the method is no such function.
+        ValueError: the class needs arguments, or the method is not such a function.
     """
     required = _required(list(inspect.signature(kind).parameters.values()))
     if required:
@@ -232,7 +232,7 @@ def from_function(
 
 
 def _unfit(output: object, expected: tuple[int, ...], is_tokens_first: bool) -> str:  # noqa: FBT001 - a private helper
-    """A message about an output that is no tensor of the expected shape."""
+    """A message about an output that is not a tensor of the expected shape."""
     wanted = f"it must return one tensor ({'B, T, H, V' if is_tokens_first else 'B, H, T, V'}), here {expected}"
     if not isinstance(output, Tensor):
         several = "; of several, return the output alone" if isinstance(output, tuple | list) else ""

@@ -40,7 +40,7 @@ class Layout:
         """Call `pack` with the weights.
 
         Raises:
-            ValueError: it raises, or returns something else than tensors by name.
+            ValueError: it raises, or returns anything but tensors by name.
         """
         names, there = [f"{name}_bias" for name in ("query", "key", "value", "out")], weights.tensors()
         absent = [name for name in names if name not in there]
@@ -74,7 +74,7 @@ def packed(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
     """One linear layer with all rows of the first, of the second, then of the third; `order` as in "qkv" or "kqv".
 
     Raises:
-        ValueError: `order` does not name q, k and v once each, or a name is no string.
+        ValueError: `order` does not name q, k and v once each, or a name is not a string.
     """
     text = _text("packed", name, order=order, out=out)
     _check(text, out, order, name=name)
@@ -85,7 +85,7 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     """Linear layers by name, each with the rows that its letters name, as in {"to_q": "q", "to_kv": "kv"}.
 
     Raises:
-        ValueError: the letters do not name q, k and v once each, or a name is no string.
+        ValueError: the letters do not name q, k and v once each, or a name is not a string.
     """
     text = _text("stacked", parts, out=out)
     if not isinstance(parts, Mapping):
@@ -116,7 +116,7 @@ def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
     begin with all of its query heads, as in Falcon (https://arxiv.org/abs/2311.16867).
 
     Raises:
-        ValueError: `order` does not name q, k and v once each, or a name is no string.
+        ValueError: `order` does not name q, k and v once each, or a name is not a string.
     """
     text = _text("per_head", name, order=order, out=out)
     _check(text, out, order, name=name)
@@ -161,7 +161,7 @@ def transposed(layout: Layout) -> Layout:
     """`layout` with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2.
 
     Raises:
-        ValueError: the argument is no layout.
+        ValueError: the argument is not a layout.
     """
     check_layout("transposed", layout)
 

@@ -57,7 +57,7 @@ def implementation(spec: str) -> Implementation:
 def from_value(value: object, spec: str) -> Implementation:
     """Create the implementation from a value; `spec` is its name.
 
-    A class takes part as a subclass of Attention, or by its `attend` alone.
+    A class takes part as a subclass of Attention, or simply by having `attend`.
 
     Raises:
         ValueError: the value has no form that can take part.

@@ -1,4 +1,4 @@
-"""Work that the harness does outside a function's call, so that the function is attention alone.
+"""Work that the harness does outside a function's call, so that the function computes only attention.
 
 Grouped heads are repeated, score changes become a mask of numbers, sinks become one more key, queries that see no key
 see all of them and give 0 afterwards, and axes are moved. All of it happens before a timed call and is never timed.

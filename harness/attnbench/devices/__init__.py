@@ -169,7 +169,7 @@ class Device(Protocol):
         A replay returns the result of the recorded call, in the same memory.
 
         Raises:
-            CaptureError: the device has no graphs, or the call does something that no graph can hold, such as waiting
+            CaptureError: the device has no graphs, or the call does something that a graph cannot hold, such as waiting
                 for the device; the process is unusable afterwards.
         """
         raise CaptureError(f"{self.name} has no graphs of launches")

@@ -117,7 +117,7 @@ class Accelerator(Device):
         return written, torch.zeros(size // 4, dtype=torch.int32, device=self.name)
 
     def flush(self) -> object:
-        """Write twice the largest cache's size, then read as much: a call has nothing to write back for us."""
+        """Write twice the size of the largest cache, then read as much, so that the caches hold no unwritten data."""
         written, read = self._beyond_caches
         written.add_(1)
         return read.sum()

@@ -63,7 +63,7 @@ class CudaRuntime(TorchMarks, Runtime):
 
 
 class Cuda(Accelerator):
-    """A GPU of Nvidia's, or one of AMD's, which torch calls by the same names."""
+    """An Nvidia GPU, or an AMD GPU, which torch calls by the same names."""
 
     alignment_bytes = 16  # width of vector loads; misaligned ones destroy the context
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
@@ -76,7 +76,7 @@ class Cuda(Accelerator):
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
-        """A sentence on GPUs of AMD's."""
+        """A sentence about AMD GPUs."""
         if not self._is_amd:
             return ""
         return (

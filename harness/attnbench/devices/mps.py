@@ -56,7 +56,7 @@ class Mps(Accelerator):
         self.clock = EventClock(MpsMarks(name))
 
     def seems_present(self) -> bool:
-        """Whether this is a Mac with a chip of Apple's."""
+        """Whether this is a Mac with an Apple chip."""
         return (platform.system(), platform.machine()) == ("Darwin", "arm64")
 
     def missing(self) -> str | None:
@@ -84,7 +84,7 @@ class Mps(Accelerator):
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name
 
     def record(self, call: Callable[[], object]) -> Recording:
-        """Make one call under the profiler, which sees the host alone; the peak is the growth of the heaps."""
+        """Make one call under the profiler, which sees only the host; the peak is the growth of the heaps."""
         self.synchronize()
         self.module.empty_cache()
         before, after = self._held_bytes(), list[int]()

@@ -192,9 +192,9 @@ class QueuedClock(Clock):
 
     @cached_property
     def _idle_s(self) -> float:
-        """Seconds to learn that the device is idle once its current stream is, where nothing else runs.
+        """Seconds that the driver takes to report an idle device once the current stream is idle and nothing else runs.
 
-        It is measured behind real work: after some, an H100's driver takes several times as long as on an idle device.
+        Measured after real work: an H100's driver then takes several times as long as on an idle device.
         """
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 

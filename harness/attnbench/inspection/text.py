@@ -47,7 +47,7 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Format numbers (R, C) with equally many decimals, enough for three digits of the largest; an exact 0 is "0"."""
+    """Format numbers (R, C) with the same number of decimals, three digits for the largest; an exact 0 is "0"."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"
     if largest == 0.0 or SMALLEST_PLAIN <= largest < 1e5:  # noqa: PLR2004

@@ -41,7 +41,7 @@ MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 
 
 def shape_of(letters: str, shape: tuple[int, ...]) -> str:
-    """A shape with its letters: "(B=1, H=2, T=5, K=4)"."""
+    """A shape with a letter for each axis: "(B=1, H=2, T=5, K=4)"."""
     return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
 
 
@@ -80,7 +80,7 @@ class Walkthrough:
         return plain(" ".join(self.words), limit)
 
     def shape(self, name: str) -> str:
-        """The shape of a step's result with its letters."""
+        """The shape of a step's result, as `shape_of` formats it."""
         return shape_of(LETTERS[name], self.steps[name].shape)
 
 

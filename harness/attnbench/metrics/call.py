@@ -25,12 +25,12 @@ def has_caching_allocator(workload: Workload) -> bool:
 
 
 def computes_in_place(workload: Workload) -> bool:
-    """Whether a call's time is that of its work: over ranks of another device, inputs and output pass by the host."""
+    """Whether a call's time is only that of its work: ranks on another device exchange tensors through the host."""
     return workload.world_size == 1 or device(workload.device).is_host
 
 
 def left_out(case: Case) -> str:
-    """A note on device memory that the peak leaves out, if it matters."""
+    """A note on device memory that the peak does not include, if it matters."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")

@@ -45,7 +45,7 @@ class GivenMask(Mask):
     name = ""  # no mask that a text can name
 
     def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
-        """Take the mask, of which B and T may be 1."""
+        """Take the mask, whose B and T may be 1."""
         super().__init__()
         self.name = "given"
         self.visible = visible.expand(sizes).cpu().numpy()

@@ -131,7 +131,7 @@ def refuse_interpreted(plan: Plan) -> None:
 
 @contextmanager
 def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
-    """A template for checks: without timing, one environment serves all plans. It starts importing now."""
+    """A template for checks, which begins its imports now. Checks time nothing, so one environment serves all plans."""
     settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     with closing(Template(folder / "worker.log", settings)) as template:
         template.start()

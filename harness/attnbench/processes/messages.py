@@ -224,7 +224,7 @@ class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send the results of the calls with these numbers, and forget all."""
+    """Send the results of the calls with these numbers, then drop the results of all calls."""
 
     numbers: tuple[int, ...]
 
@@ -302,7 +302,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm; at the interference probe, or without an arm, in the harness itself."""
+    """The request failed at this arm; without an arm, or at the interference probe, the harness itself failed."""
 
     status: Status
     message: str
@@ -361,7 +361,7 @@ def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
     """The reply to a request, and whether the worker is unusable.
 
     Raises:
-        msgspec.DecodeError: the line is no answer to this request.
+        msgspec.DecodeError: the line is not an answer to this request.
     """
     envelope = msgspec.json.decode(line, type=Envelope)
     allowed: Any = Union[(*ANSWERS[type(request)], Failed)]

@@ -160,10 +160,10 @@ def together(declarations: Mapping[str, Declared]) -> Axes:
 
 
 def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
-    """Set these axes on all workloads, each result once; drop workloads that cannot have them.
+    """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
 
     Raises:
-        ValueError: no workload can.
+        ValueError: no workload allows them.
     """
     distinct: dict[str, Workload] = {}
     problem: ValueError | None = None

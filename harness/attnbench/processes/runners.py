@@ -183,7 +183,7 @@ class Load:
 
 @dataclass
 class Evidence:
-    """The witness samples of a cell, one for each visit, in comparison with the runner's claims."""
+    """The witness samples of a cell, one for each visit, compared with the times that its runner claims."""
 
     factors: list[Factors] = field(default_factory=list)
     was_busy: bool = False
@@ -213,7 +213,7 @@ class Evidence:
 
 
 def in_words(factor: float, claimed_s: float) -> str:
-    """Why a call that takes `factor` times as long as in its samples has no time."""
+    """Explain why a call gets no time if it takes `factor` times as long as in its samples."""
     return (
         f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * claimed_s, 's')}: "
         f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"
@@ -225,8 +225,8 @@ class Runners(WorkerClient):
 
     `clients` start with each epoch, by the name that `runner` gives to their arms. With the shared one, other names
     mean untrusted arms: each has a process of its own, started at its first request in an epoch, and a *witness sample*
-    in each visit: an unpredictable number of calls, each on its own inputs, on the coordinator's clock, some of whose
-    outputs, chosen afterwards, go to the judge. If both clocks differ, the cell is invalid, unless other work on the
+    in each visit: an unpredictable number of calls, each on its own inputs, timed on the coordinator's clock. Some of
+    their outputs, chosen afterwards, are judged. If both clocks differ, the cell is invalid, unless other work on the
     machine explains the difference: then its time is doubtful. Clocks are compared only on the host: of other devices
     the coordinator sees nothing but its own waiting.
 

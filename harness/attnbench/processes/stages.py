@@ -66,7 +66,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress, a function of the journal alone."""
+    """One run in progress. `state` is its progress, which depends only on the journal."""
 
     plan: Plan
     journal: Journal
@@ -237,7 +237,7 @@ class CheckStage(Stage):
 
 
 def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
-    """The probes that a check may omit on each workload, by id: costly ones rely on cheaper ones."""
+    """The probes that a check may omit on each workload, by id: costly workloads rely on cheaper ones."""
     costly = sorted(workloads, key=lambda each: -each.num_scores * each.head_dim)
     spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
     return {each.id: tuple(probes) for each, probes in zip(costly, spared, strict=True)}
@@ -343,9 +343,9 @@ class ObserveStage(CellStage):
 
 @dataclass(frozen=True)
 class TraceStage(CellStage):
-    """Trace each live cell into its file below `folder` (tracing/folders.py).
+    """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
 
-    A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
+    Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
 
     name = "trace"
@@ -381,7 +381,7 @@ class KeptMemoryStage(Stage):
 class CeilingsStage(Stage):
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    Failures are recorded with their reason, and times stand alone.
+    Failures are recorded with their reason, and times are then not compared with ceilings.
     """
 
     def run(self, session: Session) -> str:

@@ -20,7 +20,7 @@ def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range
     """The tokens of a rank, in its order: one part (`contiguous`), two (`zigzag`), or all tokens (`whole`).
 
     In `zigzag` the tokens are split into 2W parts for W ranks, and a rank has one early and one late part, so that
-    under a causal mask all ranks have equally many visible pairs. Parts differ by a token if the length does not
+    under a causal mask all ranks have the same number of visible pairs. Parts differ by a token if the length does not
     divide, and are empty if it is short.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.

@@ -1,7 +1,7 @@
 """The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
 
-The closing screen, the summary, the page and the API show these shapes and the advice derived from them. Of two states
-of the code each implementation has shapes of its own, on which the candidate is compared with the base.
+The closing screen, the summary, the page and the API show these shapes and the advice derived from them. If two states
+of the code are compared, each implementation has its own shapes, with the base as baseline.
 """
 
 import math

@@ -41,7 +41,10 @@ def of_run(results: Results) -> Conclusion:
 
 
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
-    """Conclude a check; `not_judged` holds specs that could not be tried, and what supports nothing here is omitted."""
+    """Conclude a check.
+
+    `not_judged` holds specs that could not be tried. Unsupported implementations are omitted.
+    """
     by_name = dict[str, Mark]()
     for each in judged:
         kind = mark(each.verdict, has_failed=bool(each.failed) and not each.compared)

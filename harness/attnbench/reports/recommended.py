@@ -78,9 +78,10 @@ def changed(change: Change) -> str:
 
 
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
-    """A row for each candidate: name, time of a call, factor to the choice, peak memory.
+    """One row for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
-    Times are the choice's median times the ratio: medians of visits at different moments are not comparable.
+    A candidate's time is that of the choice multiplied by their ratio: medians from different moments are not
+    comparable.
     """
     rows: list[tuple[str, ...]] = []
     for name, median_s in choice.seconds.items():

@@ -34,7 +34,7 @@ class Line:
 
 
 def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> list[Line]:
-    """The closing screen of a run; that of two states of the code has its answer in the command's last line."""
+    """The closing screen of a run; if two states of the code are compared, the answer is in the command's last line."""
     members = shapes(results)
     head = _wrapped([story.verdict(results)], width, "bold")[:2]
     head += _wrapped([*story.machine(results), story.hosts(results)], width)

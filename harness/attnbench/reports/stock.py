@@ -78,7 +78,7 @@ def load(file: Path) -> dict[str, str]:
     """The texts of a file of `write` by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
     """
     above, _, below = file.read_text(encoding="utf-8").partition(FINDINGS)
     if not above.startswith(TITLE) or not below:
@@ -108,7 +108,7 @@ def side_by_side(files: Sequence[Path]) -> str:
     """A Markdown table of what differs between reports, and the number of verdicts that are the same.
 
     Raises:
-        ValueError: a file is no report.
+        ValueError: a file is not a report.
     """
     columns = {file.stem: load(file) for file in files}
     names = dict.fromkeys(name for texts in columns.values() for name in texts)

@@ -103,7 +103,7 @@ def inlined(picture: Picture, number: int = 1) -> Markup:
 
 
 def verdict(results: Results) -> str:
-    """The sweep, its numbers of implementations and shapes, and whether everything in it is right."""
+    """The sweep, the number of implementations and of shapes, and whether all answers are right."""
     plan = results.plan
     absent = cells.absent(results)
     names, num_shapes = len({arm.implementation for arm in plan.specs} - set(absent)), len(plan.workloads)
@@ -256,7 +256,7 @@ def troubles(results: Results) -> list[Warned]:
 def findings(results: Results) -> list[str]:
     """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths.
 
-    Of two states of the code they are the candidate's losses.
+    If two states of the code are compared, they are the candidate's losses.
     """
     if results.plan.sides is not None:
         return [plain(line) for line in verdicts.losses(results)]

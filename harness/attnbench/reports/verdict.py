@@ -337,7 +337,7 @@ def _verdict(record: Record) -> CheckVerdict:
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
-    """The verdict on one implementation; of two states of the code, on the candidate."""
+    """The verdict on one implementation; if two states of the code are compared, on the candidate."""
     judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
     own = [each for each in cells if each.implementation == judged.implementation and each.side != BASE]
     speeds = [each.speed for each in own if each.speed is not None]

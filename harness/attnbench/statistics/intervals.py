@@ -79,7 +79,7 @@ def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
-    """The median of the values (n,) of each code (n,): the first index of each code, and its median."""
+    """Group values (n,) by their codes (n,): for each code, the index of its first value, and the median."""
     _, first, inverse, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     ordered = values[np.lexsort((values, inverse))]
     ends = np.cumsum(sizes)

@@ -210,7 +210,7 @@ class State:
 
 
 def once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[Key | Place, str]:
-    """The key of an event that happens once in a run: a cell or a place, and the work; "" may be repeated."""
+    """The key of an event that happens once in a run: cell or place, and the work; with work "" it may be repeated."""
     match event:
         case events.CellMeasured():
             return event.key, MEASUREMENT + event.measurement.metric

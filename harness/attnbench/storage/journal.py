@@ -243,7 +243,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
 
     Raises:
         ValueError: there is no such file.
-        DamagedError: a line is damaged or contradicts those before it, the file is no journal, or the schema is newer
+        DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
     state = State() if state is None else state

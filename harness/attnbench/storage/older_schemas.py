@@ -52,7 +52,7 @@ class Upgrade:
         """Decode a line.
 
         Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line is no event.
+            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line is not an event.
         """
         raw = msgspec.json.decode(line)
         if raw["type"] == "run_started" and self.has_sides:

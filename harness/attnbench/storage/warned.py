@@ -1,6 +1,6 @@
 """Every warning by name: a closed list, explained by `attnbench explain NAME`.
 
-A warning is a sentence that knows its name. It is a string wherever it is printed; `attnbench ... --json` has its name.
+A warning is a string, so it can be printed anywhere, with its name as an attribute; `--json` includes the name.
 """
 
 import enum
@@ -49,7 +49,7 @@ class Warn(enum.StrEnum):
     clock_held = "clock_held"
 
     def says(self, text: str) -> "Warned":
-        """The warning of this name, in these words."""
+        """Create the warning of this name with this sentence."""
         return Warned(self, text)
 
 
@@ -60,7 +60,7 @@ class Warned(str):
     name: Warn
 
     def __new__(cls, name: Warn, text: str) -> Self:
-        """The sentence, with its name."""
+        """Create a warning from its name and its sentence."""
         warned = super().__new__(cls, text)
         warned.name = name
         return warned

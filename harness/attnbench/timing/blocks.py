@@ -1,8 +1,8 @@
 """Randomised complete blocks of samples (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
 
 A block samples every arm of a workload once, in a new random order; the evidence is the ratio inside a block, which a
-drift of the machine does not affect. All arms of a visit are treated alike: as many calls in a sample, and as many
-untimed calls before it. Otherwise one slow reading of one arm would make identical code look different from then on.
+drift of the machine does not affect. All arms of a visit are treated alike: the same number of calls in a sample, and
+of untimed calls before it. Otherwise one slow reading of one arm would make identical code look different from then on.
 """
 
 import gc
@@ -82,8 +82,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
     limit. `sustained_s` is the time for which the arms are called without a pause beforehand, and makes samples longer.
-    Settings follow from `known`, which may name arms of other processes, so that all choose alike; if an arm is missing
-    there, they are calibrated.
+    Settings follow from `known`, which may name arms of other processes, so that all processes choose the same
+    settings; if an arm is missing there, they are calibrated.
     """
 
     epoch: int

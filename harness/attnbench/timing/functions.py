@@ -121,7 +121,7 @@ class FunctionComparison:
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
-        """Judge every rival by the samples up to now."""
+        """Judge every rival by the samples so far."""
         numbers = cell_numbers(self.plan, HERE, self.samples, self.discarded, self.plan.specs)
         known = judged(self.plan, effects(self.plan, numbers))
         self.judgements = {arm.implementation: each for (_, arm), each in known.items()}

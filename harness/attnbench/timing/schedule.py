@@ -1,8 +1,8 @@
 """The order of visits in a session: one loop, and strategies that derive the next visit from the state.
 
 Time is divided into passes. A pass is a fresh process that visits each open workload once, with its open arms. So
-processes stay balanced over comparisons, and each adds one number to a comparison. The next visit follows from the
-journal alone, so that a killed run continues where it stopped.
+processes stay balanced over comparisons, and each adds one number to a comparison. The next visit depends only on the
+journal, so that a killed run continues where it stopped.
 """
 
 import math
@@ -51,7 +51,7 @@ class Step:
 
 
 class Strategy(Protocol):
-    """Chooses the next visit, from the state alone."""
+    """Chooses the next visit; its choice depends only on the state."""
 
     reason: str  # why it ended
 

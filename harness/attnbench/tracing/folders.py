@@ -37,7 +37,7 @@ def read(file: Path) -> dict[str, Any]:
     """Read a trace as JSON.
 
     Raises:
-        ValueError: it is damaged, or no trace.
+        ValueError: it is damaged, or not a trace.
     """
     try:
         packed = file.read_bytes()

@@ -96,7 +96,7 @@ class Mask:
             raise ValueError(f"mask={self}{given} is not allowed: write it as {self.usage}")
 
     def place(self, query: Array, offset: int) -> Array:
-        """The position of `query` among the keys, counted as the mask counts it; `offset` is S - T."""
+        """The position of `query` among the keys, from the start or the end as the mask counts; `offset` is S - T."""
         return query + offset if self.is_at_end else query
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
@@ -167,7 +167,7 @@ class Mask:
         return int(self.num_seen(batch_size, query_len, key_len).sum())
 
     def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
-        """Whether any query sees no key."""
+        """Whether some query sees no key."""
         return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
 
     def at_other_length(self) -> "Mask":
@@ -351,7 +351,7 @@ class Tree(Mask):
         self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """Each token's number in a walk of the tree, and the first number after its descendants, both (T,)."""
+        """Each token's number in a depth-first walk, and the first number after its descendants, both (T,)."""
         children = self.arguments[0]
         parents = [(token - 1) // children if token and children else -1 for token in range(query_len)]  # -1: none
         below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
@@ -710,7 +710,7 @@ UNLIMITED = -1
 
 
 def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
-    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is no window.
+    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is not a window.
 
     Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 means no limit. A
     mask that is aligned at the start (top-left) is therefore a window only if both lengths are equal.

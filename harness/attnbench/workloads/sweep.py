@@ -142,7 +142,7 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
     """Implementations that no matching grid admits, by name, with the ids of those workloads.
 
     Raises:
-        ValueError: see `workloads`; or a `leave_out` is no list of names.
+        ValueError: see `workloads`; or a `leave_out` is not a list of names.
     """
     grids = [(grid.get(LEAVE_OUT, []), _products([values])) for grid, values in _grids(sweep, settings, devices)]
     for names, _ in grids:

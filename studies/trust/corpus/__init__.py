@@ -159,7 +159,7 @@ def _whole(
     is_cheat: bool = True,
     is_contamination: bool = False,
 ) -> Iterator[Case]:
-    """Load the cases of a table, each with its whole source; `spoils` names cheats that also affect others."""
+    """Load the cases of a table, each with its whole source; `spoils` names cheats that also affect bystanders."""
     for row in _table(stem)["case"]:
         yield Case(
             id=row["id"],

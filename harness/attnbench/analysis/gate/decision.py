@@ -96,8 +96,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 def conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
 
-    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is no finding only
-    in a run that was cut short.
+    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is a finding unless
+    the run was cut short.
     """
     *timed, suite = rulings_on_times(pair, thresholds)
     rulings = [one for match in pair.matches for one in certain.rulings(match, thresholds)] + timed
@@ -220,7 +220,7 @@ def _medians(match: Match | None) -> dict[str, Any]:
 
 
 def _taken_back(one: Ruling, pair: Pair) -> Ruling:
-    """The ruling without its verdict if the times of the session do not count."""
+    """The ruling without its verdict, if the times of the session cannot be trusted."""
     if not pair.invalid and not pair.doubtful:
         return one
     why = "the session is not valid" if pair.invalid else "its times are doubtful"

@@ -113,7 +113,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
 
     def of(self, *outcomes: Outcome) -> list[Ruling]:
-        """Rulings, the suite's included, with one of these outcomes."""
+        """Rulings, including the suite's, with one of these outcomes."""
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
 
 

@@ -39,7 +39,7 @@ class Limit:
 
 
 def decided(judged: Judgement, limit: Limit) -> tuple[Kind, Reason | None, str]:
-    """The kind of change of a time, the reason if it is undecided, and both in words."""
+    """Classify a change in time: its kind, the reason if it is undecided, and a description."""
     change, low, high, allowed = _change(judged), judged.low, judged.high, limit.allowed
     if low is None or high is None:
         if allowed == math.inf:
@@ -102,7 +102,7 @@ def suspected(ruling: Ruling, match: Match) -> Ruling:
 
 
 def state_change(base: Results, candidate: Results) -> tuple[float, str]:
-    """The largest factor by which ceilings of one machine moved against each other, in words, too; 1 and "" if none."""
+    """The largest change of one ceiling relative to another on one machine, and a description; 1 and "" if none."""
     if list(base.environments) != list(candidate.environments):
         return 1.0, ""
     places = base.ceilings.keys() & candidate.ceilings.keys()
@@ -110,7 +110,7 @@ def state_change(base: Results, candidate: Results) -> tuple[float, str]:
 
 
 def _moved(before: Ceilings, after: Ceilings) -> tuple[float, str]:
-    """The change of the ceilings against each other at one place."""
+    """The largest change of one ceiling relative to another at one place, with a description."""
     rates = {
         "matrix product": ("flops/s", before.matmul, after.matmul),
         "copy": ("bytes/s", before.copy(0), after.copy(0)),
@@ -141,6 +141,6 @@ def explained(ruling: Ruling, change: tuple[float, str]) -> Ruling:
 
 
 def undecided(ruling: Ruling, words: str, reason: Reason | None) -> Ruling:
-    """Take a ruling back, for a reason."""
+    """Make a ruling undecided, with a reason."""
     kind = Kind.undecided
     return msgspec.structs.replace(ruling, kind=kind, outcome=OUTCOMES[kind], reason=reason, words=words)

@@ -264,7 +264,7 @@ def merges(workload: Workload) -> Iterator[Mistake]:
 
 
 def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
-    """The scores of the first columns alone, scaled for a width."""
+    """The scores of only the first columns, scaled for a width."""
     return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
 
@@ -326,7 +326,7 @@ def exponentials(masked: Tensor) -> Tensor:
 
 
 def unusual(masked: Tensor, *, floor: float | None = None, most: float = math.inf, more: float = 0.0) -> Tensor:
-    """A softmax without maximum, or with one of at least `floor`, of clamped scores, with a larger sum."""
+    """A softmax without subtracting the maximum (or at least `floor`), of clamped scores, or with a larger sum."""
     top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
     powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
     return powers / (powers.sum(dim=-1, keepdim=True) + more)

@@ -1,8 +1,8 @@
-"""Wrong backward passes after a right output, each as a forward pass with another gradient.
+"""Mistakes in the backward pass only: the output is right, its gradients are wrong.
 
-`only_backward` gives the right output the gradient of a mistaken form. `flash` is the backward pass of FlashAttention:
-with weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of the scores is P * (dP - D), whatever P is.
-Source: https://arxiv.org/abs/2307.08691, algorithm 2.
+`only_backward` combines the right output with the gradients of a mistaken form. `flash` is the backward pass of
+FlashAttention: with weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of the scores is P * (dP - D), whatever
+P is. Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
 import itertools
@@ -66,7 +66,7 @@ def flash(  # noqa: PLR0913 - operands, and what is changed
     factor: float = 1.0,
     is_own: bool = False,
 ) -> Tensor:
-    """The form whose gradient is FlashAttention's for other visible keys, with row sums times a factor.
+    """The form whose gradient is FlashAttention's for other visible keys, with row sums multiplied by a factor.
 
     The logsumexps of the rows are those of the right forward pass, without a gradient. The row sums are those of the
     right output or, if `is_own`, of the changed weights.
@@ -189,7 +189,7 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
 
 
 def wrong_gradients(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of the backward pass alone."""
+    """Every mistake in only the backward pass."""
     if workload.direction != "inference":
         for kind in (row_sums, weights, lost, changes, of_scores):
             yield from kind(workload)

@@ -1,8 +1,8 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
 Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
-second; starting Python with torch takes seconds, which is the way of systems without Linux's calls: with the files of a
-line and a heartbeat this program is a single worker. The template never loads an implementation, so that every worker
+second; starting Python with torch takes seconds. Systems without Linux's calls must do that: given the files of a line
+and a heartbeat, this program becomes a single worker. The template never loads an implementation, so that every worker
 starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
 ends them with the worker.
 """

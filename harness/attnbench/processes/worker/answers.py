@@ -127,7 +127,7 @@ NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean
 
 
 def takes_infinity(candidate: Implementation) -> bool:
-    """Whether a small call whose bias holds -inf has a finite output; True where it raises, which a check will show."""
+    """Whether a small call whose bias holds -inf has a finite output; True if it raises, which a check will show."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
@@ -270,7 +270,7 @@ class Worker:
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
-        """Whether a request is timed or a judge's: a later one looks for the functions that it has replaced."""
+        """Whether a request is timed or for a judge; replaced functions are then looked for at a later request."""
         return isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
             isinstance(request, messages.SampleBlocks) and request.is_clocked
         )

@@ -66,7 +66,7 @@ class Rotation:
         ]
 
     def through(self, calls: Sequence[Call]) -> Call:
-        """A call that makes the next of these calls, which are in the order of the copies."""
+        """A call that runs the next of `calls` each time; they are in the order of the copies."""
 
         def call() -> object:
             return calls[next(self._order)]()

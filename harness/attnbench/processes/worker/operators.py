@@ -130,7 +130,7 @@ class Asking(TorchFunctionMode):
 
 
 def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
-    """PyTorch's reasons against `wanted`; requested without a gradient of the mask, since it gives none with one."""
+    """PyTorch's reasons against `wanted`; if it gives none for a mask with a gradient, try without one."""
     taken, reasons = _choice(args, kwargs, only=wanted)
     if taken == wanted:
         return ["it could run, and the call prefers or allows only another"]

@@ -145,7 +145,7 @@ class Functions:
         return self._num_modules == len(sys.modules)
 
     def replaced(self) -> list[str]:
-        """Names of replaced functions. Added functions do not count: torch imports much late."""
+        """Names of replaced functions. Added functions do not count: torch imports many modules late."""
         changed = [name for name, function, code in self._codes if function.__code__ is not code]
         for owner, read, before in self._before:
             now = read()
@@ -180,7 +180,7 @@ class Guard:
         self._folder = os.getcwd()  # noqa: PTH109 - called often
 
     def require_unchanged(self) -> None:
-        """Compare and restore the settings that the harness itself does not change during a visit.
+        """Compare the settings that the harness does not change during a visit, and restore them.
 
         Raises:
             SharedStateError: some were changed; the message names them.

@@ -1,4 +1,4 @@
-"""Serve a folder of traces with TensorBoard on this machine's own address."""
+"""Serve a folder of traces with TensorBoard, on localhost only."""
 
 import logging
 import multiprocessing
@@ -21,7 +21,7 @@ DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 def launch(folder: Path, port: int) -> tuple[str, list[str]]:
     """Serve the traces below `folder`; return the address, and the faults of damaged traces.
 
-    Starts threads, and processes that read the traces and import the main module: guard it.
+    Starts threads, and processes that import the main module: call it only below `if __name__ == ...`.
 
     Raises:
         ValueError: the port is taken, or no trace can be read.
