@@ -123,25 +123,6 @@ assert torch.equal(*draws)
 """
 
 
-BUILD = """
-import torch
-from attnbench.contract.loading import implementation
-from attnbench.checking.case import draw_weights
-from attnbench.devices import generators
-from attnbench.workloads.workload import Workload
-
-torch.second.manual_seed_all(5)
-states = {name: each.get_state() for name, each in generators().items()}
-assert len(states) == 3, states
-implementation("fused").build(draw_weights(Workload(seq_len=8, num_heads=2, head_dim=4, scope="module")))
-assert all(torch.equal(each.get_state(), states[name]) for name, each in generators().items())
-"""
-
-
-def test_building_a_module_leaves_the_generators_of_the_device_alone(second):
-    second.run("-c", BUILD)
-
-
 def test_it_is_a_device_with_two_indices_a_queue_and_limits(second):
     second.run("-c", DEVICE)
 

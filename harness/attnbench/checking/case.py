@@ -245,8 +245,7 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
         return f"{' and '.join(RETIRED)} are no axes any more: key and value are given in one piece, as computed"
     if workload.world_size > 1 and not implementation.distributes:
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
-    reason = implementation.unsupported(workload)
-    if reason or implementation.has_dropout or workload.dropout == 0:
+    if (reason := implementation.unsupported(workload)) or implementation.has_dropout or workload.dropout == 0:
         return reason
     return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from attnbench.contract import BoundMask
-from attnbench.devices import generators
+from attnbench.devices import device, names
 
 INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"
 """The rules about conduct."""
@@ -89,8 +89,7 @@ def watched(
     seeds = _seeds()
     poison(inputs or given.values(), mask)
     yield conduct
-    changed = [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]
-    if changed:
+    if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
         conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if mask is not None and (forms := mask.restore()):
         conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
@@ -110,4 +109,7 @@ def _is_same(tensor: Tensor, kept: Tensor) -> bool:
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
     """Torch's global generators by name, each with its seed and its state."""
-    return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators().items()}
+    generators = {"torch's generator": torch.default_generator}
+    for name in names():
+        generators |= device(name).generators()
+    return {name: (each, each.initial_seed(), each.get_state()) for name, each in generators.items()}

@@ -401,8 +401,8 @@ def large_values(candidate: Candidate) -> Iterator[Trial]:
         factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
         alike = {"query": candidate.tokens["query"] * share, name: value}
         usual, large = {"output": candidate.call(alike)}, alike | {name: value * factor}
-        words = f"values {float(factor[0]):g} times larger give"
-        yield words, lambda: {"output": candidate.call(large) / factor[: candidate.workload.value_dim]}, usual
+        factors = factor[: candidate.workload.value_dim]
+        yield f"values {factor[0]:g} times larger give", lambda: {"output": candidate.call(large) / factors}, usual
 
 
 @compared

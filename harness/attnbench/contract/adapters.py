@@ -11,8 +11,7 @@ the contract.
 import copy
 import fnmatch
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import compress
@@ -34,7 +33,6 @@ from attnbench.contract.layouts import (
     stacked,
     transposed,
 )
-from attnbench.devices import generators
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import Prefix
 from attnbench.workloads.workload import FOLLOWS, Workload, following
@@ -110,22 +108,6 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
     )
 
 
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed all global generators with 0, and restore them at the end of the context.
-
-    torch.manual_seed also seeds those of accelerators, which torch.random.fork_rng restores for one kind at most.
-    """
-    before = [(each, each.get_state()) for each in generators().values()]
-    try:
-        for each, _ in before:
-            each.manual_seed(0)
-        yield
-    finally:
-        for each, state in before:
-            each.set_state(state)
-
-
 def _check_is_function(what: object, for_modules: Collection[str]) -> None:
     """Check that it is a function of query, key and value, and that no argument for modules is used."""
     if not callable(what):
@@ -173,7 +155,8 @@ class ModuleAdapter:
             ValueError: `make` raises, or returns no module.
         """
         try:
-            with _seeded():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
                 module = self.make(sizes)
         except Exception as error:
             raise ValueError(f"make fails at {sizes}: {words(error)}") from error

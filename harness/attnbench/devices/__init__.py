@@ -238,11 +238,6 @@ def device(text: str) -> Device:
     return made
 
 
-def generators() -> dict[str, Any]:
-    """Torch's global random generators, by a name for messages; those of an accelerator only after its first use."""
-    return {each: generator for name in names() for each, generator in device(name).generators().items()}
-
-
 def read_counters() -> Counters:
     """Counters of processor use at this moment: of the system, and of this process and its descendants."""
     import psutil

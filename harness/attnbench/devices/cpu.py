@@ -7,13 +7,13 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -83,12 +83,6 @@ class Cpu(Device):
             raise ValueError(f"device={name} is not allowed: there is one {name.partition(':')[0]}; give no number")
         self.name = name
         self.clock = CpuClock()
-
-    def generators(self) -> Mapping[str, Any]:
-        """The host's, which torch names no device for."""
-        import torch
-
-        return {"torch's generator": torch.default_generator}
 
     def missing_compiler(self) -> str | None:
         """Report a missing C++ compiler."""

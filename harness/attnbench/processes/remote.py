@@ -131,8 +131,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def generators(name: str) -> list[Generator]:
     """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
     index = torch.device(device(name).torch_device).index or 0
-    own = [] if device(name).is_host else [*device(name).generators().values()]
-    return [torch.default_generator, *own[index : index + 1]]
+    return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
@@ -373,15 +372,8 @@ class Candidates:
             parameter.requires_grad_(has_weights)
         key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
         if key not in self._masks:
-            rule, num_heads, scale = parse_mask(request.mask), request.num_heads, request.scale
-            self._masks[key] = BoundMask(
-                rule,
-                request.sizes,
-                request.device,
-                num_heads=num_heads,
-                scale=scale,
-                world_size=request.world_size,
-            )
+            of_call = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
+            self._masks[key] = BoundMask(parse_mask(request.mask), request.sizes, request.device, **of_call)
         mask = self._masks[key]
         mask.form = request.mask_form
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
