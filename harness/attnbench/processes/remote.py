@@ -372,7 +372,11 @@ class Candidates:
             parameter.requires_grad_(has_weights)
         key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
         if key not in self._masks:
-            of_call = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
+            of_call: dict[str, Any] = {
+                "num_heads": request.num_heads,
+                "scale": request.scale,
+                "world_size": request.world_size,
+            }
             self._masks[key] = BoundMask(parse_mask(request.mask), request.sizes, request.device, **of_call)
         mask = self._masks[key]
         mask.form = request.mask_form
