@@ -372,12 +372,8 @@ class Candidates:
             parameter.requires_grad_(has_weights)
         key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
         if key not in self._masks:
-            of_call: dict[str, Any] = {
-                "num_heads": request.num_heads,
-                "scale": request.scale,
-                "world_size": request.world_size,
-            }
-            self._masks[key] = BoundMask(parse_mask(request.mask), request.sizes, request.device, **of_call)
+            bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
+            self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
         mask = self._masks[key]
         mask.form = request.mask_form
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
