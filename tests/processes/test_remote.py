@@ -31,6 +31,7 @@ from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
+CELL = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
 PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
@@ -203,13 +204,12 @@ def test_the_same_tensor_lies_in_the_same_memory_and_another_does_not():
 def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_uses_it():
     candidates, requests = Candidates(), []
     made = Implementation(build=lambda _: Deed(lambda query, *_: query * 1.0), source="a test")
-    cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
 
     def ask(request):
         requests.append(type(request).__name__)
         return candidates.answer(request, made)
 
-    remote = stand_in(Remote(ask, cell), PREPARED)
+    remote = stand_in(Remote(ask, CELL), PREPARED)
     for _ in range(5):
         case_of(remote).output()
     assert len(candidates._modules) <= 2
@@ -230,8 +230,7 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     def ask(request):
         return Failed(status=Status.crashed, message="TypeError: no", raised=raised, said="no")
 
-    cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-    made = stand_in(Remote(ask, cell), PREPARED)
+    made = stand_in(Remote(ask, CELL), PREPARED)
     with pytest.raises(CandidateError if raised else CandidateLostError) as found:
         case_of(made).output()
     assert found.value.failed.message == "TypeError: no"
