@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from attnbench.checking import replay
 from attnbench.cli import app
-from attnbench.storage.records import Grade
+from attnbench.storage.records import Agreement, Grade
 from tests.checking.test_repro import RIGHT
 
 CODE = {
@@ -20,8 +20,21 @@ CODE = {
     "unmasked": RIGHT.replace("def mine", "def unmasked")
     .replace("mask is not None", "False")
     .replace("bias is not None", "False"),
-    "crashing": "def crashing(query, key, value):\n    raise KeyError('boom')\n",
+    "printing": RIGHT.replace("def mine", "def printing").replace(
+        "    scale = query", "    print('no line end', end='')\n    scale = query"
+    ),
+    "forging": """import os, sys
+
+def forging(query, key, value, *, mask=None):
+    sys.stdout.write('{"oracle":"float64","probes":[],"rules":[]}')
+    sys.stdout.flush()
+    os._exit(0)
+""",
+    "crashing": "def crashing(query, key, value, *, mask=None):\n    raise KeyError('boom')\n",
 }
+
+
+ONES = dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4))
 
 
 def capture(folder, **more):
@@ -35,9 +48,16 @@ def capture(folder, **more):
     return folder / "tensors.pt"
 
 
+def answer(folder, file, name) -> Agreement:
+    """Judge the answers that a process would write."""
+    saved, called = replay.load(file), replay.load(file)
+    answers = replay.called(f"{folder / name}.py:{name}", called)
+    torch.save({"answers": answers, "inputs": {each: called[each] for each in replay.PARTS}}, folder / "answers.pt")
+    return replay.judge(saved, replay.tolerances(saved), folder / "answers.pt")
+
+
 def grades(folder, file) -> dict[str, Grade]:
-    requests = {name: replay.Request(spec=f"{folder / name}.py:{name}", file=str(file)) for name in CODE}
-    return {name: replay.judge(request).grade for name, request in requests.items() if name != "crashing"}
+    return {name: answer(folder, file, name).grade for name in CODE if name in {"mine", "by_memory", "unmasked"}}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -74,9 +94,13 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
     assert found["cells"][0]["axes"]["kv_len"] == 13
     alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file)])
     assert (alone.exit_code, alone.stdout.splitlines()[-1]) == (0, "pass: right.")
-    crashed = CliRunner().invoke(app, ["check", "crashing.py:crashing", "--replay", str(file)])
-    assert crashed.exit_code == 3
-    assert "crashing" in crashed.stdout
+    names = ("printing", "forging", "crashing")
+    others = CliRunner().invoke(app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file)])
+    assert others.exit_code == 3
+    assert others.stdout.splitlines()[0].startswith("printing: right on 1 of 1 cell")
+    assert "forging: error" in others.stdout
+    assert "its process ended without answers" in others.stdout
+    assert "KeyError: 'boom'" in others.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,15 +109,29 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
         ({"query": torch.ones(1, 1, 2, 4)}, "holds query: give query, key, value, mask"),
         (dict.fromkeys(("query", "key", "value"), torch.ones(2, 2)), r"has query \(2, 2\)"),
         (
-            {**dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4)), "window": 3},
+            {**ONES, "window": 3},
             "holds key, query, value, window",
         ),
+        ({**ONES, "value": 3}, "value of another type"),
+        ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "give a mask that broadcasts"),
+        ({**ONES, "mask": torch.ones(2, 2, dtype=torch.int64)}, "a mask of booleans or of numbers"),
+        ({**ONES, "gradient": torch.ones(2, 2)}, "give a gradient"),
+        ({**ONES, "key": torch.ones(1, 1, 2, 4).double()}, "of one dtype"),
+        ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "NaN or infinity in value"),
     ],
 )
 def test_a_file_of_another_form_is_refused_with_the_form(tmp_path, saved, says):
     torch.save(saved, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=says):
         replay.load(tmp_path / "a.pt")
+
+
+def test_a_scale_of_zero_is_a_scale_and_an_overflow_is_not_judged(tmp_path):
+    file = capture(tmp_path, scale=0.0)
+    assert answer(tmp_path, file, "mine").grade is Grade.right
+    torch.save({name: torch.full((1, 1, 2, 4), 1e3, dtype=torch.float16) for name in replay.PARTS}, file)
+    with pytest.raises(ValueError, match="overflows"):
+        replay.tolerances(replay.load(file))
 
 
 def test_a_file_that_would_execute_something_is_refused(tmp_path):
