@@ -99,7 +99,7 @@ def need(cell: Cell) -> Need:
 
 
 def digest(source: str) -> str:
-    """A digest of the kernels in a file, which no comment or other function changes."""
+    """A digest of the kernels in a file, unaffected by comments and other functions."""
     kernels = [
         node
         for node in ast.parse(source).body

@@ -189,7 +189,7 @@ def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Reg
 
 
 def mean(logs: Sequence[float]) -> tuple[float, float]:
-    """Return the geometric mean of ratios less 1, and half of its 95 % interval, by workloads."""
+    """Return the mean log ratio, and the half-width of its 95 % interval over workloads."""
     number = len(logs)
     centre = sum(logs) / number
     error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)

@@ -1,6 +1,6 @@
 """`python -m studies.first_answer`: time to the first answers, and the share that a quick sweep decides.
 
-The machine must be idle, or its noise dominates; the A/A spread is printed, too.
+The machine must be idle, or its noise dominates; the A/A spread is also printed.
 """
 
 import math
@@ -144,7 +144,7 @@ def _values(folder: Path, what: str, field: str) -> list[float]:
 
 
 def _open_shares(folder: Path, low: float, high: float) -> list[float]:
-    """The share of undecided comparisons in each sweep, in percent, among those with such a ratio."""
+    """The percentage of undecided comparisons in each sweep, among those whose ratio lies between `low` and `high`."""
     shares = []
     for row in frame.rows(folder, QUICK):
         verdicts = [verdict for ratio, verdict in row["verdicts"] if low <= max(ratio, 1 / ratio) < high]
@@ -153,7 +153,7 @@ def _open_shares(folder: Path, low: float, high: float) -> list[float]:
 
 
 def _row(what: str, limit: str, values: list[float], most: float, *, unit: str) -> list[dict[str, str]]:
-    """A row for values that may be at most `most` in the median; none without values."""
+    """A row for values whose median may be at most `most`; none without values."""
     if not values:
         return []
     text = f"{median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g}, n={len(values)})"

@@ -1,6 +1,6 @@
 """The frame of a study: named pieces, made one repetition at a time and stored at once.
 
-An interrupted study goes on where it stopped; one whose parts are deleted begins again. Each piece has a file below
+An interrupted study continues where it stopped; without its parts it begins again. Each piece has a file below
 DIR/parts, and each line of it the rows of one repetition.
 """
 
@@ -64,7 +64,7 @@ def progress(text: str) -> None:
 
 
 def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> None:
-    """Make and store those repetitions of a piece that are missing."""
+    """Make and store the missing repetitions of a piece."""
     path, size = file_of(folder, piece.name), min(piece.size, most or piece.size)
     for number in numbers:
         lines = _lines(path)

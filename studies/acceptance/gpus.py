@@ -97,7 +97,7 @@ class CudaGpu:
         return device(DEVICE).interference_probe()
 
     def peak_bytes_per_s(self) -> float | None:
-        """Compute it from the memory's clock and width, two transfers a tick; else look it up."""
+        """Compute the memory's peak rate from its clock and width (two transfers a tick), or look it up."""
         found = torch.cuda.get_device_properties(DEVICE)
         clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
         if clock_khz and width:

@@ -35,7 +35,7 @@ def quiet(draws: Draws, shape: tuple[int, ...]) -> Array:
 
 
 def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """30 % slower or faster each minute for two, and a slow wave of 10 %."""
+    """A drift of 30 % a minute for two minutes, up or down, with a wave of 10 % every seven seconds."""
     time_s = STEP_S * np.arange(num_steps)[:, None]
     slope = 0.3 / 60 * draws.choice([-1.0, 1.0], num_paths)
     wave = 0.1 * np.sin(2 * np.pi * (time_s / 7 + draws.random(num_paths)))
@@ -44,7 +44,7 @@ def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def walking(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """A random walk of 10 % a second, reflected where it is a third slower or faster."""
+    """A random walk of 10 % a second, reflected at about a third slower or faster."""
     walk = np.cumsum(draws.normal(0.0, 0.1 * np.sqrt(STEP_S), (num_steps, num_paths)), axis=0)
     folded: Array = np.abs((walk + 0.3) % 1.2 - 0.6)
     return folded - 0.3
@@ -62,7 +62,7 @@ def bimodal(draws: Draws, shape: tuple[int, ...]) -> Array:
 
 
 def throttling(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Five seconds at full clock, three at 60 % of it, with a short way between them."""
+    """Five seconds at full clock, then three at 60 % of it, with short ramps between them."""
     time_s = STEP_S * np.arange(num_steps)[:, None] + 8 * draws.random(num_paths)
     phase_s = time_s % 8
     slow: Array = np.log(1 / 0.6) * np.clip(np.minimum(phase_s - 5, 8 - phase_s) / 0.2, 0.0, 1.0)

@@ -81,7 +81,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Trial]:
-    """Damage the journal of a run in `number` ways; each is read and salvaged, some by the command line, too."""
+    """Damage the journal of a run in `number` ways; each is read and salvaged, some also by the command line."""
     draws = random.Random(seed)
     whole = (run / JOURNAL).read_bytes().splitlines(keepends=True)
     intact = list(events(run / JOURNAL))

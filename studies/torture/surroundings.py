@@ -118,7 +118,7 @@ def _ended(name: str, place: Place, code: int | None, printed: str) -> Trial:
 
 
 def _limited(name: str, place: Place, limit: str, *, may_fail: bool = False) -> Trial:
-    """Run under a limit of the shell; if too little is left to run, an error in one line is right."""
+    """Run under a limit of the shell; if the limit is too low to run, a one-line error is right."""
     code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
         return Trial(subject="surroundings", what=name, unclear="" if "error: " in printed else note(printed))

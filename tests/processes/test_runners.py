@@ -251,16 +251,17 @@ def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(cli
 
 
 @pytest.mark.parametrize("blamed", [OURS, PROBE, OURS.as_control()])
-@pytest.mark.parametrize("when", ["before", "sampling", "after"])
+@pytest.mark.parametrize("when", ["before", "sampling", "after", "PrepareWitness", "Witness", "HandIn"])
 def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames(client, blamed, when):
     both = client()
     honest = both.theirs.ask
 
     def failing(request):
+        now = type(request).__name__
         if isinstance(request, messages.SampleBlocks):
             now = "sampling" if request.is_clocked else "before" if request.num_blocks else "after"
-            if now == when:
-                return messages.Failed(arm=blamed, status=Status.error, message="it was not me")
+        if now == when:
+            return messages.Failed(arm=blamed, status=Status.error, message="it was not me")
         return honest(request)
 
     both.theirs.ask = failing

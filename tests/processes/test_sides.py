@@ -76,7 +76,32 @@ def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(re
     assert tree(repo) == before
     assert git(repo, "status", "--porcelain") == status
     assert len(git(repo, "worktree", "list").splitlines()) == 1
-    assert not list((tmp_path / "out").glob("*.index"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"one", "two"}
+
+
+def test_a_checkout_begins_anew_after_a_kill(repo, tmp_path):
+    commit, git_here, target = sides.resolve("one"), sides._git, tmp_path / "out" / "one"
+
+    def killed(*words, **more):
+        if words[0] == "read-tree":
+            Path(more["variables"]["GIT_INDEX_FILE"] + ".lock").touch()  # git's, which is killed, too
+            os._exit(0)
+        return git_here(*words, **more)
+
+    child = os.fork()
+    if not child:
+        sides._git = killed
+        sides.export(commit, target)
+    os.waitpid(child, 0)
+    assert list(target.parent.iterdir())
+    sides.export(commit, target)
+    assert (target / "mine.py").read_text() == PLAIN
+    assert [path.name for path in target.parent.iterdir()] == ["one"]
+
+
+def test_a_resumed_run_links_the_harness_at_work(tmp_path):
+    (tmp_path / "attnbench").symlink_to(tmp_path / "gone")
+    assert (sides.harness_folder(tmp_path) / "attnbench" / "__init__.py").exists()
 
 
 @pytest.mark.parametrize(

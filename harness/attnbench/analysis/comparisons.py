@@ -47,7 +47,7 @@ waiting, it is the upper third of the others; with half of them, it is the waiti
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """The effect of each cell that has times and a baseline; with two sides, of all cells together, too."""
+    """The effect of each cell that has times and a baseline; with two sides, also of all cells together."""
     logs: Numbers = {}
     for workload, taken in samples_of(results).items():
         arms = [arm for arm in taken if arm.role is Role.measured]

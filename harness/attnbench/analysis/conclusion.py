@@ -133,7 +133,7 @@ def conclude(
 ) -> Conclusion:
     """Derive the sentence and the ending from the marks by name.
 
-    `details` adds to single names, such as a factor; `more` follows the counts.
+    `details` adds a text to some names, such as a factor; `more` follows the counts.
     """
     if not marks:
         return Conclusion(ending=Ending.inconclusive, words="nothing could be judged" + (f"; {more}" if more else ""))

@@ -85,7 +85,7 @@ def stored(results: Results) -> Stored:
 
 
 def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
-    """Read all runs at the paths, sorted by time, with notes on copies, of which the longest counts.
+    """Read all runs at the paths, sorted by time, with notes on copies; the longest copy counts.
 
     The paths are run folders, journals, or folders of them. A copy has the name and the time of its run.
 

@@ -133,7 +133,7 @@ class Judgement:
     def worst(self) -> float | None:
         """The largest error as a share of the tolerance; None if an error is not finite.
 
-        Cells in float64 of what computes in float32 do not count: they are judged by the tolerance of float32.
+        Float64 cells of code that computes in float32 do not count: they are judged by the tolerance of float32.
         """
         agreements = (record.agreement for record in self.compared)
         ratios = [one.error_ratio for one in agreements if one is not None and FLOAT32 not in one.conventions]

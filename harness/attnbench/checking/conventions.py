@@ -1,8 +1,8 @@
 """Conventions for a query that sees no key: 0, as in scaled_dot_product_attention, or other common answers.
 
-The textbook form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, where it
-leaves the differences between scores, attention without a mask, as cuDNN's. None is wrong by itself. `settle` replaces
-such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
+The textbook form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, if it
+preserves the differences between scores, attention without a mask, as cuDNN's. None is wrong by itself. `settle`
+replaces such rows, and their effect on gradients, by the right answer, so that the comparison covers everything else.
 """
 
 from collections.abc import Callable

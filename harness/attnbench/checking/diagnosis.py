@@ -380,7 +380,7 @@ def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding |
 
 
 def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
-    """The sentence about mistakes, of which the first is named and the others are as likely; None if there is none."""
+    """A sentence that names the first mistake, and the others as equally likely; None if there are none."""
     if not matches:
         return None
     first, *others = matches

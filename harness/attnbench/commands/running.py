@@ -237,7 +237,7 @@ def print_report(
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending; a failed report is a finding, too."""
+    """Print the last sentence, and exit with the code of its ending; a failed report is also a finding."""
     if not is_silent:
         typer.echo(conclusion.sentence)
     elif conclusion.ending is Ending.inconclusive:

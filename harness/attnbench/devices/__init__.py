@@ -129,7 +129,7 @@ class Device(Protocol):
         """
 
     def settle(self) -> None:
-        """Make the changes of the process that torch itself makes at the first use of this device."""
+        """Trigger the changes to this process that torch makes at the first use of the device."""
 
     def is_broken(self) -> bool:
         """Whether all further calls in this process would fail, as after an illegal memory access."""

@@ -268,7 +268,7 @@ class QueuedClock(Clock):
 class EventClock(Clock):
     """Time between two events around calls, for a device without a kernel that could hide their launches.
 
-    It includes the pauses in which the device waits for the host, so that short calls are as long as their launches.
+    It includes pauses in which the device waits for the host, so a short call seems to take as long as its launches.
     """
 
     resolution_s = 1e-6

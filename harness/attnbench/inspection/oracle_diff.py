@@ -173,7 +173,7 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
-    """Compare the implementation with the oracle on one sentence; if there is none, it is the reason as text."""
+    """Compare the implementation with the oracle on one sentence; a string is the reason why it could not be loaded."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows = _Limits(workload, inputs), torch.arange(workload.seq_len)
     narrow = inputs.map(torch.Tensor.float)

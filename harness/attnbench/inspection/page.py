@@ -1,4 +1,4 @@
-"""An inspection as one self-contained page without scripts; weights are shaded, so that they read as a picture."""
+"""An inspection as one self-contained page without scripts; weights are shaded like a picture."""
 
 from pathlib import Path
 

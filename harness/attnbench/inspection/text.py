@@ -1,6 +1,6 @@
 """The texts of an inspection: tables with words as headings, and the sentences that conclude it.
 
-The terminal shows the comparison with the oracle; the page shows every step, too.
+The terminal shows the comparison with the oracle; the page also shows every step.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The findings of a check of invariance."""
+"""The findings of an invariance check."""
 
 import msgspec
 

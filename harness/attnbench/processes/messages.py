@@ -289,7 +289,7 @@ Work = CellRequest | MeasureCeilings | SampleBlocks
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The worker's environment: for two workers the candidate's, and also the base's."""
+    """The worker's environment; with two workers, the candidate's and the base's."""
 
     environment: Environment
     base: Environment | None = None

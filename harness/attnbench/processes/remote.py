@@ -292,7 +292,7 @@ class _Packs(StandIn):
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:  # noqa: ARG002 - its signature
-        """There are no other parameters."""
+        """Return {}: there are no other parameters."""
         return {}
 
 

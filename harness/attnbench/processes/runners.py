@@ -148,10 +148,10 @@ class _FailedError(Exception):
         self.failed = failed
 
 
-def _require(reply: messages.Reply) -> messages.Reply:
-    """The reply, unless it is a failure."""
+def _require(reply: messages.Reply, owner: Arm | None = None) -> messages.Reply:
+    """The reply, unless it is a failure, which is attributed to the owner of an untrusted runner."""
     if isinstance(reply, messages.Failed):
-        raise _FailedError(reply)
+        raise _FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
     return reply
 
 
@@ -395,15 +395,15 @@ class Runners(WorkerClient):
         self.begun.add((workload.id, arm))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
         prepare = messages.PrepareWitness(**cell, num_before=before, before_s=BEFORE_S, num_calls=number, seed=seed)
-        _require(runner.ask(prepare))
+        _require(runner.ask(prepare), part.owner)
         brackets, size = [], math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
             last = min(first + size, number)
             reply, reading = self._read(part, messages.Witness(**cell, first=first, last=last), load)
-            _require(reply)
+            _require(reply, part.owner)
             brackets.append((*reading, last - first))
         chosen = tuple(DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1))
-        handed = _require(runner.ask(messages.HandIn(**cell, numbers=chosen)))
+        handed = _require(runner.ask(messages.HandIn(**cell, numbers=chosen)), part.owner)
         assert isinstance(handed, messages.HandedIn)
         if is_foreign:
             judge, row_seed = cast("ProcessClient", self.clients[SHARED]), DRAWS.getrandbits(53)

@@ -260,8 +260,8 @@ def harness_folder(folder: Path) -> Path:
     """Link only this harness into `folder`: its installation folder holds other packages, too."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
-    if not link.is_symlink():
-        link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
+    link.unlink(missing_ok=True)  # a killed run may have linked another one
+    link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
     return folder.resolve()
 
 
@@ -314,20 +314,21 @@ def export(commit: str, target: Path) -> None:
     Raises:
         ValueError: the commit is gone, or the folder cannot be written.
     """
-    index, draft = (target.with_suffix(suffix).resolve() for suffix in (".index", ".draft"))
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = target.with_suffix(".draft").resolve()
+    files = draft / "files"
+    shutil.rmtree(draft, ignore_errors=True)  # of a killed process, with git's lock
     try:
-        draft.mkdir(parents=True)
-        root, variables = repository_root(), {"GIT_INDEX_FILE": str(index)}
+        files.mkdir(parents=True)
+        root, variables = repository_root(), {"GIT_INDEX_FILE": str(draft / "index")}
         _git("read-tree", commit, folder=root, variables=variables)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=variables)
-        draft.rename(target)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={files}/", folder=root, variables=variables)
+        files.rename(target)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None
     except OSError as error:
         raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --results") from None
     finally:
-        index.unlink(missing_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def current_commit() -> str:

@@ -143,7 +143,7 @@ class Session:
         return self._sensible(request, reply)
 
     def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """Attribute the reply to the cell of the request; Failed if no journal could hold it."""
+        """Attribute the reply to the cell of the request, or return Failed if the journal could not accept it."""
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
         if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):

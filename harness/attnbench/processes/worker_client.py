@@ -381,7 +381,7 @@ class ProcessClient(WorkerClient):
         template: Template | None = None,
         **where: Any,  # noqa: ANN401 - of Template
     ) -> None:
-        """Keep the longest time of a step without a heartbeat. The others are those of a Template, without one."""
+        """`timeout_s` limits a step without a heartbeat; without a `template`, the other arguments create one."""
         self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, **where)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False

@@ -289,7 +289,7 @@ class RankGroup:
 
 
 def _failure(answer: bytes) -> str:
-    """Classify a rank's report: a failure of its `own`, one of `another` rank, or none."""
+    """Classify a rank's report: its `own` failure, that of `another` rank, or none."""
     report = msgspec.json.decode(answer, type=Report)
     return "" if not report.error else "another" if report.is_communication else "own"
 

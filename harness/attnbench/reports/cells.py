@@ -109,7 +109,7 @@ def legend(shown_columns: Iterable[Column]) -> str:
 def absent(results: Results) -> dict[str, str]:
     """Implementations that are unsupported in all their cells, with the first reason.
 
-    Empty if nothing else is left to show, and for two sides, since losses on one side must be visible.
+    Empty if nothing else would be left to show. Also empty for two sides, where losses on one side must be visible.
     """
     supported = {record.implementation for record in results.records if record.status is not Status.unsupported}
     if results.plan.sides is not None or not supported:

@@ -1,4 +1,4 @@
-"""Growth of memory, for people: sentences, JSON, and a picture of the curves."""
+"""Growth of memory as sentences, JSON, and a picture of the curves."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Series over stored runs, for people: a table for each workload."""
+"""Series over stored runs as text: a table for each workload."""
 
 from collections.abc import Iterable
 

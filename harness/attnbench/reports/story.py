@@ -273,7 +273,7 @@ def findings(results: Results) -> list[str]:
 
 
 def kept_memory(results: Results) -> list[str]:
-    """A line for each cell with memory that grows with each call."""
+    """A line for each cell whose memory grows with each call."""
     measured = ((record, record.measurement(KEPT_MEMORY)) for record in results.records)
     return [
         plain(f"{record.arm} {next(iter(kept.warnings))} ({record.workload.direction})")

@@ -176,7 +176,7 @@ def _whole(
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """Build one case for each change and moment; the first moment of each counts as a cheat, too."""
+    """Build one case for each change and moment; the first moment of each also counts as a cheat."""
     for row in _table(stem)["change"]:
         for number, when in enumerate(row["when"]):
             change = f"CHANGE = {row['source']!r}\n{ONCE}{WRAPPERS[when]}"

@@ -40,6 +40,14 @@ BACK = {  # these can be undone
     "torch.set_autocast_enabled('cpu', True)": "autocast on cpu",
     "torch.set_autocast_dtype('cpu', torch.float16)": "dtype of autocast",
     "import gc; gc.disable()": "garbage",
+    "import gc; gc.set_threshold(7)": "thresholds",
+    "import gc; gc.callbacks.append(print)": "callbacks",
+    "torch.set_autocast_cache_enabled(False)": "cache of autocast",
+    "torch.nn.modules.module.register_module_forward_hook(print)": "hooks of all modules",
+    "torch.compile = lambda *a, **k: a": "torch.compile",
+    "sys.setswitchinterval(0.5)": "switch",
+    "sys.settrace(lambda *_: None)": "trace",
+    "sys.setprofile(lambda *_: None)": "profile",
 }
 STUCK = {  # these end the process
     "os.held = torch.inference_mode(); os.held.__enter__()": "inference mode",

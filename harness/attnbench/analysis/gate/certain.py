@@ -120,8 +120,8 @@ def _check(
 ) -> Iterator[Ruling]:
     """Compare the checks: completeness, errors and backend.
 
-    Errors on other inputs differ by more than a threshold allows, so only errors that are several times as large count
-    there.
+    Errors on other inputs differ by more than a threshold allows, so there only errors that are several times larger
+    count.
     """
     if missing := sorted(tried(base.agreement) - tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""

@@ -151,10 +151,10 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling) -> tuple[Outcome
 
 
 def rulings_on_times(pair: Pair, thresholds: Thresholds) -> list[Ruling]:
-    """A ruling on each time, judged together, and a last one on the suite: all cells together.
+    """A ruling on each time, judged together, and last a ruling on the suite: all cells together.
 
-    The suite of a session with two sides is judged with its cells, as in the session's own table. That of two runs is
-    judged alone, so that it detects small changes of many cells.
+    In a session with two sides the suite is judged together with its cells, as in the session's own table. In a
+    comparison of two runs it is judged alone, so that small changes of many cells are detected.
     """
     by_key = {match.key: match for match in pair.matches}
     cells = [key for key in pair.effects if key != EVERYTHING]

@@ -113,7 +113,7 @@ def weights(workload: Workload) -> Iterator[Mistake]:
 def without_graph(  # noqa: PLR0913 - operands, and what is changed
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, places: range, names: Names
 ) -> Tensor:
-    """The right form, in which some queries pass no gradient to key or value."""
+    """The right form, except that some queries pass no gradient to key or value."""
     chosen = torch.zeros(query.shape[-2], 1, dtype=torch.bool, device=query.device)
     chosen[places.start : places.stop] = True
     of_key, of_value = (x.detach() if name in names else x for name, x in (("key", key), ("value", value)))

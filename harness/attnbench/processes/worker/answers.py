@@ -138,7 +138,7 @@ def takes_infinity(candidate: Implementation) -> bool:
 
 
 def _settle(name: str) -> Callable[[], None]:
-    """Prepare a device at its first use; the result makes it the current one."""
+    """Prepare a device at its first use; return a function that makes it the current device."""
     place = device(name)
     if place.missing() is not None:  # the request fails, and says why
         return lambda: None
@@ -291,7 +291,7 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def _account(self, *, is_making: bool) -> None:
-        """Restore changed settings; imports and builds may change settings that can be restored."""
+        """Restore changed settings and blame the implementation; an import or build only if they cannot be restored."""
         changes = self.guard.restore()
         if blamed := changes.stuck if is_making else changes.settings:
             self.is_altered = True

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.nn.modules import module as modules
 
 from attnbench.devices import names
 from attnbench.devices.waiting import settle
@@ -29,6 +30,7 @@ THREADS_S, CHILDREN_S = 0.01, 0.05
 """Seconds of watching a process: the system counts the time of other processes in hundredths of a second."""
 BUSY_SHARE = 0.5
 DEVICE_TYPES = tuple(name for name in names() if hasattr(torch, name))
+HOOKS = [name for name in vars(modules) if name.startswith("_global_") and isinstance(vars(modules)[name], dict)]
 WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
 """Functions of torch that honest libraries wrap on import, as lightning does with torch.compile."""
 OF_TORCH = (
@@ -64,6 +66,12 @@ def _default_device() -> object:
     return None if context is None else context.device
 
 
+def _put_hooks(kept: dict[str, dict[int, Any]]) -> None:
+    for name, hooks in kept.items():
+        vars(modules)[name].clear()
+        vars(modules)[name].update(hooks)
+
+
 def _settings() -> dict[str, Flag]:
     """Every setting, by name; nearly all are read at every turn of a visit, in some tens of microseconds."""
     flags: dict[str, Flag] = {
@@ -80,8 +88,17 @@ def _settings() -> dict[str, Flag]:
         "hooks_of_saved_tensors": (partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None),  # noqa: FBT003
         "threads_between_operators": (torch.get_num_interop_threads, None),
         "garbage_collection": (gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
+        "thresholds_of_garbage_collection": (gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
+        "callbacks_of_garbage_collection": (lambda: [*gc.callbacks], partial(gc.callbacks.__setitem__, slice(None))),
+        "hooks_of_all_modules": (lambda: {name: dict(vars(modules)[name]) for name in HOOKS}, _put_hooks),
+        "cache_of_autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        "trace_function": (sys.gettrace, sys.settrace),
+        "profile_function": (sys.getprofile, sys.setprofile),
+        "interval_of_thread_switches": (sys.getswitchinterval, sys.setswitchinterval),
         "priority": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     }
+    if (monitoring := getattr(sys, "monitoring", None)) is not None:  # from Python 3.12 on
+        flags["monitoring_tools"] = lambda: [*map(monitoring.get_tool, range(6))], None
     if hasattr(os, "sched_getaffinity"):  # only on Linux
         flags["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
     for name in OF_TORCH:
@@ -97,6 +114,8 @@ def _settings() -> dict[str, Flag]:
     for place in (("generic", "all"), *product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))):
         get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
         flags[f"float32_precision_of_{'_'.join(place)}"] = partial(get, *place), partial(put, *place)
+    for name in WRAPPED_BY_LIBRARIES:
+        flags[f"torch.{name}"] = partial(getattr, torch, name), partial(setattr, torch, name)
     return flags
 
 

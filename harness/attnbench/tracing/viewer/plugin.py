@@ -81,7 +81,7 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
 
     @staticmethod
     def respond_as_json(answer: Any, compress: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as the plug-in has it
-        """The answer as JSON, with times rounded to nanoseconds: sums in floating point have a dozen more digits."""
+        """The answer as JSON, with times rounded to nanoseconds; floating-point sums have more digits."""
         return TorchProfilerPlugin.respond_as_json(_rounded(answer), compress)
 
     def _get_run_dirs(self) -> Iterator[str]:
