@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from attnbench.checking import replay
 from attnbench.cli import app
-from attnbench.storage.records import Agreement, Grade
+from attnbench.storage.records import Grade
 from tests.checking.test_repro import RIGHT
 
 CODE = {
@@ -48,16 +48,13 @@ def capture(folder, **more):
     return folder / "tensors.pt"
 
 
-def answer(folder, file, name) -> Agreement:
-    """Judge the answers that a process would write."""
-    saved, called = replay.load(file), replay.load(file)
-    answers = replay.called(f"{folder / name}.py:{name}", called)
-    torch.save({"answers": answers, "inputs": {each: called[each] for each in replay.PARTS}}, folder / "answers.pt")
-    return replay.judge(saved, replay.tolerances(saved), folder / "answers.pt")
-
-
-def grades(folder, file) -> dict[str, Grade]:
-    return {name: answer(folder, file, name).grade for name in CODE if name in {"mine", "by_memory", "unmasked"}}
+def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, Grade]:
+    saved, found = replay.load(file), {}
+    for name in names:
+        request = replay.Request(spec=f"{folder / name}.py:{name}", file=str(file), answers=str(folder / name))
+        replay.answer(request)
+        found[name] = replay.judge(saved, replay.tolerances(saved), folder / name).grade
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,26 +109,22 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
             {**ONES, "window": 3},
             "holds key, query, value, window",
         ),
-        ({**ONES, "value": 3}, "value of another type"),
-        ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "give a mask that broadcasts"),
-        ({**ONES, "mask": torch.ones(2, 2, dtype=torch.int64)}, "a mask of booleans or of numbers"),
-        ({**ONES, "gradient": torch.ones(2, 2)}, "give a gradient"),
-        ({**ONES, "key": torch.ones(1, 1, 2, 4).double()}, "of one dtype"),
-        ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "NaN or infinity in value"),
+        ({**ONES, "value": 3}, r"value \(\)"),
+        ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "no inputs of attention"),
+        ({**ONES, "gradient": torch.ones(2, 2)}, "no inputs of attention"),
+        ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "not finite"),
+        (dict.fromkeys(ONES, torch.full((1, 1, 2, 4), 1e3, dtype=torch.float16)), "float16 is not finite"),
     ],
 )
 def test_a_file_of_another_form_is_refused_with_the_form(tmp_path, saved, says):
     torch.save(saved, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=says):
-        replay.load(tmp_path / "a.pt")
+        replay.tolerances(replay.load(tmp_path / "a.pt"))
 
 
-def test_a_scale_of_zero_is_a_scale_and_an_overflow_is_not_judged(tmp_path):
+def test_a_scale_of_zero_is_a_scale(tmp_path):
     file = capture(tmp_path, scale=0.0)
-    assert answer(tmp_path, file, "mine").grade is Grade.right
-    torch.save({name: torch.full((1, 1, 2, 4), 1e3, dtype=torch.float16) for name in replay.PARTS}, file)
-    with pytest.raises(ValueError, match="overflows"):
-        replay.tolerances(replay.load(file))
+    assert grades(tmp_path, file, ["mine"]) == {"mine": Grade.right}
 
 
 def test_a_file_that_would_execute_something_is_refused(tmp_path):

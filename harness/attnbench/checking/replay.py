@@ -54,35 +54,16 @@ def load(file: Path) -> dict[str, Any]:
     names = set(saved) if isinstance(saved, dict) else set()
     if not set(PARTS) <= names <= set(ENTRIES):
         raise ValueError(f"--replay {file} holds {', '.join(sorted(map(str, names)))}: give {', '.join(ENTRIES)}")
+    shapes = {name: tuple(getattr(saved[name], "shape", ())) for name in PARTS}
+    is_fine = all(len(shape) == 4 for shape in shapes.values())  # noqa: PLR2004
+    if is_fine:
+        (batch, heads, _, width), key, value = shapes.values()
+        is_fine = key[:3] == value[:3] and (batch, width) == (key[0], key[3]) and heads % key[1] == 0
+    if not is_fine:
+        text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"--replay {file} has {text}: give (B, H, T, K), (B, G, S, K) and (B, G, S, V)")
     captured: dict[str, Any] = saved
-    if problem := _problem(captured):
-        raise ValueError(f"--replay {file} has {problem}")
     return captured
-
-
-def _problem(saved: dict[str, Any]) -> str:
-    """Describe what is wrong with captured inputs, and what is right; "" if nothing is."""
-    tensors = {name: saved[name] for name in (*PARTS, "mask", "gradient") if saved.get(name) is not None}
-    if others := [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]:
-        return f"{', '.join(others)} of another type: give a tensor"
-    query, key, value = (tensors[name] for name in PARTS)
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-    is_fine = query.dim() == key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3]  # noqa: PLR2004
-    if not is_fine or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
-        return f"{shapes}: give (B, H, T, K), (B, G, S, K) and (B, G, S, V)"
-    scores, output = (*query.shape[:3], key.shape[2]), (*query.shape[:3], value.shape[3])
-    mask = tensors.get("mask", query.new_zeros(()))
-    sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
-    if mask.dim() > len(scores) or any(size not in {1, whole} for size, whole in sizes):
-        return f"{shapes}: give a mask that broadcasts to (B, H, T, S), here {scores}"
-    if tensors.get("gradient", query.new_zeros(output)).shape != output:
-        return f"{shapes}: give a gradient (B, H, T, V), here {output}"
-    if len({tensors[name].dtype for name in PARTS}) > 1 or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
-        return f"{dtypes}: give query, key and value of one dtype, and a mask of booleans or of numbers to add"
-    if infinite := [name for name in (*PARTS, "gradient") if name in tensors and not tensors[name].isfinite().all()]:
-        return f"NaN or infinity in {', '.join(infinite)}: no answer to that is the right one; give finite numbers"
-    return ""
 
 
 def settings(saved: dict[str, Any]) -> list[str]:
@@ -155,7 +136,7 @@ def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
     """The right answer of each tensor with its limits, from honest forms in the dtype of the inputs.
 
     Raises:
-        ValueError: these overflow.
+        ValueError: these fail or overflow.
     """
     gradient, dtype = saved.get("gradient"), saved["query"].dtype
     draws = torch.Generator().manual_seed(0)
@@ -169,8 +150,11 @@ def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
         share = torch.rand(tensor.shape, generator=draws, dtype=torch.float64) * 2 - 1
         return (tensor.detach().cpu().double() * (1 + step * torch.finfo(dtype).eps * share)).to(dtype)
 
-    expected, largest = by(saved[name].detach().double() for name in PARTS)
-    honest = [by(moved(saved[name], step) for name in PARTS)[0] for step in range(MOVED)]
+    try:
+        expected, largest = by(saved[name].detach().double() for name in PARTS)
+        honest = [by(moved(saved[name], step) for name in PARTS)[0] for step in range(MOVED)]
+    except RuntimeError as error:
+        raise ValueError(f"--replay has no inputs of attention: {error}") from None
     query, keys = saved["query"], saved["key"].shape[2]
     is_half = torch.finfo(dtype).bits < 32  # noqa: PLR2004 - float32's
     wide = math.sqrt(max(query.shape[2], keys)) + (math.sqrt(query.shape[3]) + 2) * largest
@@ -189,7 +173,7 @@ def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
         for name, right in expected.items()
     ]
     if not all(each.is_finite for each in limits):
-        raise ValueError(f"--replay: attention in {dtype} overflows on these inputs, so that no error can be judged")
+        raise ValueError(f"--replay has inputs on which attention in {dtype} is not finite: no answer can be judged")
     return limits
 
 
@@ -229,31 +213,34 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def judge(saved: dict[str, Any], limits: list[Tolerance], file: Path) -> Agreement:
-    """Compare the function's answers in the file with the right ones, and its inputs with the captured ones.
+    """Compare the answers in the file with the right ones, and the inputs there with the captured ones.
 
     Raises:
         ValueError: there are no answers, or they have other shapes.
     """
     try:
         written: Any = torch.load(file, weights_only=True)
-        actual = {each.name: written["answers"][each.name] for each in limits}
-        shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
         is_kept = all(torch.equal(saved[name], written["inputs"][name]) for name in PARTS)
-    except Exception as error:  # noqa: BLE001 - foreign code can write anything
-        raise ValueError(f"its process ended without answers ({type(error).__name__})") from None
-    for each in limits:
-        if shapes[each.name] != each.expected.shape:
-            raise ValueError(f"the {each.name} has shape {shapes[each.name]}, not {tuple(each.expected.shape)}")
+        actual = [written["answers"][each.name].double() for each in limits]
+    except Exception:  # noqa: BLE001 - foreign code writes anything
+        raise ValueError("its process ended without answers") from None
+    for each, tensor in zip(limits, actual, strict=True):
+        if tensor.shape != each.expected.shape:
+            raise ValueError(f"the {each.name} has shape {tuple(tensor.shape)}, not {tuple(each.expected.shape)}")
     rule = RuleResult(rule="inputs kept", holds=is_kept, found="" if is_kept else "the call changes its inputs")
-    errors = tuple(each.judge(actual[each.name]) for each in limits)
+    errors = tuple(each.judge(tensor) for each, tensor in zip(limits, actual, strict=True))
     return Agreement(oracle="float64", probes=(ProbeResult(probe="captured", tensors=errors),), rules=(rule,))
+
+
+def answer(request: Request) -> None:
+    """Write the function's answers, and its inputs after the call, into the file of the request."""
+    saved = load(Path(request.file))
+    answers = called(request.spec, saved)
+    torch.save({"answers": answers, "inputs": {name: saved[name].detach() for name in PARTS}}, request.answers)
 
 
 if __name__ == "__main__":
     try:
-        request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-        captured = load(Path(request.file))
-        found = called(request.spec, captured)
-        torch.save({"answers": found, "inputs": {name: captured[name].detach() for name in PARTS}}, request.answers)
+        answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
     except Exception as reason:  # noqa: BLE001 - foreign code raises anything
         sys.exit(f"{type(reason).__name__}: {' '.join(str(reason).split())}")
