@@ -61,6 +61,22 @@ def test_an_answer_that_is_kept_from_the_call_before_is_wrong(scope, direction, 
     assert "while it was timed: it returned its answer to an earlier call: output is wrong on fresh inputs" in said
 
 
+@pytest.mark.parametrize(
+    ("scope", "direction", "missing"),
+    [
+        ("attention", "inference", "output"),
+        ("attention", "backward", "gradient of query"),
+        ("module", "forward_backward", "gradient of x"),
+    ],
+)
+def test_a_result_that_is_not_handed_in_is_wrong(scope, direction, missing):
+    workload = Workload(**SHAPE, scope=scope, direction=direction)
+    drawn = draw_normal(workload, 0)
+    found = {"output": torch.zeros(1)} if missing != "output" else {}
+    said = witness.judge(workload, drawn, found, 0, 5, judge_seed=11, is_thorough=False)
+    assert said == f"while it was timed: it handed in no {missing}"
+
+
 @pytest.mark.parametrize("age", [1, 3])
 def test_an_answer_that_is_kept_for_some_calls_is_said_to_be(age):
     def keep(case):

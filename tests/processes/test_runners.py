@@ -14,7 +14,7 @@ from attnbench.analysis.results import read
 from attnbench.devices.cpu import Cpu
 from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
-from attnbench.processes import messages
+from attnbench.processes import messages, runners
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
@@ -267,6 +267,22 @@ def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames
     both.theirs.ask = failing
     failed = visited(both, 1)
     assert (failed.arm, failed.message) == (THEIRS, "it was not me")
+
+
+def test_work_that_is_put_off_to_the_next_request_counts_where_few_calls_fit(client, monkeypatch):
+    monkeypatch.setattr(runners, "WITNESS_BYTES", 1)
+    both, late_s = client(), [0.0]
+    honest = both.theirs.ask
+
+    def late(request):
+        both.theirs.spend(late_s.pop())
+        late_s.append(20e-3 * isinstance(request, messages.Witness))
+        if not isinstance(request, messages.Witness):
+            return honest(request)
+        return messages.Done()
+
+    both.theirs.ask = late
+    assert visited(both, 20).status is Status.invalid
 
 
 def test_witnesses_that_are_disturbed_cost_nothing(client):

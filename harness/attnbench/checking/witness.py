@@ -75,6 +75,10 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     rows = torch.tensor(sorted(random.Random(judge_seed).sample(range(workload.seq_len), num_rows)))
     has_backward = workload.direction in {"backward", "forward_backward"}
     has_gradients = has_backward and (is_whole or workload.scope == "attention")
+    needed = ["output"] * (workload.direction != "backward")
+    needed += [ROWWISE if workload.scope == "attention" else "gradient of x"] * has_backward
+    if missing := [name for name in needed if name not in observed]:
+        return f"while it was timed: it handed in no {missing[0]}"
     if not has_gradients and "output" not in observed:
         return ""
     asked = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")

@@ -390,7 +390,7 @@ class Runners(WorkerClient):
         runner, is_foreign = part.client, part.owner is not None
         claimed_s, call_bytes = _claimed_s(visit, arm), compulsory_bytes(workload)
         least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // call_bytes))
-        number, seed = DRAWS.randint(least, 2 * least), DRAWS.getrandbits(53)
+        number, seed = max(2, DRAWS.randint(least, 2 * least)), DRAWS.getrandbits(53)  # one may be finished afterwards
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0

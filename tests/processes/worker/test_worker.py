@@ -10,14 +10,18 @@ from attnbench.checking import agreement, oracle
 from attnbench.processes.messages import (
     ANSWERS,
     Check,
+    Done,
     Failed,
+    HandedIn,
     Heartbeat,
+    JudgeOutput,
     Observe,
     Prepare,
     Profile,
     SampleBlocks,
     Trace,
 )
+from attnbench.processes.remote import Exchange
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked, VisitFinished
@@ -217,3 +221,11 @@ def noting(method, seen):
         return method(self)
 
     return called
+
+
+@pytest.mark.parametrize(("dropout", "kind"), [(0.0, Failed), (0.5, Done)])
+def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(dropout, kind):
+    handed = HandedIn(exchange=Exchange().path, tensors={})
+    cell = {"workload": Workload(seq_len=8, dropout=dropout), "arm": Arm(implementation="theirs"), "spec": "x.py:f"}
+    request = JudgeOutput(**cell, handed=handed, seed=1, numbers=(0, 2), row_seed=2)
+    assert isinstance(Worker(Heartbeat()).answer(request), kind)

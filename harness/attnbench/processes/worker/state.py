@@ -133,6 +133,7 @@ def _look(name: str) -> object:
 def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
     """Namespaces with protected functions, by name: torch, time, Python's own, and the whole harness."""
     devices = [getattr(torch, name) for name in DEVICE_TYPES]
+    devices += [place.Event for place in devices if hasattr(place, "Event")]
     for place in (torch, torch.nn.functional, torch.autograd, torch._C._nn, torch.linalg, builtins, time, *devices):
         yield place.__name__, partial(vars, place)
     yield "torch.Tensor", lambda: {**vars(torch._C.TensorBase), **vars(torch.Tensor)}
