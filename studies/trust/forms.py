@@ -458,7 +458,7 @@ class Attends:
     """A plain class with `attend`."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute attention as the functions do."""
+        """Compute attention in the textbook form."""
         return textbook(query, key, value, mask=mask)
 
 
@@ -471,7 +471,7 @@ class AttendsByModule(nn.Module):
         self.softmax = nn.Softmax(dim=-1)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute attention as the functions do."""
+        """Compute attention in the textbook form."""
         weights: Tensor = self.softmax(_hidden(_scores(query, key), mask))
         return (weights if mask is None else weights.masked_fill(~mask, 0.0)) @ value
 

@@ -160,7 +160,8 @@ def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     shared, right = bind(point), bind(point)
     shared.visible.logical_or_(shared.hidden)
     shared.added(torch.float32).zero_()
-    assert shared.restore() == ["visible", "bias in torch.float32"]
+    shared.per_head[0].zero_()
+    assert shared.restore() == ["per_head", "visible", "bias in torch.float32"]
     assert torch.equal(shared.visible, right.visible)
     assert torch.equal(shared.added(torch.float32), right.added(torch.float32))
     assert shared.restore() == []

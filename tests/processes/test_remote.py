@@ -31,6 +31,7 @@ from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
+CELL = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
 PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
@@ -101,9 +102,9 @@ def test_a_tensor_arrives_with_its_values_and_its_layout(tensor):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["fused", "sdpa", "module_list", "torch_mha"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-def test_a_stand_in_is_judged_as_the_module_itself(name, scope):
-    point = Workload(seq_len=9, num_heads=2, head_dim=4, scope=scope, direction="forward_backward")
+@pytest.mark.parametrize("axes", [{}, {"scope": "module"}, {"layout": "value_in_key"}])
+def test_a_stand_in_is_judged_as_the_module_itself(name, axes):
+    point = Workload(seq_len=9, num_heads=2, head_dim=4, direction="forward_backward", **axes)
     made = implementation(name)
     if made.unsupported(point):
         pytest.skip(made.unsupported(point))
@@ -200,14 +201,19 @@ def test_the_same_tensor_lies_in_the_same_memory_and_another_does_not():
     assert seen[0] != seen[1]
 
 
-def test_modules_that_nobody_uses_are_forgotten_there():
-    candidates = Candidates()
+def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_uses_it():
+    candidates, requests = Candidates(), []
     made = Implementation(build=lambda _: Deed(lambda query, *_: query * 1.0), source="a test")
-    cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-    remote = stand_in(Remote(lambda request: candidates.answer(request, made), cell), PREPARED)
+
+    def ask(request):
+        requests.append(type(request).__name__)
+        return candidates.answer(request, made)
+
+    remote = stand_in(Remote(ask, CELL), PREPARED)
     for _ in range(5):
         case_of(remote).output()
     assert len(candidates._modules) <= 2
+    assert requests == ["Call"] * 5
 
 
 def test_a_subclass_of_tensor_is_no_output():
@@ -224,8 +230,7 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     def ask(request):
         return Failed(status=Status.crashed, message="TypeError: no", raised=raised, said="no")
 
-    cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-    made = stand_in(Remote(ask, cell), PREPARED)
+    made = stand_in(Remote(ask, CELL), PREPARED)
     with pytest.raises(CandidateError if raised else CandidateLostError) as found:
         case_of(made).output()
     assert found.value.failed.message == "TypeError: no"
@@ -276,6 +281,14 @@ class DropsWithLayer(nn.Module):
         return self.dropout(scores.softmax(-1)) @ value
 
 
+class Seeds(Drops):
+    """Sets the seed in its constructor, for weights that are the same each time."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+
+
 class NotRescaled(Drops):
     keeps = staticmethod(lambda share: 1.0)
 
@@ -311,6 +324,7 @@ class DropsAgain(Drops):
     [
         (Drops, ""),
         (DropsWithLayer, ""),
+        (Seeds, ""),
         (NotRescaled, "dropout rescales"),
         (AlwaysTheSame, "dropout drawn anew"),
         (DropsAgain, "dropout gradients"),
@@ -382,6 +396,12 @@ def test_operands_that_share_memory_share_it_there_too():
     torch.testing.assert_close(total, sum(apart))
 
 
+def test_values_may_be_read_from_their_keys():
+    point = Workload(seq_len=9, num_heads=2, head_dim=4, value_dim=2, layout="value_in_key", direction="inference")
+    made = doing(lambda query, key, value, mask: F.scaled_dot_product_attention(query, key, key[..., :2]))
+    assert check(ask_oracle(point, 0), made).agrees
+
+
 def test_a_mask_is_handed_on_in_its_form():
     seen = []
 
@@ -397,19 +417,3 @@ def test_a_mask_is_handed_on_in_its_form():
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0][:, 0], outputs[3][:, 0])
     assert not torch.equal(outputs[0][:, 1], outputs[3][:, 1])
-
-
-def test_a_module_is_built_by_its_first_call():
-    made, asked = Implementation(build=lambda _: Drops(), source="a test"), []
-    process = Candidates()
-
-    def ask(request):
-        asked.append(type(request).__name__)
-        return process.answer(request, made)
-
-    cell = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-    candidate = stand_in(Remote(ask, cell), PREPARED)
-    for _ in range(3):
-        with torch.no_grad():
-            case_of(candidate).output()
-    assert asked == ["Call"] * 3

@@ -224,12 +224,12 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     into.copy_(values)
 
 
-def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
-    """Return why this workload cannot be tried with this implementation, or None; optionally for any machine.
+def reason_against(implementation: Implementation, workload: Workload) -> str | None:
+    """Return why this workload cannot be tried with this implementation on this machine, or None.
 
     Workloads that the harness cannot check are refused here, because nothing is timed unchecked.
     """
-    if on_this_machine and (reason := device(workload.device).missing()):
+    if reason := device(workload.device).missing():
         return reason
     if workload.dropout > 0:
         if workload.direction == "inference":
@@ -245,8 +245,7 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
         return f"{' and '.join(RETIRED)} are no axes any more: key and value are given in one piece, as computed"
     if workload.world_size > 1 and not implementation.distributes:
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
-    reason = implementation.unsupported(workload)
-    if reason or implementation.has_dropout or workload.dropout == 0:
+    if (reason := implementation.unsupported(workload)) or implementation.has_dropout or workload.dropout == 0:
         return reason
     return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
 

@@ -89,8 +89,7 @@ def watched(
     seeds = _seeds()
     poison(inputs or given.values(), mask)
     yield conduct
-    changed = [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]
-    if changed:
+    if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
         conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if mask is not None and (forms := mask.restore()):
         conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"

@@ -381,7 +381,8 @@ def sizes(candidate: Candidate) -> Iterator[Trial]:
     if candidate.workload.scope == "attention":
         moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
         words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
-        yield words, lambda: {"output": candidate.call(moved)}, {"output": candidate.output}
+        of_value = of_key if candidate.workload.layout == "value_in_key" else 1.0  # such values grow with their keys
+        yield words, lambda: {"output": candidate.call(moved) / of_value}, {"output": candidate.output}
 
 
 @compared
@@ -389,17 +390,19 @@ def large_values(candidate: Candidate) -> Iterator[Trial]:
     """Scaling the values in one column by a large factor scales the output there by the same factor.
 
     Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
-    convention: much code overflows in these sums.
+    convention: much code overflows in these sums. Values that are part of the keys are scaled with them, for a query of
+    0, whose scores do not depend on keys.
     """
     if candidate.workload.scope == "attention":
-        value = candidate.tokens["value"].clone()
+        name, share = ("key", 0.0) if candidate.workload.layout == "value_in_key" else ("value", NEARLY_EQUAL)
+        value = candidate.tokens[name].clone()
         value[..., 0] = value[..., 0].abs()
         factor = torch.ones_like(value[0, 0, 0])
         factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
-        alike = {"query": candidate.tokens["query"] * NEARLY_EQUAL, "value": value}
-        usual, large = {"output": candidate.call(alike)}, alike | {"value": value * factor}
-        words = f"values {float(factor[0]):g} times larger give"
-        yield words, lambda: {"output": candidate.call(large) / factor}, usual
+        alike = {"query": candidate.tokens["query"] * share, name: value}
+        usual, large = {"output": candidate.call(alike)}, alike | {name: value * factor}
+        factors = factor[: candidate.workload.value_dim]
+        yield f"values {factor[0]:g} times larger give", lambda: {"output": candidate.call(large) / factors}, usual
 
 
 @compared

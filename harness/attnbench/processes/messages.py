@@ -126,7 +126,8 @@ class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a tensor's storage in a file, and the tensor's layout in the storage, as in torch.
 
-    `memory` is the address of the storage at the sender: tensors sent twice from one address are one tensor.
+    `memory` is the address of the storage at the sender: tensors at one address share their memory. `same_as` is the
+    first name of the tensor in its group: its own, unless one tensor has several names.
     """
 
     dtype: str
@@ -136,6 +137,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     num_bytes: int
     memory: int
+    same_as: str
 
 
 class CandidateRequest(CellRequest, frozen=True, kw_only=True):

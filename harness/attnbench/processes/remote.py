@@ -77,6 +77,7 @@ class Exchange:
         places, at = list[dict[str, Place]](), 0
         for tensors in groups:
             places.append({})
+            first = dict[int, str]()
             for name, tensor in tensors.items():
                 held = bytes_of(tensor).cpu().numpy()
                 move(os.pwritev, self._file, held.data, at)
@@ -88,6 +89,7 @@ class Exchange:
                     at=at,
                     num_bytes=held.size,
                     memory=tensor.untyped_storage().data_ptr(),
+                    same_as=first.setdefault(id(tensor), name),
                 )
                 at += held.size
         return places
@@ -356,7 +358,8 @@ class Candidates:
             here = device(request.workload.device).torch_device
             sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
-            self._modules[request.module] = implementation.build(weights).eval(), weights
+            with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
+                self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
@@ -369,15 +372,8 @@ class Candidates:
             parameter.requires_grad_(has_weights)
         key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
         if key not in self._masks:
-            rule, num_heads, scale = parse_mask(request.mask), request.num_heads, request.scale
-            self._masks[key] = BoundMask(
-                rule,
-                request.sizes,
-                request.device,
-                num_heads=num_heads,
-                scale=scale,
-                world_size=request.world_size,
-            )
+            bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
+            self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
         mask = self._masks[key]
         mask.form = request.mask_form
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
@@ -429,15 +425,15 @@ class Candidates:
     def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
-        Tensors that share memory at the judge share it here, or are one tensor.
+        Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
+        same numbers are not, and each has its own gradient.
         """
         received: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
         for name, place in places.items():
             others = [other for other in received if places[other].memory == place.memory and place.num_bytes]
-            same = [other for other in others if places[other] == place]
-            if same:
-                received[name] = received[same[0]]
+            if place.same_as != name:
+                received[name] = received[place.same_as]
             elif others:
                 storage = received[others[0]].untyped_storage()
                 empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
