@@ -12,7 +12,7 @@ from attnbench.analysis.changed import changed
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.explained import explained
 from attnbench.reports import verdict
-from attnbench.storage.records import BASE, CANDIDATE
+from attnbench.storage.records import BASE, CANDIDATE, Status
 from tests import journals
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +78,10 @@ def test_what_changed_in_results_is_said(tmp_path):
     assert line.startswith(f"sdpa on {record.workload.id}: error / tolerance ")
     assert line.endswith(", now not finite")
     assert changed(type("Both", (), {"records": (before, msgspec.structs.replace(record, side=CANDIDATE))})) == []
+    unknown = {"operators": None, "measurements": (), "agreement": None}
+    failed = msgspec.structs.replace(record, side=CANDIDATE, status=Status.error, **unknown)
+    (line,) = changed(type("Both", (), {"records": (before, failed)}))
+    assert line == f"sdpa on {record.workload.id}: status ok, now error"
 
 
 @pytest.mark.long

@@ -20,8 +20,21 @@ CODE = {
     "unmasked": RIGHT.replace("def mine", "def unmasked")
     .replace("mask is not None", "False")
     .replace("bias is not None", "False"),
-    "crashing": "def crashing(query, key, value):\n    raise KeyError('boom')\n",
+    "printing": RIGHT.replace("def mine", "def printing").replace(
+        "    scale = query", "    print('no line end', end='')\n    scale = query"
+    ),
+    "forging": """import os, sys
+
+def forging(query, key, value, *, mask=None):
+    sys.stdout.write('{"oracle":"float64","probes":[],"rules":[]}')
+    sys.stdout.flush()
+    os._exit(0)
+""",
+    "crashing": "def crashing(query, key, value, *, mask=None):\n    raise KeyError('boom')\n",
 }
+
+
+ONES = dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4))
 
 
 def capture(folder, **more):
@@ -35,9 +48,13 @@ def capture(folder, **more):
     return folder / "tensors.pt"
 
 
-def grades(folder, file) -> dict[str, Grade]:
-    requests = {name: replay.Request(spec=f"{folder / name}.py:{name}", file=str(file)) for name in CODE}
-    return {name: replay.judge(request).grade for name, request in requests.items() if name != "crashing"}
+def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, Grade]:
+    saved, found = replay.load(file), {}
+    for name in names:
+        request = replay.Request(spec=f"{folder / name}.py:{name}", file=str(file), answers=str(folder / name))
+        replay.answer(request)
+        found[name] = replay.judge(saved, replay.tolerances(saved), folder / name).grade
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -74,9 +91,13 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
     assert found["cells"][0]["axes"]["kv_len"] == 13
     alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file)])
     assert (alone.exit_code, alone.stdout.splitlines()[-1]) == (0, "pass: right.")
-    crashed = CliRunner().invoke(app, ["check", "crashing.py:crashing", "--replay", str(file)])
-    assert crashed.exit_code == 3
-    assert "crashing" in crashed.stdout
+    names = ("printing", "forging", "crashing")
+    others = CliRunner().invoke(app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file)])
+    assert others.exit_code == 3
+    assert others.stdout.splitlines()[0].startswith("printing: right on 1 of 1 cell")
+    assert "forging: error" in others.stdout
+    assert "its process ended without answers" in others.stdout
+    assert "KeyError: 'boom'" in others.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,15 +106,25 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
         ({"query": torch.ones(1, 1, 2, 4)}, "holds query: give query, key, value, mask"),
         (dict.fromkeys(("query", "key", "value"), torch.ones(2, 2)), r"has query \(2, 2\)"),
         (
-            {**dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4)), "window": 3},
+            {**ONES, "window": 3},
             "holds key, query, value, window",
         ),
+        ({**ONES, "value": 3}, r"value \(\)"),
+        ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "no inputs of attention"),
+        ({**ONES, "gradient": torch.ones(2, 2)}, "no inputs of attention"),
+        ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "not finite"),
+        (dict.fromkeys(ONES, torch.full((1, 1, 2, 4), 1e3, dtype=torch.float16)), "float16 is not finite"),
     ],
 )
 def test_a_file_of_another_form_is_refused_with_the_form(tmp_path, saved, says):
     torch.save(saved, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=says):
-        replay.load(tmp_path / "a.pt")
+        replay.tolerances(replay.load(tmp_path / "a.pt"))
+
+
+def test_a_scale_of_zero_is_a_scale(tmp_path):
+    file = capture(tmp_path, scale=0.0)
+    assert grades(tmp_path, file, ["mine"]) == {"mine": Grade.right}
 
 
 def test_a_file_that_would_execute_something_is_refused(tmp_path):

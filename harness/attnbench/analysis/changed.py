@@ -8,11 +8,15 @@ from attnbench.units import plain, show
 MOST_PARTS = 5
 """Most differences that a line names: those of the answer come first, then those of operators."""
 
+CALLS = "calls of"
+"""A call that only one side makes is a difference; other results count if they are known on both sides."""
+
 
 def changed(results: Results) -> list[str]:
     """A line for each cell whose status, error, conventions, notes, operators or memory differ between the two sides.
 
-    Both sides get the same inputs, so another error means other numbers in the answer.
+    Both sides get the same inputs, so another error means other numbers in the answer. What is
+    unknown on a side, as the memory of a wrong answer, is not compared.
     """
     base, candidate = by_side(results)
     before = {(record.workload.id, record.implementation): record for record in base if not record.is_predicted}
@@ -22,7 +26,10 @@ def changed(results: Results) -> list[str]:
         if old is None or record.is_predicted:
             continue
         was, now = _facts(old), _facts(record)
-        names = [name for name in was | now if was.get(name, "0") != now.get(name, "0")]
+        known = was.keys() & now.keys()
+        if old.operators is not None and record.operators is not None:
+            known |= {name for name in was | now if name.startswith(CALLS)}
+        names = [name for name in was | now if name in known and was.get(name, "0") != now.get(name, "0")]
         parts = [f"{name} {was.get(name, '0')}, now {now.get(name, '0')}" for name in names[:MOST_PARTS]]
         parts += [f"{len(names) - MOST_PARTS} more"] if len(names) > MOST_PARTS else []
         if parts:
@@ -42,5 +49,5 @@ def _facts(record: Record) -> dict[str, str]:
         facts["notes"] = ", ".join(rule.rule for rule in agreement.notes) or "none"
     if (seen := record.operators) is not None:
         facts["backend"] = seen.observed or "none"
-        facts |= {f"calls of {call.name}": str(call.num_calls) for call in seen.calls}
+        facts |= {f"{CALLS} {call.name}": str(call.num_calls) for call in seen.calls}
     return facts

@@ -5,7 +5,8 @@ call had them, mask (boolean, True may attend, or numbers to add; broadcastable 
 (aligned at the start) and gradient (B, H, T, V), the incoming one. Strides are kept. The right answer is computed head
 by head in float64.
 
-`python -m attnbench.checking.replay` reads a `Request` from standard input: foreign code runs in that process alone.
+`python -m attnbench.checking.replay` reads a `Request` from standard input and writes the function's answers into a
+file: foreign code runs in that process alone, and the judge in another one.
 """
 
 import math
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.tolerance import Tolerance, by_row
+from attnbench.contract.declared import kind
 from attnbench.contract.functions import Signature
 from attnbench.contract.loading import implementation
 from attnbench.contract.outside import repeat_heads
@@ -32,10 +34,11 @@ MOVED = 2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The function to check, and the file with its inputs."""
+    """The function to check, the file with its inputs, and the file for its answers."""
 
     spec: str
     file: str
+    answers: str
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -51,11 +54,14 @@ def load(file: Path) -> dict[str, Any]:
     names = set(saved) if isinstance(saved, dict) else set()
     if not set(PARTS) <= names <= set(ENTRIES):
         raise ValueError(f"--replay {file} holds {', '.join(sorted(map(str, names)))}: give {', '.join(ENTRIES)}")
-    query, key, value = (saved[name] for name in PARTS)
-    is_fine = query.dim() == key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3]  # noqa: PLR2004
-    if not is_fine or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
-        shapes = ", ".join(f"{name} {tuple(saved[name].shape)}" for name in PARTS)
-        raise ValueError(f"--replay {file} has {shapes}: give (B, H, T, K), (B, G, S, K) and (B, G, S, V)")
+    shapes = {name: tuple(getattr(saved[name], "shape", ())) for name in PARTS}
+    is_fine = all(len(shape) == 4 for shape in shapes.values())  # noqa: PLR2004
+    if is_fine:
+        (batch, heads, _, width), key, value = shapes.values()
+        is_fine = key[:3] == value[:3] and (batch, width) == (key[0], key[3]) and heads % key[1] == 0
+    if not is_fine:
+        text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"--replay {file} has {text}: give (B, H, T, K), (B, G, S, K) and (B, G, S, V)")
     captured: dict[str, Any] = saved
     return captured
 
@@ -97,7 +103,7 @@ def visible(saved: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
 def textbook(tensors: tuple[Tensor, ...], saved: dict[str, Any]) -> tuple[Tensor, float]:
     """Attention head by head in the tensors' dtype, and the largest score; a query that sees no key gets 0."""
     query, key, value = tensors[0], *(repeat_heads(each, tensors[0].shape[1]) for each in tensors[1:])
-    scale = saved.get("scale") or query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5 if saved.get("scale") is None else saved["scale"]
     mask, added = visible(saved)
     shape = (*query.shape[:3], key.shape[2])
     outputs, largest = [], 0.0
@@ -127,7 +133,11 @@ def answers(output: Tensor, leaves: tuple[Tensor, ...], gradient: Tensor | None)
 
 
 def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
-    """The right answer of each tensor with its limits, from honest forms in the dtype of the inputs."""
+    """The right answer of each tensor with its limits, from honest forms in the dtype of the inputs.
+
+    Raises:
+        ValueError: these fail or overflow.
+    """
     gradient, dtype = saved.get("gradient"), saved["query"].dtype
     draws = torch.Generator().manual_seed(0)
 
@@ -140,14 +150,17 @@ def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
         share = torch.rand(tensor.shape, generator=draws, dtype=torch.float64) * 2 - 1
         return (tensor.detach().cpu().double() * (1 + step * torch.finfo(dtype).eps * share)).to(dtype)
 
-    expected, largest = by(saved[name].detach().double() for name in PARTS)
-    honest = [by(moved(saved[name], step) for name in PARTS)[0] for step in range(MOVED)]
+    try:
+        expected, largest = by(saved[name].detach().double() for name in PARTS)
+        honest = [by(moved(saved[name], step) for name in PARTS)[0] for step in range(MOVED)]
+    except RuntimeError as error:
+        raise ValueError(f"--replay has no inputs of attention: {error}") from None
     query, keys = saved["query"], saved["key"].shape[2]
     is_half = torch.finfo(dtype).bits < 32  # noqa: PLR2004 - float32's
     wide = math.sqrt(max(query.shape[2], keys)) + (math.sqrt(query.shape[3]) + 2) * largest
     sizes = {name: float(each.abs().max()) for name, each in expected.items()}
     of_gradients = max((size for name, size in sizes.items() if name != "output"), default=0.0)
-    return [
+    limits = [
         Tolerance(
             name,
             right,
@@ -159,6 +172,9 @@ def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
         )
         for name, right in expected.items()
     ]
+    if not all(each.is_finite for each in limits):
+        raise ValueError(f"--replay has inputs on which attention in {dtype} is not finite: no answer can be judged")
+    return limits
 
 
 def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
@@ -190,29 +206,41 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
         key, value = (repeat_heads(each, query.shape[1]) for each in (key, value))
     is_tokens_first = signature.layout == "bthk"
     tensors = [each.transpose(1, 2) if is_tokens_first else each for each in (query, key, value)]
-    output = signature.function(*tensors, **passed)
+    output: object = signature.function(*tensors, **passed)
+    if not isinstance(output, Tensor):
+        raise ValueError(f"the function returned {kind(output)}: it must return one tensor (B, H, T, V)")  # noqa: TRY004
     return answers(output.transpose(1, 2) if is_tokens_first else output, leaves, gradient)
 
 
-def judge(request: Request) -> Agreement:
-    """Compare the function with attention in float64; the right answer is computed before its file is imported."""
-    saved = load(Path(request.file))
-    limits = tolerances(saved)
-    before = {name: saved[name].clone() for name in PARTS}
-    actual = called(request.spec, saved)
-    for each in limits:
-        if actual[each.name].shape != each.expected.shape:
-            shapes = f"{tuple(actual[each.name].shape)}, not {tuple(each.expected.shape)}"
-            raise ValueError(f"the {each.name} has shape {shapes}")
-    kept = all(torch.equal(before[name], saved[name]) for name in PARTS)
-    rule = RuleResult(rule="inputs kept", holds=kept, found="" if kept else "the call changes its inputs")
-    errors = tuple(each.judge(actual[each.name]) for each in limits)
+def judge(saved: dict[str, Any], limits: list[Tolerance], file: Path) -> Agreement:
+    """Compare the answers in the file with the right ones, and the inputs there with the captured ones.
+
+    Raises:
+        ValueError: there are no answers, or they have other shapes.
+    """
+    try:
+        written: Any = torch.load(file, weights_only=True)
+        is_kept = all(torch.equal(saved[name], written["inputs"][name]) for name in PARTS)
+        actual = [written["answers"][each.name].double() for each in limits]
+    except Exception:  # noqa: BLE001 - foreign code writes anything
+        raise ValueError("its process ended without answers") from None
+    for each, tensor in zip(limits, actual, strict=True):
+        if tensor.shape != each.expected.shape:
+            raise ValueError(f"the {each.name} has shape {tuple(tensor.shape)}, not {tuple(each.expected.shape)}")
+    rule = RuleResult(rule="inputs kept", holds=is_kept, found="" if is_kept else "the call changes its inputs")
+    errors = tuple(each.judge(tensor) for each, tensor in zip(limits, actual, strict=True))
     return Agreement(oracle="float64", probes=(ProbeResult(probe="captured", tensors=errors),), rules=(rule,))
+
+
+def answer(request: Request) -> None:
+    """Write the function's answers, and its inputs after the call, into the file of the request."""
+    saved = load(Path(request.file))
+    answers = called(request.spec, saved)
+    torch.save({"answers": answers, "inputs": {name: saved[name].detach() for name in PARTS}}, request.answers)
 
 
 if __name__ == "__main__":
     try:
-        found = judge(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
-        sys.stdout.write(msgspec.json.encode(found).decode())
+        answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
     except Exception as reason:  # noqa: BLE001 - foreign code raises anything
-        sys.exit(f"{type(reason).__name__}: {reason}")
+        sys.exit(f"{type(reason).__name__}: {' '.join(str(reason).split())}")

@@ -11,37 +11,51 @@ import msgspec
 
 from attnbench.analysis.results import Results
 from attnbench.checking import replay
+from attnbench.checking.tolerance import Tolerance
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, Plan, RunStarted
 from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
 
 
 def checked(plan: Plan, specs: Iterable[str], file: Path, folder: Path) -> Results:
-    """Call each function once on the inputs in the file, each in a process of its own."""
+    """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
+
+    Raises:
+        ValueError: attention overflows in the dtype of the inputs.
+    """
+    saved = replay.load(file)
+    limits = replay.tolerances(saved)
     started = RunStarted(
         schema=SCHEMA, run=folder.name, time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", commit="", plan=plan
     )
     records = []
     for spec in specs:
-        agreement, status, message = _judged(spec, file, plan.timeout_s)
+        answers = folder / f"{name_of(spec)}.pt"
+        request = replay.Request(spec=spec, file=str(file), answers=str(answers))
+        agreement, status, message = _judged(request, saved, limits, plan.timeout_s)
         fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
         fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
         records.append(Record(**fields, status=status, message=message, agreement=agreement))
     return Results(folder=folder, started=started, records=tuple(records), elapsed_s=0.0, num_visits={}, check_s=0.0)
 
 
-def _judged(spec: str, file: Path, timeout_s: float) -> tuple[Agreement | None, Status, str]:
-    request = msgspec.json.encode(replay.Request(spec=spec, file=str(file)))
+def _judged(
+    request: replay.Request, saved: dict[str, Any], limits: list[Tolerance], timeout_s: float
+) -> tuple[Agreement | None, Status, str]:
     command = [sys.executable, "-P", "-m", "attnbench.checking.replay"]
+    encoded = msgspec.json.encode(request)
     try:
-        ended = subprocess.run(command, input=request, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
+        ended = subprocess.run(command, input=encoded, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
         return None, Status.timeout, f"it took longer than {timeout_s:g} s"
     if ended.returncode:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
         crashed = Status.crashed if ended.returncode < 0 else Status.error
         return None, crashed, lines[-1] if lines else f"its process ended with exit code {ended.returncode}"
-    agreement = msgspec.json.decode(ended.stdout.splitlines()[-1], type=Agreement)
+    try:
+        agreement = replay.judge(saved, limits, Path(request.answers))
+    except ValueError as error:
+        return None, Status.error, str(error)
     if agreement.grade is not Grade.wrong:
         return agreement, Status.ok, ""
     if agreement.broken_rules:

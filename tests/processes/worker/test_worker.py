@@ -13,6 +13,7 @@ from attnbench.processes.messages import (
     Done,
     Failed,
     HandedIn,
+    HandIn,
     Heartbeat,
     JudgeOutput,
     Observe,
@@ -229,3 +230,14 @@ def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(
     cell = {"workload": Workload(seq_len=8, dropout=dropout), "arm": Arm(implementation="theirs"), "spec": "x.py:f"}
     request = JudgeOutput(**cell, handed=handed, seed=1, numbers=(0, 2), row_seed=2)
     assert isinstance(Worker(Heartbeat()).answer(request), kind)
+
+
+@pytest.mark.parametrize("results", [type("Lazy", (list,), {})(), [type("Lazy", (dict,), {})()]])
+def test_results_that_compute_when_they_are_read_are_refused(results):
+    worker = Worker(Heartbeat())
+    worker.returned = results
+    cell = {"workload": Workload(seq_len=8), "arm": Arm(implementation="theirs"), "spec": "x.py:f"}
+    failed = worker.answer(HandIn(**cell, numbers=()))
+    assert failed.raised == "SharedStateError"
+    with pytest.raises(TypeError):
+        answers.HANDLERS[HandIn] = None

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -422,6 +423,8 @@ class Worker:
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
         """Hand the results of calls to the judge; nothing if dropout makes them random."""
         self.turn, tensors = request.arm, dict[str, Tensor]()
+        if type(self.returned) is not list or any(type(each) is not dict for each in self.returned):
+            raise state.SharedStateError("it changed the list of its own results")
         for number in request.numbers if request.workload.dropout == 0 else ():
             for name, tensor in self.returned[number].items():
                 if tensor is not None:
@@ -545,18 +548,20 @@ class Worker:
         return request.finished(samples, called_s, states)
 
 
-HANDLERS: dict[type[messages.Work], Callable[[Worker, Any], messages.Reply]] = {
-    messages.Prepare: Worker.prepare,
-    messages.Check: Worker.check,
-    messages.Call: Worker.answer_judge,
-    messages.Backward: Worker.answer_judge,
-    messages.Profile: Worker.profile,
-    messages.Observe: Worker.observe,
-    messages.Trace: Worker.trace,
-    messages.MeasureCeilings: Worker.measure_ceilings,
-    messages.SampleBlocks: Worker.sample_blocks,
-    messages.PrepareWitness: Worker.prepare_witness,
-    messages.Witness: Worker.witness,
-    messages.HandIn: Worker.hand_in,
-    messages.JudgeOutput: Worker.judge_output,
-}
+HANDLERS: Mapping[type[messages.Work], Callable[[Worker, Any], messages.Reply]] = MappingProxyType(
+    {
+        messages.Prepare: Worker.prepare,
+        messages.Check: Worker.check,
+        messages.Call: Worker.answer_judge,
+        messages.Backward: Worker.answer_judge,
+        messages.Profile: Worker.profile,
+        messages.Observe: Worker.observe,
+        messages.Trace: Worker.trace,
+        messages.MeasureCeilings: Worker.measure_ceilings,
+        messages.SampleBlocks: Worker.sample_blocks,
+        messages.PrepareWitness: Worker.prepare_witness,
+        messages.Witness: Worker.witness,
+        messages.HandIn: Worker.hand_in,
+        messages.JudgeOutput: Worker.judge_output,
+    }
+)
