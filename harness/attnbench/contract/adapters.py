@@ -193,6 +193,8 @@ class ModuleAdapter:
         if workload.scope == "attention":
             return "an adapted module has no attend, which is attention without the projections: choose scope=module"
         declared, rule = self.declared, workload.mask_rule
+        if workload.kv_len != workload.seq_len and "kv_len" not in declared.axes:
+            return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
         if declared.residual and workload.dtype in {"bfloat16", "float16"}:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         if declared.masks is None and declared.call is None and workload.mask != "none":
