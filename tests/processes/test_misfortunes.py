@@ -184,7 +184,7 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     """The device is made up: a broken context answers as CUDA documents."""
     worker = Worker(Heartbeat())
     failed = Failed(arm=FUSED, status=Status(status), message="illegal access")
-    monkeypatch.setitem(answers.HANDLERS, Observe, lambda *_: failed)
+    monkeypatch.setattr(answers, "HANDLERS", {**answers.HANDLERS, Observe: lambda *_: failed})
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
     request = Observe(
         workload=msgspec.structs.replace(SMALL, device="cuda"), arm=FUSED, spec="fused", metric="peak_memory"

@@ -67,7 +67,7 @@ def run(
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
     names = f"{len(planned.implementations)} implementation{'s' * (len(planned.implementations) != 1)}"
-    running.note(f"{len(planned.workloads)} workloads x {names}, into {folder}")
+    running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)} x {names}, into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     kept = f"{running.kept(planned, folder)}{f' --cluster {cluster}' * bool(cluster)}"
