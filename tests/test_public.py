@@ -19,8 +19,8 @@ def test_the_list_of_public_names_is_frozen_and_sorted():
     assert attnbench.__all__ == PUBLIC == sorted(PUBLIC)
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f"`{name}(" not in text and f"attnbench.{name}(" not in text] == []
-    with pytest.raises(AttributeError, match="no attribute 'chekc'"):
-        _ = attnbench.chekc
+    with pytest.raises(AttributeError, match="no attribute 'chec_k'"):
+        _ = attnbench.chec_k
 
 
 EXAMPLES = {

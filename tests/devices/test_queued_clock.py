@@ -106,6 +106,13 @@ def test_a_driver_that_is_slow_to_find_an_idle_device_is_no_work_on_another_stre
     assert clock.inspect(call) == Flag(0)
 
 
+def test_a_driver_that_is_slower_after_long_calls_is_no_work_on_another_stream():
+    clock, runtime = made()
+    assert clock.inspect(repeated(runtime, 1e-3)) == Flag(0)  # it knows the usual time of the driver now
+    runtime.notice_s = 500e-6
+    assert clock.inspect(repeated(runtime, 4e-3)) == Flag(0)
+
+
 def test_work_on_another_stream_that_is_joined_is_no_fault():
     clock, runtime = made()
 
