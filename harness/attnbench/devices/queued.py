@@ -39,8 +39,8 @@ CONFIRMED = 2
 """A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
 LEFT_S = 20e-6
 LEFT_SHARE = 0.25
-"""The device is busy on other streams if it is idle later than its current stream, by LEFT_S and this share of the call:
-after long calls a driver may take longer to report an idle device (seen on an H200, in calls over 8,192 tokens)."""
+"""The device is busy on other streams if it is idle later than its current stream, by LEFT_S and this share of the
+call. After long calls a driver takes longer to report an idle device (seen on an H200, in calls over 8,192 tokens)."""
 NUM_READINGS = 9
 CALIBRATING_CYCLES = 2_000_000
 PRIMER_S = 30e-6
