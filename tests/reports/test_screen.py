@@ -5,6 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnbench.analysis.sanity import SystemLoad
@@ -84,3 +85,14 @@ def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):
     table = "\n".join(shown[doubt:])
     assert not re.search(r"\d\.\d\dx|faster|slower|equal", table)
     assert re.search(r"^Doubtful: (\d+) of \1\.", table, re.MULTILINE)
+
+
+def test_gpus_have_their_names_without_further_facts(sweeps, monkeypatch):
+    found = sweeps(next(iter(SWEEPS)))
+    kinds = "NVIDIA H200, 150109880320 bytes, compute capability 9.0; NVIDIA L4, 8 bytes, compute capability 8.9"
+    environments = {
+        name: msgspec.structs.replace(environment, accelerator=kinds)
+        for name, environment in found.environments.items()
+    }
+    monkeypatch.setattr(type(found), "environments", environments)
+    assert any(line.startswith("NVIDIA H200, NVIDIA L4, ") for line in lines(found))

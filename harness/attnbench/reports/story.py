@@ -129,7 +129,8 @@ def machine(results: Results) -> list[str]:
     lines = [text for text in (sides(results),) if text]
     parts = []
     if environment := next(iter(results.environments.values()), None):
-        name = environment.accelerator or " ".join(TRADE.sub(" ", environment.cpu).split())
+        kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory, capability
+        name = ", ".join(filter(None, kinds)) or " ".join(TRADE.sub(" ", environment.cpu).split())
         cores = environment.num_threads or environment.num_physical_cores
         torch = environment.versions.get("torch", MISSING).removesuffix("+cpu")
         parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
