@@ -30,7 +30,7 @@ them."""
 GREY, BAD = "#8a8a8a", "#B00020"
 LEGEND = (
     "Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio. Blue is faster, orange "
-    "slower, grey equal, and hollow undecided."
+    "slower, grey equal, and hollow undecided. A dot at the edge lies beyond it: read its number."
 )
 TITLE_LEN = 24
 
