@@ -248,7 +248,8 @@ class Worker:
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
-        self.is_broken = self.is_altered
+        is_full = isinstance(reply, messages.Failed) and reply.status is Status.out_of_memory and not reply.is_predicted
+        self.is_broken = self.is_altered or is_full  # it may keep the memory that the next request needs
         if device(request.workload.device).is_broken():
             self.is_broken = True
             reply = self._blamed(request, reply)
