@@ -92,9 +92,14 @@ class RuleReferences:
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
-        """Call the implementation on the normal inputs; its exceptions propagate."""
-        self.implementation = implementation
+    def __init__(
+        self, implementation: Implementation, references: RuleReferences, *, needs_zeros: bool = False
+    ) -> None:
+        """Call the implementation on the normal inputs; its exceptions propagate.
+
+        With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
+        """
+        self.implementation, self.needs_zeros = implementation, needs_zeros
         self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
         self.output = self.call()  # on the normal inputs
@@ -103,22 +108,41 @@ class Candidate:
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
         if self.workload.layout == "value_in_key":
             self.sources.remove("value")
-        self.seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
-        if self.settled(self.output, self.normal)[1]:
-            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # any answer is allowed for such queries
+        seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        is_free = not needs_zeros and self.workload.sinks == "none"
+        self.empty = ~seen.any(dim=-1) & is_free  # (B, T) queries that may get any answer
+        self.seen = seen | self.empty[..., None]
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
-    @staticmethod
-    def settled(output: Tensor, reference: Reference) -> tuple[Observation, str]:
-        """Replace the answer for queries that see no key by the right one; also return its convention."""
+    def settled(self, output: Tensor, reference: Reference) -> Tensor:
+        """The output with the right answer for queries that see no key, if their answer is a convention."""
         rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        return settle(Observation(output.detach(), {"output": rows}), reference)
+        observed = Observation(output.detach(), {"output": rows})
+        return settle(observed, reference, "" if self.needs_zeros else None)[0].output
 
     @property
     def is_trained(self) -> bool:
         """Whether calls have gradients."""
         return self.normal.grad_output is not None
+
+    @cached_property
+    def grad_output(self) -> Tensor | None:
+        """The incoming gradient: 0 for queries that may get any answer, so that it reaches no other gradient."""
+        usual = self.normal.grad_output
+        return None if usual is None else usual.masked_fill(self.of_empty("output", usual), 0.0)
+
+    def of_empty(self, name: str, tensor: Tensor) -> Tensor:
+        """The numbers of a tensor that depend on the answer of queries that see no key; it broadcasts to the tensor."""
+        operand = name.removeprefix("gradient of ")
+        if operand in {"output", "query"} or (operand == "x" and "context" in self.tokens):
+            rows = self.empty  # (B, T)
+        else:
+            rows = self.empty.any(dim=1, keepdim=True)  # every key and value of the batch row
+        if operand not in {"output", *TOKENS}:
+            return rows.any().to(tensor.device)
+        shape = (rows.shape[0], *[1] * (tensor.dim() - 3), rows.shape[1], 1)
+        return rows.view(shape).to(tensor.device)
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
@@ -164,9 +188,10 @@ class Candidate:
 
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
         """The gradients; empty in inference, or without a backward pass."""
-        if not self.is_trained:
+        if self.grad_output is None:
             return {}
         try:
+            grad = self.grad_output.clone() if grad is None else grad
             return gradients(case, output, self.normal, grad, retain_graph=True)
         except Exception as error:
             if lacks_backward(error):
@@ -200,7 +225,10 @@ class Candidate:
         return _apart(*(each[is_hidden] for each in rows))
 
     def apart(self, actual: Answer, expected: Answer) -> str:
-        """The first tensor of two answers that differs more than honest ones may, and by how much; or ""."""
+        """The first tensor of two answers that differs more than honest ones may, and by how much; or "".
+
+        Outputs of queries that see no key are left out, and gradients that they make NaN.
+        """
         known = self.normal.expected
         for name, right in expected.items():
             if name not in known:
@@ -208,7 +236,9 @@ class Candidate:
             usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
             larger = max(1.0, size / usual) if usual else 1.0
             allowed = max(2 * self.normal.tolerance(name) * larger, LEAST_APART * size)
-            if not (found := _apart(actual.get(name, torch.zeros_like(right)), right)) <= allowed:
+            observed = actual.get(name, torch.zeros_like(right))
+            is_free = self.of_empty(name, right) & (observed.isnan() | right.isnan() | (name == "output"))
+            if not (found := _apart(*(each.masked_fill(is_free, 0.0) for each in (observed, right)))) <= allowed:
                 return f"{name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 
@@ -244,7 +274,7 @@ def compared(trials: Callable[[Candidate], Iterable[Trial]]) -> Rule:
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
     """The error of an output, in words; "" if it is right."""
-    found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
+    found = output_error(candidate.settled(output, reference), reference)[0]
     if found.grade is not Grade.wrong:
         return ""
     size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
@@ -300,7 +330,7 @@ def without_gradients(candidate: Candidate) -> str:
 @compared
 def handed_in(candidate: Candidate) -> Iterator[Trial]:
     """The output's gradient is read correctly for any strides: those of a sum, of a mean over the queries, ..."""
-    if (usual := candidate.normal.grad_output) is None:
+    if (usual := candidate.grad_output) is None:
         return
     narrow = {
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0],
@@ -308,7 +338,8 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
     }
     for words, numbers in narrow.items():
         grad = numbers.expand_as(usual)
-        dense = candidate.ask(grad=grad.contiguous())
+        dense = candidate.ask(grad=grad.contiguous())  # it reaches gradients through queries that see no key
+        dense = {name: each.masked_fill(candidate.of_empty(name, each), math.nan) for name, each in dense.items()}
         yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=grad), dense
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
@@ -371,7 +402,7 @@ def sizes(candidate: Candidate) -> Iterator[Trial]:
     Factors are powers of 2, which change no digit: any difference means overflow or lost small numbers.
     """
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
-    if (usual := candidate.normal.grad_output) is not None:
+    if (usual := candidate.grad_output) is not None:
 
         def for_small() -> Answer:
             answer = candidate.ask(grad=usual / of_grad)
