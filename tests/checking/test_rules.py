@@ -210,9 +210,7 @@ def trial(made, **axes):
     workload = Workload(**(sizes | axes))
     if not isinstance(made, Implementation):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
-    references = rules.RuleReferences.ask(workload, 0, lambda: None)
-    assert references is not None
-    return rules.Candidate(made, references)
+    return rules.Candidate(made, rules.RuleReferences(workload, 0, lambda: None))
 
 
 def tried(made, **axes):

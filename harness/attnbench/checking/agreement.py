@@ -57,9 +57,9 @@ class References:
         return rules.for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
 
     @cached_property
-    def for_rules(self) -> "RuleReferences | None":
+    def for_rules(self) -> "RuleReferences":
         """The references of the rules, computed at first use; workloads with the same short length share them."""
-        return RuleReferences.ask(self.short, self.seed, self.on_step)
+        return RuleReferences(self.short, self.seed, self.on_step)
 
 
 def ask_oracle(
@@ -201,8 +201,9 @@ def _rule_results(
     for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
         if untried := rules.untried(workload, known):
             is_short = workload == references.short
-            right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
-            if right is None:
+            try:
+                right = references.for_rules if is_short else RuleReferences(workload, seed, on_step)
+            except VacuousError:
                 continue
             try:
                 candidate = rules.Candidate(implementation, right, needs_zeros=needs_zeros)

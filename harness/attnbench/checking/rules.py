@@ -25,7 +25,6 @@ from attnbench.checking.reference import (
     Observation,
     Reference,
     ask,
-    error,
     errors,
     gradients,
     lacks_backward,
@@ -66,6 +65,8 @@ class RuleReferences:
     """The right answers for the rules; each kind is computed at first use."""
 
     def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
+        """Evaluate the oracle; it raises VacuousError if the right answer is constant."""
+        on_step()
         self.workload, self.seed, self.on_step = workload, seed, on_step
         self.normal = reference_for_probe(workload, "normal", seed, on_step)
 
@@ -78,15 +79,6 @@ class RuleReferences:
     def near(self) -> Reference:
         """The answer to the normal inputs with a few numbers changed."""
         return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
-
-    @classmethod
-    def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
-        """Evaluate the oracle; None if the right answer is constant."""
-        on_step()
-        try:
-            return cls(workload, seed, on_step)
-        except VacuousError:
-            return None
 
 
 class Candidate:
@@ -197,15 +189,6 @@ class Candidate:
             if lacks_backward(error):
                 return {}
             raise
-
-    @cached_property
-    def alike(self) -> list[list[str]]:
-        """Groups of at least two operands with one shape that may share memory; none if they share it already."""
-        if self.workload.layout == "value_in_key" or self.workload.scope == "module":
-            return []
-        shapes = {tuple(tensor.shape): [*self.tokens] for tensor in self.tokens.values()}
-        named = [[name for name in names if self.tokens[name].shape == shape] for shape, names in shapes.items()]
-        return [names for names in named if len(names) > 1]
 
     @cached_property
     def answer(self) -> Answer:
@@ -372,27 +355,23 @@ def twice(candidate: Candidate) -> Iterator[Trial]:
         yield "a second backward pass of one graph gives", again, first
 
 
-def shared(candidate: Candidate) -> str | None:
-    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients.
-
-    It does not apply if key and value cannot share memory, or without gradients; other workloads cover these.
-    """
-
-    def trials(candidate: Candidate) -> Iterator[Trial]:
-        for names in candidate.alike:
-            for axis in (2, 3):
-                views = memory.packed([candidate.tokens[name] for name in names], axis)
-                words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
-                yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
-            one = candidate.tokens[names[0]].clone()
-            copies = candidate.ask({name: one.clone() for name in names})
-            grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
-            total = sum((copies[name].double() for name in grads), torch.zeros(()))
-            same = partial(candidate.ask, dict.fromkeys(names, one))
-            yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
-
-    is_whole = any({"key", "value"} <= set(names) for names in candidate.alike)
-    return compared(trials)(candidate) or ("" if is_whole and len(candidate.answer) > 1 else None)
+@compared
+def shared(candidate: Candidate) -> Iterator[Trial]:
+    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
+    workload, tokens = candidate.workload, candidate.tokens
+    if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
+        return
+    names = [name for name, tensor in tokens.items() if tensor.shape == tokens["key"].shape]
+    for axis in (2, 3):
+        views = memory.packed([tokens[name] for name in names], axis)
+        words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
+        yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
+    one = tokens["key"].clone()
+    copies = candidate.ask({name: one.clone() for name in names})
+    grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
+    total = sum((copies[name].double() for name in grads), torch.zeros(()))
+    same = partial(candidate.ask, dict.fromkeys(names, one))
+    yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
 
 
 @compared
@@ -485,35 +464,23 @@ def _under(candidate: Candidate, form: str) -> Answer:
     return {"output": candidate.call(form=form)}
 
 
-def layouts(candidate: Candidate) -> str | None:
+@compared
+def layouts(candidate: Candidate) -> Iterator[Trial]:
     """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
 
-    Neighbouring tensors have different layouts, which keep the alignment that the device needs; in a cache, both key
-    and value have room for more tokens. If one such mixture fails, the layouts are tried alone, for the simplest case.
+    After each layout alone, neighbouring tensors have different ones. They keep the alignment that the device needs.
     """
     alignment_bytes = candidate.case().device.alignment_bytes
-
-    def laid(ways: Iterable[Mapping[str, str]], _: Candidate) -> Iterator[Trial]:
-        for way in ways:
-            kinds = {*way.values()}
-            words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
-            tensors = {
-                token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
-            }
-            yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
-
-    *names, longest = memory.LAYOUTS
+    tokens, names = candidate.tokens, list(memory.LAYOUTS)
+    alone = [dict.fromkeys(tokens, name) for name in names]
     mixed = [
-        {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
-        for turn in range(len(names))
+        {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
     ]
-    cached, alone = (
-        dict.fromkeys(candidate.tokens, longest),
-        [dict.fromkeys(candidate.tokens, name) for name in names],
-    )
-    if broken := compared(partial(laid, [*mixed, cached]))(candidate):
-        return compared(partial(laid, alone))(candidate) or broken
-    return ""
+    for way in (*alone, *mixed):
+        kinds = {*way.values()}
+        words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
+        tensors = {token: memory.LAYOUTS[name](tokens[token], alignment_bytes) for token, name in way.items()}
+        yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
 
 
 @compared
@@ -545,15 +512,11 @@ def outputs_apart(candidate: Candidate) -> str:
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
 
-    def is_answer_to(reference: Reference, output: Tensor) -> bool:
-        return error("output", output.index_select(-2, reference.rows.to(output.device)), reference).agrees
-
-    if is_answer_to(other, second):
+    if not output_off(candidate, second, other):
         return ""
-    if is_answer_to(candidate.normal, second):
+    if not output_off(candidate, second, candidate.normal):
         return KEPT
-    anew = ask(candidate.implementation, other).compared["output"]
-    if not error("output", anew, other).agrees:
+    if output_off(candidate, ask(candidate.implementation, other).output, other):
         return ""
     return "a second call on other values in the same tensors is wrong: something is kept from the first"
 
@@ -564,9 +527,9 @@ def backwards_apart(candidate: Candidate) -> str:
     def is_wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
-    both = (candidate.normal, candidate.references.other)
-    if any(reference.grad_output is None for reference in both):
+    if not candidate.is_trained:
         return ""
+    both = (candidate.normal, candidate.references.other)
     first = candidate.case()
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
     cases = (first, dataclasses.replace(first, tensors=tensors))
@@ -575,8 +538,7 @@ def backwards_apart(candidate: Candidate) -> str:
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
         wrong = is_wrong(gradients(case, output, reference), reference)
         if wrong and not is_wrong(ask(candidate.implementation, reference).compared, reference):
-            names = ", ".join(wrong)
-            words = f"after two forward calls the backward pass of the {which} gives another {names}"
+            words = f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}"
             return f"{words}: it reads what belongs to the other call"
     return ""
 
@@ -650,7 +612,7 @@ RULES: dict[str, Tried] = {
     "incoming gradients": Tried(handed_in, USUAL, may_refuse=True),
     "gradients apart": Tried(frozen, ("scope", "way"), may_refuse=True),
     "second backward pass": Tried(twice, USUAL, may_refuse=True),
-    "shared memory": Tried(shared, ("scope", "half", "operands"), may_refuse=True),
+    "shared memory": Tried(shared, OF_OPERANDS, may_refuse=True),
     "sizes": Tried(sizes, ("scope", "numbers")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction"), may_refuse=True),
