@@ -342,9 +342,3 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
-
-
-def test_each_rule_is_a_step():
-    steps = []
-    rules.try_rules(trial(Honest), {}, on_step=lambda: steps.append(1))
-    assert len(steps) == len(rules.RULES)

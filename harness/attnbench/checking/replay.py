@@ -66,7 +66,7 @@ def load(file: Path) -> dict[str, Any]:
     return captured
 
 
-def settings(saved: dict[str, Any]) -> dict[str, object]:
+def settings(saved: dict[str, Any]) -> dict[str, Any]:
     """The captured call as axes of a workload; its mask is not one of them."""
     (batch, heads, length, width), (_, groups, keys, wide) = saved["query"].shape, saved["value"].shape
     return {
