@@ -30,8 +30,9 @@ def growth(
     from attnbench.reports import endings
     from attnbench.reports import growth as report
 
-    if options.settings and not any(each.partition("=")[0].strip() == "direction" for each in options.settings):
-        options = replace(options, settings=[*options.settings, DIRECTION])
+    settings = options.settings or []
+    if options.has_shapes and not any(each.partition("=")[0].strip() == "direction" for each in settings):
+        options = replace(options, settings=[*settings, DIRECTION])
     planned = options.plan(with_baseline=False)
     folder = new_folder(results, planned.sweep)
     measured = running.execute(planned, folder, stages=("check", "metrics"))

@@ -6,16 +6,16 @@ of the code are compared, each implementation has its own shapes, with the base 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.comparisons import is_doubtful, substitutes
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import GROUP_AXES, Row, arm_of, rows
+from attnbench.analysis.table import GROUP_AXES, Row, arm_of, rows, verdict_columns
 from attnbench.reports import cells, grouped
-from attnbench.storage.records import Verdict
+from attnbench.storage.records import Arm, Comparison, Verdict
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
@@ -59,7 +59,7 @@ class Shape:
 
     workload: Workload
     label: str  # the axes that distinguish it from other shapes of the run, in few words
-    base: Cell | None  # None: there is no baseline
+    base: Cell | None  # the baseline, or its substitute where it has no time; None: there is neither
     others: tuple[Cell, ...]
     has_sides: bool = False
 
@@ -79,8 +79,15 @@ class Shape:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict; the baseline if nothing is faster."""
-        return self.faster[0] if self.faster else self.base
+        """The fastest by verdict; the baseline if nothing is faster; None if it has no time, either."""
+        base = self.base if self.base is not None and self.base.seconds is not None else None
+        return self.faster[0] if self.faster else base
+
+    def time_of(self, base: str) -> str:
+        """The time of the baseline, or of its substitute with its name."""
+        if self.base is None:
+            return MISSING
+        return show(self.base.seconds, "s") + (f" ({self.base.name})" if self.base.name != base else "")
 
     @property
     def is_open(self) -> bool:
@@ -112,15 +119,20 @@ def shapes(results: Results) -> list[Shape]:
         rows(cells.shown(results)), lambda row: (str(row["workload"]), str(row["implementation"]) * has_sides)
     )
     workloads = {workload.id: workload for workload in results.plan.workloads}
+    replaced = substitutes(results)
     labels = cells.labels([workloads[name] for name in dict.fromkeys(name for name, _ in by_shape)])
     unsorted = []
     for (name, implementation), members in by_shape.items():
         of_baseline: list[Cell] = []
         others: list[Cell] = []
+        first, compared = replaced.get(name, ("", {}))
+        if first:
+            members = [_substituted(row, first, compared) for row in members]  # noqa: PLW2901
         for row in members:
             record = records[name, arm_of(row)]
             speed = None if row["verdict"] is None else Verdict(row["verdict"])
-            cell = _cell(row, mark_of(record, speed, is_doubtful=is_doubtful(results, record.key)))
+            is_in_doubt = is_doubtful(results, record.key) or is_doubtful(results, (name, Arm(implementation=first)))
+            cell = _cell(row, mark_of(record, speed, is_doubtful=is_in_doubt))
             (of_baseline if row["is_baseline"] else others).append(cell)
         unsorted.append(
             Shape(
@@ -135,13 +147,19 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
+def _substituted(row: Row, first: str, compared: Mapping[str, Comparison]) -> Row:
+    """The row with the comparison to the substitute of the baseline."""
+    columns = verdict_columns(compared.get(row["implementation"]))
+    return row | {"is_baseline": row["implementation"] == first} | columns
+
+
 def _cell(row: Row, mark: Mark | None) -> Cell:
     reaches_below = row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + (row["margin"] or 0.0))
     return Cell(
         name=row["side"] or cells.arm(row),
         mark=mark,
         status=str(row["status"]),
-        seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
+        seconds=None if mark in {Mark.wrong, Mark.failed} else row["paired_latency_s"],
         ratio=row["ratio"],
         low=row["ratio_low"],
         high=row["ratio_high"],
@@ -161,9 +179,32 @@ def shared(members: Sequence[Shape]) -> str:
 
 
 def advice(results: Results) -> list[str]:
-    """Recommend an implementation in a few sentences, derived from the marks of the shapes."""
+    """Recommend an implementation in a few sentences, derived from the marks of the shapes.
+
+    Shapes without a time of the baseline follow those with one.
+    """
     base = cells.base(results.plan)
-    timed = [shape for shape in shapes(results) if any(cell.ratio is not None for cell in shape.others)]
+    timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
+    groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
+    lines = _advice(groups.pop((base, ""), []), base)
+    for (substitute, problem), members in groups.items():
+        among = any(cell.ratio is not None for shape in members for cell in shape.others)
+        there = "compared with" if among else "there is only"
+        lines += [f"{base} {problem} on {_named(members)}: {there} {substitute}.", *_advice(members, substitute)]
+    return [plain(line) for line in lines]
+
+
+def _problem(shape: Shape, base: str) -> str:
+    """Why a shape has no time of the baseline; "" if it has one."""
+    if shape.base is not None and shape.base.name == base:
+        return ""
+    mark = next((cell.mark for cell in shape.others if cell.name == base), None)
+    return {Mark.wrong: "is WRONG", Mark.failed: "failed"}.get(mark or Mark.right, "has no time")
+
+
+def _advice(members: Sequence[Shape], base: str) -> list[str]:
+    """The advice on shapes with one baseline."""
+    timed = [shape for shape in members if any(cell.ratio is not None for cell in shape.others)]
     if not timed:
         return []
     if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
@@ -182,7 +223,7 @@ def advice(results: Results) -> list[str]:
         lines = [f"Nothing is shown to be faster than {base}{end}"]
     else:
         lines = [f"Keep {base}: nothing is faster on {_counted(len(timed), 'any of')}."]
-    return [plain(line) for line in lines]
+    return lines
 
 
 def _counted(number: int, words: str) -> str:
@@ -293,7 +334,7 @@ def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
         entries.append(
             {
                 "shape": shape.name,
-                f"time of {base}": MISSING if shape.base is None else show(shape.base.seconds, "s"),
+                f"time of {base}": shape.time_of(base),
                 "fastest": MISSING if shape.best is None else shape.best.name if is_known else "undecided",
                 "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
                 "equal": ", ".join(cell.name for cell in shape.having(Mark.equal)) or MISSING,

@@ -38,7 +38,7 @@ TITLE_LEN = 24
 def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture | None:
     """Draw the first `most` shapes of a run, each row `row` inches high; None if nothing was compared."""
     compared = [shape for shape in answers.shapes(results) if any(map(_has_ratio, shape.others))]
-    shapes = compared[:most]
+    shapes, base = compared[:most], cells.base(results.plan)
     if not shapes:
         return None
     logs: dict[str, list[float]] = {}
@@ -51,6 +51,8 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
 
     def fill(panel: Axes, shape: Shape) -> None:
         _draw_shape(panel, shape, names, reach)
+        if shape.base is not None and shape.base.name != base:
+            panel.set_xlabel(f"ratio to {style.label(shape.base.name)}", fontsize=8)
         if shapes.index(shape) % num_columns:
             panel.set_yticklabels([])
 
@@ -63,7 +65,7 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
         shapes,
         fill,
         (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(names))),
-        title=f"Which is faster: time as a ratio to {style.label(cells.base(results.plan))}, left of 1 is faster",
+        title=f"Which is faster: time as a ratio to {style.label(base)}, left of 1 is faster",
         subtitle=cells.shared([shape.workload.axes() for shape in shapes]),
         note=f"{doubt}{more}{LEGEND}",
         num_columns=num_columns,

@@ -221,7 +221,8 @@ def _in_words(value: object) -> str:
         value = ", ".join(f"{name} {text}" for name, text in value.items())
     if isinstance(value, tuple):
         value = ", ".join(value)
-    return plain(str("unknown" if value is None else value or "none"))
+    text = re.sub(r"\b(\d+) bytes", lambda size: show(int(size[1]), "bytes"), str(value or "none"))
+    return plain("unknown" if value is None else text)
 
 
 def troubles(results: Results) -> list[Warned]:

@@ -362,11 +362,11 @@ def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) 
 
 def _choices(results: Results) -> Iterator[Choice]:
     """The fastest by verdict for each shape of a sweep."""
-    if results.plan.sides is not None or not comparisons(results):
+    if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
         timed = {cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None}
-        if shape.best is None or not timed:
+        if shape.best is None or shape.base is None or all(cell.ratio is None for cell in shape.others):
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"
@@ -377,7 +377,7 @@ def _choices(results: Results) -> Iterator[Choice]:
             is_clear=not shape.is_open,
             answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be" * bool(alike),
             equals=tuple(alike),
-            reference=results.plan.baseline,
+            reference=shape.base.name,
             seconds=timed,
             peak_memory_bytes={cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes is not None},
         )
