@@ -111,7 +111,7 @@ def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path
     reported = f"torch_mha ({plain(journals.REASON)})"
     assert story.facts(found)["not available here"] == reported
     assert f"- **not available here**: {escaped(reported)}\n" in story.summary(found)
-    picture = lines.draw(found, "time per call")
+    picture = lines.draw(found, lines.TIME)
     assert picture is not None
     assert "torch_mha" not in picture.caption
 

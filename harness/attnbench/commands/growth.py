@@ -37,8 +37,6 @@ def growth(
     folder = new_folder(results, planned.sweep)
     measured = running.execute(planned, folder, stages=("check", "metrics"))
     grown = growths(measured, planned.memory_limit_bytes)
-    if grown:
-        report.curves(grown).save(folder / "growth.png")
     if as_json:
         typer.echo(json.dumps([report.facts(each) for each in grown], indent=2))
     else:
@@ -46,7 +44,6 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-        typer.echo(f"\nPicture: {folder / 'growth.png'}")
     running.finish(endings.of_growth(measured), is_silent=as_json)
 
 
