@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
-from attnbench.commands import recommending, running, terminal
+from attnbench.commands import recommending, running
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
@@ -190,7 +191,7 @@ def check(
         more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
         planned = _plan("check", specs, seed, axes, **more)
         results = _executed(planned, specs, Path(name), stages=("check",))
-    return Outcome(results, terminal.verdicts(results))
+    return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 
 def compare(  # noqa: PLR0913 - all have useful defaults
@@ -304,7 +305,7 @@ def outcome(results: Results) -> Outcome:
     verdicts = dict.fromkeys(names, "not compared")
     for verdict in WORST_LAST:
         verdicts |= {each.implementation: str(verdict) for each in comparisons(results) if each.verdict is verdict}
-    wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
+    wrong = {each.implementation: str(CheckVerdict.wrong) for each in results.records if each.is_wrong}
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 

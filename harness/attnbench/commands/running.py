@@ -232,22 +232,19 @@ def print_report(
     command = results.plan.command if "choose" not in results.plan.stages else "fastest"
     command = "compare" if results.plan.sides is not None else command
     words = sys.argv[1:] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else [command]
-    exit_code = ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending]
-    typer.echo(verdict.encoded(verdict.report(results, conclusion, int(exit_code), words, **more)))
+    code = int(exit_code(conclusion, has_failed=has_failed))
+    typer.echo(verdict.encoded(verdict.report(results, conclusion, code, words, **more)))
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending; a failed report is also a finding."""
+    """Print the last sentence, and exit with the code of its ending."""
     if not is_silent:
         typer.echo(conclusion.sentence)
     elif conclusion.ending is Ending.inconclusive:
         typer.echo(conclusion.sentence, err=True)
-    raise typer.Exit(ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending])
+    raise typer.Exit(exit_code(conclusion, has_failed=has_failed))
 
 
-EXIT_CODE_OF = {
-    Ending.passed: ExitCode.passed,
-    Ending.finding: ExitCode.finding,
-    Ending.inconclusive: ExitCode.inconclusive,
-    Ending.invalid: ExitCode.invalid,
-}
+def exit_code(conclusion: Conclusion, *, has_failed: bool = False) -> ExitCode:
+    """The exit code of an ending, which has the same name; a failed report is a finding."""
+    return ExitCode.finding if has_failed else ExitCode[conclusion.ending.name]

@@ -188,9 +188,9 @@ def advice(results: Results) -> list[str]:
     groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
-        among = any(cell.ratio is not None for shape in members for cell in shape.others)
-        there = "compared with" if among else "there is only"
-        lines += [f"{base} {problem} on {_named(members)}: {there} {substitute}.", *_advice(members, substitute)]
+        is_compared = any(cell.ratio is not None for shape in members for cell in shape.others)
+        there = f"compared with {substitute}" if is_compared else f"only {substitute} has a time"
+        lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
     return [plain(line) for line in lines]
 
 
