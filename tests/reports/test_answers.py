@@ -75,7 +75,7 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
     """On an H100 the answer named the wrong one, and ranked no other."""
     found = without_baseline
     assert advice(found).startswith("Keep sdpa: nothing is faster on any of 2 shapes. sdpa is WRONG on causal T=512, ")
-    assert "causal T=2048: compared with chunked. Keep chunked: bmm is 1." in advice(found)
+    assert "causal T=2048: the others are compared with chunked. Keep chunked: bmm is 1." in advice(found)
     rows = {row["shape"]: row for row in answers.table(answers.shapes(found), "sdpa")}
     causal = rows["causal T=512"]
     assert causal["fastest"] == "chunked"

@@ -189,7 +189,7 @@ def advice(results: Results) -> list[str]:
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
         is_compared = any(cell.ratio is not None for shape in members for cell in shape.others)
-        there = f"compared with {substitute}" if is_compared else f"only {substitute} has a time"
+        there = f"the others are compared with {substitute}" if is_compared else f"only {substitute} has a time"
         lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
     return [plain(line) for line in lines]
 
