@@ -5,7 +5,8 @@ import re
 import pytest
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.reports import answers, endings, screen, story, verdict
+from attnbench.analysis.recommendation import recommend
+from attnbench.reports import answers, endings, recommended, screen, story, verdict
 from attnbench.storage.records import Status
 from tests import journals
 
@@ -92,6 +93,8 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
         ("chunked", False),
     ]
     assert causal["time of sdpa"] in story.page(found)
+    answered = recommended.answer(recommend(found)[-1])
+    assert answered.startswith("Take chunked: it is the fastest, 1.")
 
 
 def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):

@@ -23,6 +23,7 @@ class Standing:
     """The leader, and the verdict on each other arm relative to it."""
 
     leader: str
+    reference: str  # shares blocks with all arms: the baseline, or the first arm if the baseline has no time
     others: dict[str, Judgement]  # fastest first; without arms that share no process with the leader
 
     def verdict(self, name: str) -> Verdict:
@@ -43,12 +44,13 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of all arms with samples; None if the baseline, which shares blocks with all of them, has none.
+    """The standing of all arms with samples; None if there are none.
 
     `candidates` restricts the comparison to these arms.
     """
-    reference = Arm(implementation=plan.baseline)
-    if not len(taken.get(reference, ())):
+    arms = [Arm(implementation=plan.baseline), *arms]
+    reference = next((arm for arm in arms if len(taken.get(arm, ()))), None)
+    if reference is None:
         return None
 
     def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
@@ -67,7 +69,8 @@ def standing(
     effects = {
         arm.implementation: effect(judging) for arm in order[1:] if (judging := _judging(by_process_of(arm, leader)))
     }
-    return Standing(leader=leader.implementation, others=judge(effects, plan.smallest_effect, plan.false_share))
+    others = judge(effects, plan.smallest_effect, plan.false_share)
+    return Standing(leader=leader.implementation, reference=reference.implementation, others=others)
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:
