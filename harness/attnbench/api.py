@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.judgements import CheckVerdict, judgements
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
+T = TypeVar("T")
 Given = str | Callable[..., Any]
 """An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
 `adapt`."""
 CANDIDATE = " (candidate)"
 """Suffix of the candidate's name if the baseline has the same."""
-GIVEN_FILE = "given.py"
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -86,9 +86,7 @@ class Outcome:
         Raises:
             ValueError: there are several verdicts; use `verdicts`.
         """
-        if len(self.verdicts) != 1:
-            raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
-        return next(iter(self.verdicts.values()))
+        return _only([*self.verdicts.values()], "verdicts")
 
     @property
     def choice(self) -> str:
@@ -97,9 +95,7 @@ class Outcome:
         Raises:
             ValueError: there is not exactly one shape; use `recommendations`.
         """
-        if len(self.recommendations) != 1:
-            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
-        return self.recommendations[0].choice
+        return _only(self.recommendations, "recommendations").choice
 
     @property
     def comparison(self) -> Comparison:
@@ -108,9 +104,7 @@ class Outcome:
         Raises:
             ValueError: there is none, or there are several; use `comparisons`.
         """
-        if len(self.comparisons) != 1:
-            raise ValueError(f"there are {len(self.comparisons)} comparisons: see `comparisons`, which has them all")
-        return self.comparisons[0]
+        return _only(self.comparisons, "comparisons")
 
     @property
     def ratio(self) -> float:
@@ -163,6 +157,13 @@ class Outcome:
         """The times and verdicts of the shapes, as on the closing screen."""
         lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
         return [line.text for line in lines]
+
+
+def _only(items: Sequence[T], name: str) -> T:
+    """The only item."""
+    if len(items) != 1:
+        raise ValueError(f"there are {len(items)} {name}: see `{name}`")
+    return items[0]
 
 
 def check(
@@ -349,7 +350,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
     """The spec of each implementation; values without a file are written into the folder first."""
     specs: list[str] = []
     values: dict[str, Any] = {}
-    file = folder / f"{prefix}{GIVEN_FILE}"
+    file = folder / f"{prefix}given.py"
     for each in given:
         if isinstance(each, str):
             specs += held(each)
