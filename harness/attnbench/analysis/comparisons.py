@@ -93,11 +93,11 @@ def comparisons(results: Results) -> list[Comparison]:
 
 
 @lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[str, dict[str, Comparison]]]:
+def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
     """Comparisons on the workloads where the baseline has no time, because it is wrong, unsupported or failed.
 
     By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it, by name. A session with two sides has none.
+    and the others compared with it. A session with two sides has none.
     """
     firsts, logs = dict[str, Arm](), Numbers()
     for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
@@ -107,15 +107,12 @@ def substitutes(results: Results) -> dict[str, tuple[str, dict[str, Comparison]]
             logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
     seen = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
     records = {record.key: record for record in results.records}
-    found: dict[str, tuple[str, dict[str, Comparison]]] = {}
+    found: dict[str, tuple[Arm, list[Comparison]]] = {}
     for workload, first in firsts.items():
         known = {key: seen[key] for key in logs if key[0] == workload}
         known |= doubted({key: each for key, each in known.items() if is_disturbed(results, key, first)})
-        compared = {
-            key[1].implementation: _comparison(each, records[key], records[workload, first], None)
-            for key, each in known.items()
-        }
-        found[workload] = first.implementation, compared
+        baseline = records[workload, first]
+        found[workload] = first, [_comparison(each, records[key], baseline, None) for key, each in known.items()]
     return found
 
 

@@ -6,16 +6,19 @@ of the code are compared, each implementation has its own shapes, with the base 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import is_doubtful, substitutes
+from attnbench.analysis.comparisons import comparisons, is_doubtful, paired_times, substitutes
 from attnbench.analysis.conclusion import Mark, factor, mark_of
+from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import GROUP_AXES, Row, arm_of, rows, verdict_columns
+from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
-from attnbench.storage.records import Arm, Comparison, Verdict
+from attnbench.statistics.intervals import median
+from attnbench.storage.records import Arm, Comparison, Record
+from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
@@ -23,25 +26,48 @@ FEW_VALUES = 3
 """Most values of an axis, and most shapes, that a sentence lists."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Cell:
-    """One implementation on one shape; times and ratios are None if they were not measured."""
+    """One implementation on one shape."""
 
-    name: str
-    mark: Mark | None  # None: unsupported, or predicted to be out of reach
-    status: str
-    seconds: float | None  # of a call: the baseline's time times the ratio
-    ratio: float | None
-    low: float | None = None  # of the ratio
-    high: float | None = None
-    peak_bytes: float | None
-    reason: str = ""  # why it is undecided
-    may_be_faster: bool = False  # undecided, but possibly faster by more than the margin
+    record: Record
+    seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
+    comparison: Comparison | None  # with the baseline of the shape
+    is_doubtful: bool  # other work may have changed its time
+
+    @property
+    def name(self) -> str:
+        """The implementation or, if two states of the code are compared, the side."""
+        return self.record.side or plain(self.record.implementation) or MISSING
+
+    @cached_property
+    def mark(self) -> Mark | None:
+        """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
+        speed = None if self.comparison is None else self.comparison.verdict
+        return mark_of(self.record, speed, is_doubtful=self.is_doubtful)
+
+    @property
+    def ratio(self) -> float | None:
+        """The time divided by the baseline's; None if they were not compared."""
+        return None if self.comparison is None else self.comparison.ratio
 
     @property
     def speedup(self) -> float:
         """Factor by which it is faster than the baseline; below 1 it is slower."""
         return 1 / self.ratio if self.ratio else 1.0
+
+    @property
+    def may_be_faster(self) -> bool:
+        """Whether it is undecided, but possibly faster by more than the margin."""
+        if self.comparison is None or self.mark is not Mark.undecided:
+            return self.mark is Mark.doubtful
+        return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Memory of a call beyond its inputs."""
+        samples = self.record.samples(PEAK_MEMORY)
+        return median(Samples.of(samples).value) if samples else None
 
     @property
     def words(self) -> str:
@@ -50,10 +76,10 @@ class Cell:
             return factor(self.ratio)
         if self.mark in {Mark.right, Mark.imprecise} and self.seconds is not None:
             return show(self.seconds, "s")
-        return self.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
+        return self.record.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shape:
     """One workload of a run, with the cells of all implementations except the baseline, the fastest first."""
 
@@ -113,32 +139,25 @@ class Shape:
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
-    has_sides = results.plan.sides is not None
-    records = {record.key: record for record in results.records}
-    by_shape = grouped(
-        rows(cells.shown(results)), lambda row: (str(row["workload"]), str(row["implementation"]) * has_sides)
-    )
-    workloads = {workload.id: workload for workload in results.plan.workloads}
+    has_sides, hidden = results.plan.sides is not None, cells.absent(results)
+    shown = [record for record in results.records if record.implementation not in hidden]
+    by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
+    labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
     replaced = substitutes(results)
-    labels = cells.labels([workloads[name] for name in dict.fromkeys(name for name, _ in by_shape)])
+    compared = [*comparisons(results), *(each for _, others in replaced.values() for each in others)]
+    by_key = {each.key: each for each in compared}
     unsorted = []
-    for (name, implementation), members in by_shape.items():
-        of_baseline: list[Cell] = []
-        others: list[Cell] = []
-        first, compared = replaced.get(name, ("", {}))
-        if first:
-            members = [_substituted(row, first, compared) for row in members]  # noqa: PLW2901
-        for row in members:
-            record = records[name, arm_of(row)]
-            speed = None if row["verdict"] is None else Verdict(row["verdict"])
-            is_in_doubt = is_doubtful(results, record.key) or is_doubtful(results, (name, Arm(implementation=first)))
-            cell = _cell(row, mark_of(record, speed, is_doubtful=is_in_doubt))
-            (of_baseline if row["is_baseline"] else others).append(cell)
+    for (name, implementation), records in by_shape.items():
+        workload = records[0].workload
+        first = replaced[name][0] if name in replaced else None
+        by_arm = {record.arm: _cell(results, record, by_key.get(record.key), first) for record in records}
+        base = next((arm for arm in by_arm if arm == (first or results.plan.reference(arm))), None)
+        others = [cell for arm, cell in by_arm.items() if arm != base]
         unsorted.append(
             Shape(
-                workload=workloads[name],
+                workload=workload,
                 label=plain(f"{implementation} {labels[name]}"),
-                base=next(iter(of_baseline), None),
+                base=None if base is None else by_arm[base],
                 others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
             )
@@ -147,26 +166,16 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
-def _substituted(row: Row, first: str, compared: Mapping[str, Comparison]) -> Row:
-    """The row with the comparison to the substitute of the baseline."""
-    columns = verdict_columns(compared.get(row["implementation"]))
-    return row | {"is_baseline": row["implementation"] == first} | columns
-
-
-def _cell(row: Row, mark: Mark | None) -> Cell:
-    reaches_below = row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + (row["margin"] or 0.0))
-    return Cell(
-        name=row["side"] or cells.arm(row),
-        mark=mark,
-        status=str(row["status"]),
-        seconds=None if mark in {Mark.wrong, Mark.failed} else row["paired_latency_s"],
-        ratio=row["ratio"],
-        low=row["ratio_low"],
-        high=row["ratio_high"],
-        peak_bytes=row.get("peak_memory_bytes"),
-        reason=row["reason"] or "",
-        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and reaches_below),
-    )
+def _cell(results: Results, record: Record, comparison: Comparison | None, first: Arm | None) -> Cell:
+    """A cell; `first` is the substitute of the baseline on its workload, if there is one."""
+    times_s, seconds = paired_times(results), None
+    if mark_of(record) not in {Mark.wrong, Mark.failed}:
+        seconds = times_s.get(record.key)
+    if first is not None and comparison is not None:
+        seconds = comparison.ratio * times_s[record.workload.id, first]
+    is_in_doubt = is_doubtful(results, record.key)
+    is_in_doubt |= first is not None and is_doubtful(results, (record.workload.id, first))
+    return Cell(record=record, seconds=seconds, comparison=comparison, is_doubtful=is_in_doubt)
 
 
 def shared(members: Sequence[Shape]) -> str:
@@ -237,7 +246,8 @@ def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
         members = [cell for cell in compared if cell.mark is mark]
         text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
         if mark is Mark.undecided and len(members) == 1:
-            text += f", {factor(members[0].ratio or 1.0)} so far ({members[0].reason})"
+            reason = members[0].comparison.reason if members[0].comparison else ""
+            text += f", {factor(members[0].ratio or 1.0)} so far ({reason})"
         if len(members) < len(compared):
             text += f" on {len(members)} of {len(compared)} shapes"
         if members:

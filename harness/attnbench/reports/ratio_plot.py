@@ -99,14 +99,15 @@ def _draw_row(panel: Axes, cell: Cell | None, place: int, reach: float, *, is_ba
         text, is_left = "baseline", False
     elif cell is None:
         text = "not asked for"
-    elif not _has_ratio(cell):
-        text = "not timed" if cell.status == "ok" else plain(cell.words, limit=20)
+    elif cell.comparison is None or not _has_ratio(cell):
+        text = "not timed" if cell.record.status == "ok" else plain(cell.words, limit=20)
         colour = BAD if cell.mark in {Mark.wrong, Mark.failed} else GREY
     else:
         ratio, is_decided = cell.ratio or 1.0, cell.mark in COLOURS
         text, is_left = f"{significant(ratio, 3)}{'?' * (not is_decided)}", ratio >= 1
         colour = COLOURS.get(cell.mark or Mark.undecided, GREY)
-        low, at, high = (min(max(end or ratio, 1 / reach), reach) for end in (cell.low, ratio, cell.high))
+        ends = (cell.comparison.low, ratio, cell.comparison.high)
+        low, at, high = (min(max(end or ratio, 1 / reach), reach) for end in ends)
         panel.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt", zorder=3)
         dot: dict[str, Any] = {"ms": 6, "mfc": colour if is_decided else "white", "mec": colour, "mew": 1.2}
         panel.plot([at], [place], marker="o", zorder=4, clip_on=False, **dot)

@@ -18,7 +18,7 @@ from attnbench.analysis.comparisons import doubts, is_doubtful, num_processes, p
 from attnbench.analysis.comparisons import judgements as verdicts_on_times
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
-from attnbench.analysis.recommendation import Recommendation, points
+from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
@@ -32,7 +32,6 @@ from attnbench.units import plain
 SCHEMA = 1
 """The version of the schema: it grows if a field goes or changes its meaning, and not if one is added."""
 WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
-PEAK_MEMORY = "peak_memory"
 
 
 class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
