@@ -152,6 +152,7 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--set", "seq_length=3"], "did you mean seq_len?"),
         (["run", "--set", "num_heads=7", "--set", "embed_dim=512"], "divisors of embed_dim"),
         (["run", "-i", "fusde"], "did you mean fused?"),
+        (["compare", "rev:plain"], "give two sides, BASE and CANDIDATE"),
         (["run", "-i", "nowhere.py:f"], "cannot read nowhere.py"),
         (["run", "--sweep", "broken.toml"], "is not readable"),
         (["run", "--sweep", "nothing"], "choose among"),

@@ -247,7 +247,7 @@ def troubles(results: Results) -> list[Warned]:
     slowed, is_usual = throttled(results)
     if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
         lines.append(slowed)
-    noisy = too_noisy(results) if results.plan.command == "run" else None  # others have verdicts of their own
+    noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
     if results.plan.sides is not None:

@@ -211,7 +211,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """The command that continues a run of this plan, unless it has two sides."""
+        """The command that continues a run of this plan."""
+        if self.sides is not None:
+            return "compare"
         return "fastest" if {"choose", "search"} & set(self.stages) else "run"
 
     def resume_command(self, run: str) -> str:
@@ -221,12 +223,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.sides is None:
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
-            words = ["attnbench", self.command, "--resume", run]
+            given = list[str]()
         else:
             sides = self.sides.base, self.sides.candidate
             specs = dict.fromkeys(spec for side in sides for spec in side.implementations.values() if not side.root)
             files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in sides}]
-            words = ["attnbench", "compare", *(side.given for side in sides), "--resume", run]
+            given = [side.given for side in sides]
+        words = ["attnbench", self.command, *given, "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property
