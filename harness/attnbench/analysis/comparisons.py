@@ -14,7 +14,7 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged, numbers
+from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, by_process, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
@@ -88,32 +88,8 @@ def comparisons(results: Results) -> list[Comparison]:
     for key, judgement in judgements(results).items():
         if key != WHOLE:
             baseline = records[key[0], results.plan.reference(key[1])]
-            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+            compared.append(comparison(judgement, records[key], baseline, pass_s))
     return compared
-
-
-@lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
-    """Comparisons on the workloads where the baseline has no time, because it is wrong, unsupported or failed.
-
-    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it. A session with two sides has none.
-    """
-    firsts, logs = dict[str, Arm](), Numbers()
-    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
-        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-        if timed and not any(map(results.plan.is_reference, timed)):
-            first = firsts[workload] = timed[0]
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
-    seen = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
-    records = {record.key: record for record in results.records}
-    found: dict[str, tuple[Arm, list[Comparison]]] = {}
-    for workload, first in firsts.items():
-        known = {key: seen[key] for key in logs if key[0] == workload}
-        known |= doubted({key: each for key, each in known.items() if is_disturbed(results, key, first)})
-        baseline = records[workload, first]
-        found[workload] = first, [_comparison(each, records[key], baseline, None) for key, each in known.items()]
-    return found
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +108,7 @@ def paired_times(results: Results) -> dict[Key, float]:
     return times_s
 
 
-def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
+def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
     """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
     more_s = None
     if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:
@@ -302,12 +278,10 @@ def doubts(results: Results) -> list[Warned]:
     return lines
 
 
-def is_disturbed(results: Results, key: Key | None = None, reference: Arm | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its reference; without a key, of all cells."""
+def is_disturbed(results: Results, key: Key | None = None) -> bool:
+    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
     cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
-    return bool(session_doubts(results)) or not cells.keys().isdisjoint(
-        {key, (workload, reference or results.plan.reference(arm))}
-    )
+    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:

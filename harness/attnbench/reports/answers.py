@@ -10,12 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import comparisons, is_doubtful, paired_times, substitutes
+from attnbench.analysis.comparisons import (
+    comparison,
+    comparisons,
+    is_doubtful,
+    paired_times,
+    samples_of,
+    session_effects,
+)
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
+from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Arm, Comparison, Record
 from attnbench.storage.samples import Samples
@@ -137,6 +145,28 @@ class Shape:
 
 
 @lru_cache(maxsize=1)
+def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
+    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
+
+    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
+    and the others compared with it. A session with two sides has none.
+    """
+    firsts, logs = dict[str, Arm](), Numbers()
+    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
+        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
+        if timed and not any(map(results.plan.is_reference, timed)):
+            first = firsts[workload] = timed[0]
+            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
+    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
+    records = {record.key: record for record in results.records}
+    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
+    for workload, arm in logs:
+        first, compared = found[workload]
+        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+    return found
+
+
+@lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
     has_sides, hidden = results.plan.sides is not None, cells.absent(results)
@@ -166,16 +196,16 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
-def _cell(results: Results, record: Record, comparison: Comparison | None, first: Arm | None) -> Cell:
+def _cell(results: Results, record: Record, compared: Comparison | None, first: Arm | None) -> Cell:
     """A cell; `first` is the substitute of the baseline on its workload, if there is one."""
     times_s, seconds = paired_times(results), None
     if mark_of(record) not in {Mark.wrong, Mark.failed}:
         seconds = times_s.get(record.key)
-    if first is not None and comparison is not None:
-        seconds = comparison.ratio * times_s[record.workload.id, first]
+    if first is not None and compared is not None:
+        seconds = compared.ratio * times_s[record.workload.id, first]
     is_in_doubt = is_doubtful(results, record.key)
     is_in_doubt |= first is not None and is_doubtful(results, (record.workload.id, first))
-    return Cell(record=record, seconds=seconds, comparison=comparison, is_doubtful=is_in_doubt)
+    return Cell(record=record, seconds=seconds, comparison=compared, is_doubtful=is_in_doubt)
 
 
 def shared(members: Sequence[Shape]) -> str:

@@ -4,20 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import (
-    comparisons,
-    failed,
-    is_doubtful,
-    session_doubts,
-    substitutes,
-    untried,
-    whole,
-)
+from attnbench.analysis.comparisons import comparisons, failed, is_doubtful, session_doubts, untried, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, recommended
+from attnbench.reports import answers, cells, recommended
 from attnbench.storage.records import LATENCY, Arm, Verdict
 from attnbench.units import percent, plain
 
@@ -41,7 +33,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not comparisons(results) and not any(compared for _, compared in substitutes(results).values()):
+    if not comparisons(results) and not any(compared for _, compared in answers.substitutes(results).values()):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")

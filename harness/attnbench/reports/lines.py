@@ -33,7 +33,7 @@ LEAST_WIDTH = 7.2
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """What a plot shows: columns of the table of cells, and texts."""
+    """The columns of the table of cells that a plot draws, and its texts."""
 
     label: str
     title: str

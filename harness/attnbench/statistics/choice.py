@@ -44,14 +44,12 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of all arms with samples; None if there are none.
+    """The standing of all arms with samples; None if no candidate has any.
 
     `candidates` restricts the comparison to these arms.
     """
-    arms = [Arm(implementation=plan.baseline), *arms]
-    reference = next((arm for arm in arms if len(taken.get(arm, ()))), None)
-    if reference is None:
-        return None
+    baseline = Arm(implementation=plan.baseline)
+    reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)
 
     def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
         return by_process(numbers(taken, arm, other, discarded))
@@ -64,11 +62,8 @@ def standing(
         logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:
         return None
-    order = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
-    leader = order[0]
-    effects = {
-        arm.implementation: effect(judging) for arm in order[1:] if (judging := _judging(by_process_of(arm, leader)))
-    }
+    leader, *rest = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
+    effects = {arm.implementation: effect(judging) for arm in rest if (judging := _judging(by_process_of(arm, leader)))}
     others = judge(effects, plan.smallest_effect, plan.false_share)
     return Standing(leader=leader.implementation, reference=reference.implementation, others=others)
 
