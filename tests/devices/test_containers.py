@@ -117,7 +117,6 @@ def test_a_worker_fails_beyond_its_containers_memory_as_out_of_memory(groups, mo
     monkeypatch.setattr(cpu.resource, "setrlimit", lambda kind, pair: limits.append(pair[0]))
     monkeypatch.setattr(cpu.psutil.Process, "memory_info", lambda _: held)
     groups("0::/\n", **VERSION_2)
-    monkeypatch.setattr(cpu, "OOM_SCORE", containers.GROUPS / "score")
     cpu.limit_memory()
     for used in (6 * GIB - GIB // 2, 6 * GIB - GIB // 8, 7 * GIB):
         groups("0::/\n", **VERSION_2 | {"memory.current": str(used)})

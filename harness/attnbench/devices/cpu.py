@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # notes are needed without torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-OOM_SCORE = Path("/proc/self/oom_score_adj")
 ASSUMED_CACHE_BYTES = 32 * 2**20
 """Size of the largest cache if the system does not report it."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
@@ -186,9 +184,7 @@ def limit_memory() -> None:
     The limit counts from the memory that this process has mapped; set it again after others may have taken memory.
     """
     held, free = psutil.Process().memory_info(), containers.available_bytes()
-    mapped = getattr(held, "data", held.rss)  # Linux compares the limit with this number
-    limit = mapped + free - min(max(RESERVE_BYTES, free // 10), free // 2)
+    limit = getattr(held, "data", held.rss)  # Linux compares the limit with this number
+    limit += free - min(max(RESERVE_BYTES, free // 10), free // 2)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    with suppress(OSError):
-        OOM_SCORE.write_text("1000", encoding="utf-8")  # prefer this process as a victim

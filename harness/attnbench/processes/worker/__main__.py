@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -33,6 +34,7 @@ from attnbench.processes.worker.answers import Worker
 
 BRISK_S = 10e-3
 """In less time others take no more memory than each worker leaves free: a gibibyte of fresh pages takes 0.1 s."""
+OOM_SCORE = Path("/proc/self/oom_score_adj")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -141,6 +143,8 @@ def answer(line: int, heartbeat: int) -> None:
             os._exit(0)  # the coordinator is gone: nobody needs the current result
 
     threading.Thread(target=listen, daemon=True).start()
+    with suppress(OSError):
+        OOM_SCORE.write_text("1000", encoding="utf-8")  # the system should prefer this process as a victim
     is_limited = all(each.is_host or each.missing() for each in map(device, names()))
     if is_limited:
         limit_memory()  # the driver of another device maps far more than it uses
