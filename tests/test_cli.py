@@ -301,4 +301,4 @@ def test_run_has_at_most_20_options_and_those_that_went_name_what_took_their_pla
     assert len(names) <= 20, names
     assert not names & set(commands.RETIRED_OPTIONS)
     found = called("run", "--cache", "cold")
-    assert (found.returncode, found.stderr) == (2, "error: --cache is gone: give --conditions cold or rotating\n")
+    assert (found.returncode, found.stderr) == (2, "error: --cache is gone: give --conditions cold\n")

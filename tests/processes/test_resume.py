@@ -7,7 +7,7 @@ from attnbench.analysis.results import read
 from attnbench.processes import execution, worker_client
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import build_plan
-from attnbench.processes.stages import Session, TimingStage
+from attnbench.processes.stages import Session, Timing
 from attnbench.storage.events import ALLOCATORS, CellChecked, CellFailed, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events, write
 from attnbench.storage.records import Arm, Environment, Status
@@ -98,9 +98,7 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
         arms = [Arm(implementation=name) for name in ("fused", "sdpa")]
         for arm in arms:
             one.record(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
-        stage = TimingStage("time", lambda _: None)
-        stage.prepare(one)
-        stage.visit(workload, arms)
+        Timing(one, "time").visit(workload, arms)
     assert one.state.live(workload.id, arms) == []
     assert "while the harness prepared" in (tmp_path / "run" / JOURNAL).read_text()
     assert list(one.state.status.values()) == 2 * [Status.crashed]

@@ -18,7 +18,7 @@ from attnbench.processes import messages, runners
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
-from attnbench.processes.stages import TimingStage
+from attnbench.processes.stages import Timing
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
@@ -481,7 +481,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
     state = SimpleNamespace(samples={workload.id: taken})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
-    assert TimingStage._num_blocks(stage, workload) == num_blocks
+    assert Timing._num_blocks(stage, workload) == num_blocks
 
 
 def test_a_baseline_may_be_foreign_too():

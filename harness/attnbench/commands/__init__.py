@@ -70,7 +70,7 @@ RETIRED_COMMANDS = {
 RETIRED_OPTIONS = {
     "allocator": "give --conditions retain, steady or system",
     "batch-invariant": "attnbench check NAME --invariance certifies what fastest recommends",
-    "cache": "give --conditions cold or rotating",
+    "cache": "give --conditions cold",
     "device-facts": "run on a machine that has the device",
     "false-share": "attnbench.compare(false_share=...) has it",
     "gradients": "give --set direction=forward_backward",

@@ -35,7 +35,7 @@ from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
-from attnbench.processes.worker.calls import Rotation, replayed, require_replay
+from attnbench.processes.worker.calls import replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -58,8 +58,7 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
         self.calls: dict[Arm, blocks.TimedCall] = {}
-        self.replays: dict[Arm, Callable[[], object] | None] = {}  # replay of each arm's first case, if it is a graph
-        self._rotation: Rotation | None = None
+        self.replays: dict[Arm, Callable[[], object] | None] = {}  # each arm's call as a graph, if it is one
         self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
@@ -72,34 +71,18 @@ class Bench:
             self.cases[arm] = self.case(implementation)
         return self.cases[arm]
 
-    def timed(
-        self,
-        arm: Arm,
-        implementation: Implementation,
-        cache: str = "warm",
-        launch: str = "eager",
-        on_step: Callable[[], object] = lambda: None,
-    ) -> blocks.TimedCall:
+    def timed(self, arm: Arm, implementation: Implementation, launch: str = "eager") -> blocks.TimedCall:
         """The arm's timed call, built at first use; all calls of a process are built alike.
-
-        `on_step` is called before each copy of the inputs is made, and before the call on each.
 
         Raises:
             CaptureError: the call cannot be replayed as a graph.
-            OutOfReachError: the inputs cannot be rotated.
         """
         if arm not in self.calls:
             case = self.cased(arm, implementation)
             with case.grad_mode():
-                if cache == "rotating":
-                    self._rotation = self._rotation or Rotation(self.workload, self.inputs, on_step)
-                calls = []
-                for each in self._rotation.cases(case) if self._rotation else [case]:
-                    on_step()
-                    calls.append(replayed(each) if launch == "graph" else each.call())
-                call = self._rotation.through(calls) if self._rotation else calls[0]
-                self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
-                self.replays[arm] = calls[0] if launch == "graph" else None
+                self.replays[arm] = replayed(case) if launch == "graph" else None
+                call = self.replays[arm] or case.call()
+            self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object]) -> Reference:
@@ -511,8 +494,7 @@ class Worker:
         for arm, spec in request.arms:
             on_turn(arm)
             if arm != PROBE:
-                beat = partial(self.heartbeat.beat, arms.index(arm))
-                calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch, beat))
+                calls.append(bench.timed(arm, self.implementation(spec), request.launch))
                 continue
             kind = request.workload.device, torch.get_num_threads()
             if kind not in self.probes:
