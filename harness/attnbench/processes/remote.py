@@ -26,10 +26,10 @@ from attnbench.checking.case import GIVEN, pull_back, set_dropout
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import FILES, Backward, Call, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import FILES, Backward, Call, Consulted, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
 
-Ask = Callable[[Call | Backward], object]
+Ask = Callable[[Consulted], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32

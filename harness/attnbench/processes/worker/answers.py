@@ -178,11 +178,9 @@ class Worker:
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
-        if not isinstance(request, messages.Consulted):
+        if not isinstance(request, messages.CandidateRequest):
             self.candidates = Candidates()
-        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(
-            request, messages.Prepare | messages.Consulted
-        )
+        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(request, messages.Consulted)
         torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
@@ -217,16 +215,16 @@ class Worker:
         except CandidateLostError as lost:
             reply = lost.failed
         finally:
-            changes = state.Changes() if is_accounted else self.guard.restore()
+            changed = [] if is_accounted else self.guard.restore()
             torch.set_float32_matmul_precision(usual)
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
             ):
                 waiting.settle()
-        if changes.settings and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
-            message = "; ".join(filter(None, (reply.message, state.blame(changes.settings))))
+        if changed and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
+            message = "; ".join(filter(None, (reply.message, state.blame(changed))))
             reply = msgspec.structs.replace(reply, message=message)
-        self.is_altered |= bool(changes.settings)
+        self.is_altered |= bool(changed)
         if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
@@ -277,10 +275,12 @@ class Worker:
 
     def _account(self, *, is_making: bool) -> None:
         """Restore changed settings and blame the implementation; an import or build only if they cannot be restored."""
-        changes = self.guard.restore()
-        if blamed := changes.stuck if is_making else changes.settings:
+        changed = self.guard.restore()
+        if changed and is_making:
+            changed = self.guard.restore()
+        if changed:
             self.is_altered = True
-            raise state.SharedStateError(state.blame(blamed))
+            raise state.SharedStateError(state.blame(changed))
 
     def profile(self, request: messages.Profile) -> CellProfiled:
         """Profile the operators of a call."""
@@ -315,7 +315,7 @@ class Worker:
             **methods_of(candidate.build(weights)),
         )
 
-    def answer_judge(self, request: messages.Consulted) -> messages.Answer:
+    def answer_judge(self, request: messages.Call | messages.Backward) -> messages.Answer:
         """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
         candidate = self.implementation(request.spec)
@@ -327,12 +327,16 @@ class Worker:
             raised, text = type(error).__name__, (str(error).splitlines() or [""])[0]
             return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=text)
 
-    def check(self, request: messages.Check) -> CellChecked:
+    def check(self, request: messages.Check) -> CellChecked | messages.Failed:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
         assert self.consult is not None
-        assert request.prepared is not None
+        fields = {name: getattr(request, name) for name in messages.Prepare.__struct_fields__}
+        prepared = self.consult(messages.Prepare(**fields))
+        if not isinstance(prepared, messages.Prepared):
+            assert isinstance(prepared, messages.Failed)
+            return prepared
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
-        candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
+        candidate, num_threads = stand_in(Remote(self.consult, cell), prepared), torch.get_num_threads()
         try:
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
@@ -352,7 +356,7 @@ class Worker:
             status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
             message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
             agreement=agreed,
-            executed_flops=request.prepared.executed_flops,
+            executed_flops=prepared.executed_flops,
         )
 
     def known_answers(self, request: messages.Check) -> agreement.References:
