@@ -24,7 +24,7 @@ from attnbench.processes.remote import (
     Candidates,
     Exchange,
     Remote,
-    methods_of,
+    packs,
     stand_in,
 )
 from attnbench.storage.records import Arm, Status
@@ -32,7 +32,7 @@ from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
 CELL = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
+PREPARED = Prepared(has_dropout=False, executed_flops=None)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
@@ -51,8 +51,8 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
 
     cell = {"workload": point, "arm": Arm(implementation="x"), "spec": "x"}
     with torch.random.fork_rng():
-        methods = methods_of(made.build(place(draw_normal(point, 0), point).weights))
-    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, **methods)
+        has_pack = packs(made.build(place(draw_normal(point, 0), point).weights))
+    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, has_pack=has_pack)
     return stand_in(Remote(ask, cell), prepared)
 
 

@@ -104,8 +104,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
-    has_attend: bool = False  # optional methods of its module
-    has_pack: bool = False
+    has_pack: bool = False  # its module maps canonical weights to its parameters
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
 
 

@@ -32,7 +32,7 @@ from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
+from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
 from attnbench.processes.worker.calls import replayed, require_replay
@@ -312,7 +312,7 @@ class Worker:
             executed_flops=candidate.executed_flops(request.workload),
             is_approximate=candidate.is_approximate,
             call_s=call_s,
-            **methods_of(candidate.build(weights)),
+            has_pack=packs(candidate.build(weights)),
         )
 
     def answer_judge(self, request: messages.Call | messages.Backward) -> messages.Answer:
