@@ -132,11 +132,13 @@ def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch
     assert other.choice == "einsum"
 
 
-@pytest.mark.parametrize(("smallest_effect", "budget_s", "reason"), [(0.02, 40.0, ANSWERED), (1e-6, 0.0, SPENT)])
+@pytest.mark.parametrize(
+    ("names", "budget_s", "reason"), [(("sdpa", "fused"), 40.0, ANSWERED), (("sdpa", "fused", "bmm"), 0.0, SPENT)]
+)
 def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_first_processes(
-    tmp_path: Path, smallest_effect: float, budget_s: float, reason: str
+    tmp_path: Path, names: tuple[str, ...], budget_s: float, reason: str
 ) -> None:
-    plan = msgspec.structs.replace(chosen(), smallest_effect=smallest_effect, budget_s=budget_s)
+    plan = chosen(names=names, budget_s=budget_s)
     results = virtual.execute(plan, tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], seconds, layout=0.003))
     assert results.reason == reason
     assert set(results.num_visits.values()) == {CHOOSING_PROCESSES}
