@@ -232,7 +232,7 @@ def audit(session: nox.Session) -> None:
 
 @nox.session
 def cheats(session: nox.Session) -> None:
-    """Run cheats, contaminations and unusual honest forms for real: renew results/gallery/trust (long; -- --short)."""
+    """Run cheats and contaminations for real: renew results/gallery/trust (long; -- --short)."""
     install(session)
     folder = str(RESULTS / "gallery" / "trust")
     session.run("python", "-m", "studies.trust", "--to", folder, *session.posargs)

@@ -7,7 +7,6 @@ A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_f
 their sources.
 """
 
-import csv
 import gzip
 import re
 import shutil
@@ -112,9 +111,9 @@ def shrink(path: Path) -> None:
 
 
 def tried() -> str:
-    """Summarise the outcomes of cheats, contaminations and honest forms by group; or say that they were not run yet."""
+    """Summarise the outcomes of cheats and contaminations by group; or say that they were not run yet."""
     folder = GALLERY / "trust"
-    account, honest = folder / "trust.md", folder / "trust_honest.csv"
+    account = folder / "trust.md"
     if not account.exists():
         return "It was not run on this state of the code yet."
     summary = account.read_text(encoding="utf-8").split("\n## ")[0].splitlines()
@@ -122,12 +121,6 @@ def tried() -> str:
     rows[1] = len(rows[0]) * ["---"]  # as wide as its columns there
     lines = [f"| {' | '.join(cell.strip() for cell in row)} |" for row in rows]
     lines += ["", "[All cases](../results/gallery/trust/trust.md), each with its reason."]
-    if honest.exists():
-        with honest.open(encoding="utf-8", newline="") as file:
-            forms = list(csv.DictReader(file))
-        rejected = [form["form"] for form in forms if int(form["num_rejected"])]
-        which = f" ({', '.join(rejected)})" if rejected else ""
-        lines[-1] += f" Of {len(forms)} unusual honest forms, {len(rejected)} were rejected{which}."
     return "\n".join(lines)
 
 

@@ -1,20 +1,48 @@
 """The detection study plants mistakes, counts what is missed, and can be resumed."""
 
 import json
+import tarfile
 
 import pandas as pd
 import pytest
 import typer
 
+from attnbench.checking.agreement import check
+from attnbench.contract.loading import implementation
+from attnbench.workloads.workload import Workload
 from studies import frame
 from studies.detection import __main__ as detection
-from studies.detection import power, table
+from studies.detection import blind, power, table
+from tests.checks import references
 
 NAMES = ("tile_dropped", "no_scale", "mask_inverted", "eps_in_the_sum")
 RIGHT = [
     {"implementation": "sdpa", "seed": 1, "workload": "w", "inputs": inputs, "rule": rule, "is_right": True, **ratio}
     for inputs, rule, ratio in (("all", "ours", {"error_ratio": 0.25}), ("normal", "allclose 1e-2/1e-2", {}))
 ]
+
+
+SEES_NOTHING = Workload(
+    batch_size=2, num_heads=2, head_dim=16, seq_len=35, mask="causal+padding_to_nothing", direction="backward"
+)
+with tarfile.open(blind.ARCHIVE) as ARCHIVE:
+    FORMS = {
+        member.name: ARCHIVE.extractfile(member).read().decode()
+        for member in ARCHIVE.getmembers()
+        if "/h" in member.name and member.name.endswith(".py")
+    }
+    FORMS = {name: text for name, text in sorted(FORMS.items()) if "mask=None" in text and "Convention: none\n" in text}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("name", FORMS)
+def test_an_odd_but_right_function_is_right(name, tmp_path):
+    file = tmp_path / "form.py"
+    file.write_text(FORMS[name], encoding="utf-8")
+    agreed = check(references(SEES_NOTHING), implementation(f"{file}:attention"))
+    assert all(tensor.agrees for _, tensor in agreed.tensors()), agreed.diagnosis
+    assert not {rule.rule for rule in agreed.broken_rules} - {"hidden keys"}
 
 
 @pytest.fixture(scope="module")
