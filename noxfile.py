@@ -263,7 +263,7 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def first_answer(session: nox.Session) -> None:
-    """Measure the time to first answers: renew results/gallery/first_answer."""
+    """Measure the time of a check: renew results/gallery/first_answer (6 minutes)."""
     install(session)
     folder = str(RESULTS / "gallery" / "first_answer")
     session.run("python", "-m", "studies.first_answer", "--to", folder, *session.posargs)
