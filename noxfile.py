@@ -129,13 +129,6 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
-def recipes(session: nox.Session) -> None:
-    """Apply the recipes of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: only these)."""
-    borrow(session, "test")
-    session.run("python", "-m", "tests.recipes", *session.posargs, "--", *IN_PARALLEL, env=ONE_THREAD)
-
-
-@nox.session
 def old_faults(session: nox.Session) -> None:
     """Bring back each old fault of docs/cuda.md in a copy, see its test fail, and renew that page (-- WORD: some)."""
     borrow(session, "test")

@@ -3,7 +3,6 @@
 import json
 import tarfile
 
-import pandas as pd
 import pytest
 import typer
 
@@ -12,7 +11,7 @@ from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from studies import frame
 from studies.detection import __main__ as detection
-from studies.detection import blind, power, table
+from studies.detection import blind, power
 from tests.checks import references
 
 NAMES = ("tile_dropped", "no_scale", "mask_inverted", "eps_in_the_sum")
@@ -77,22 +76,6 @@ def test_a_missed_mistake_and_a_rejected_honest_result_are_counted_and_named(pla
     page = (tmp_path / "detection.md").read_text(encoding="utf-8")
     assert f"Missed by our check: {NAMES[0]}." in page
     assert "Honest results that it rejected: 1 of 1" in page
-
-
-def test_the_kept_table_holds_every_cell(planted):
-    cells = pd.DataFrame(planted)
-    kept = table.wide(cells)
-    assert len(kept) == len(cells[["mistake", "form"]].drop_duplicates())
-    found = {
-        (row["mistake"], row["form"], row["workload"], asked): row[asked]
-        for row in kept.to_dict("records")
-        for asked in kept.columns[6:]
-        if isinstance(row[asked], bool)
-    }
-    assert found == {
-        (row["mistake"], row["form"], row["workload"], f"{row['inputs']}: {row['rule']}"): row["is_caught"]
-        for row in planted
-    }
 
 
 def test_stored_repetitions_are_not_made_again_with_or_without_a_pool(tmp_path):
