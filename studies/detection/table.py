@@ -12,7 +12,7 @@ Made by `nox -s detection`: {num_mistakes} known mistakes, planted in the textbo
 in {dtypes}; and {num_implementations} honest implementations on workloads and inputs drawn from {num_seeds} seeds.
 
 Missed by our check: {missed}. Honest results that it rejected: {num_rejected} of {num_honest}; the nearest came to
-{nearest} of what is allowed.
+{nearest} of its limit.
 
 ## Rules
 

@@ -88,7 +88,7 @@ def settings(saved: dict[str, Any]) -> list[str]:
 
 
 def visible(saved: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """The keys that queries see, and the numbers to add to their scores, on the CPU; None: all, or nothing."""
+    """The visible keys (None: all), and the numbers to add to scores (None: nothing), on the CPU."""
     length, keys = saved["query"].shape[2], saved["key"].shape[2]
     mask, added = saved.get("mask"), None
     mask = None if mask is None else mask.cpu()
