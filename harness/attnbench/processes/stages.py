@@ -370,7 +370,7 @@ def measure_ceilings(session: Session) -> None:
 
 
 class Timing:
-    """Carries out the visits of a strategy in a session; `name` is shown as the stage."""
+    """Times the visits that a strategy selects; `name` is shown as the stage."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
