@@ -199,7 +199,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> None:
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, and workloads that tell most in the least time come first.
+    wrong, and the most informative workloads come first.
     """
     plan, status = session.plan, session.state.status
     workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
