@@ -311,6 +311,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_predicted: bool = False  # a prediction; nothing was tried
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
+    def __post_init__(self) -> None:
+        """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
+        if self.status is Status.ok:
+            raise ValueError("a failure has no status ok")
+
 
 Answer = Prepared | Tensors | Failed
 """Replies to the judge."""
