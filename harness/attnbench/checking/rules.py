@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -61,39 +61,36 @@ RulesAt = dict[tuple[object, ...], RuleResult | None]
 """The result of each rule for one implementation, by the rule's name and the kind of workload."""
 
 
-class RuleReferences:
-    """The right answers for the rules; each kind is computed at first use."""
+@lru_cache(maxsize=6)
+def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[], object]) -> Reference:
+    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed.
 
-    def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
-        """Evaluate the oracle; it raises VacuousError if the right answer is constant."""
-        on_step()
-        self.workload, self.seed, self.on_step = workload, seed, on_step
-        self.normal = reference_for_probe(workload, "normal", seed, on_step)
-
-    @cached_property
-    def other(self) -> Reference:
-        """The answer to inputs of another kind."""
-        return reference_for_probe(self.workload, "needles", self.seed, self.on_step)
-
-    @cached_property
-    def near(self) -> Reference:
-        """The answer to the normal inputs with a few numbers changed."""
-        return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
+    Implementations, and workloads with the same short length, share it.
+    """
+    if kind == "near":
+        return Reference(workload, draw_near(workload, seed), seed, has_gradients=False)
+    return reference_for_probe(workload, kind, seed, on_step)
 
 
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
     def __init__(
-        self, implementation: Implementation, references: RuleReferences, *, needs_zeros: bool = False
+        self,
+        implementation: Implementation,
+        workload: Workload,
+        seed: int,
+        on_step: Callable[[], object],
+        *,
+        needs_zeros: bool = False,
     ) -> None:
-        """Call the implementation on the normal inputs; its exceptions propagate.
+        """Call the implementation on the normal inputs; its exceptions and those of a reference propagate.
 
         With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
         """
-        self.implementation, self.needs_zeros = implementation, needs_zeros
-        self.references, self.normal = references, references.normal
-        self.workload = self.normal.workload
+        self.implementation, self.workload, self.needs_zeros = implementation, workload, needs_zeros
+        self.right = partial(right_answer, workload, seed=seed, on_step=on_step)
+        self.normal = self.right("normal")
         self.output = self.call()  # on the normal inputs
         self.tolerance = 2 * self.normal.tolerance("output")  # the largest difference of two honest answers
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
@@ -297,7 +294,7 @@ def without_gradients(candidate: Candidate) -> str:
         return ""
     for is_inference in (False, True):
         outputs: list[Tensor] = []
-        for reference in (candidate.normal, candidate.references.near):
+        for reference in (candidate.normal, candidate.right("near")):
             case = candidate.case(reference)
             vars(case.mask).update(is_inference=is_inference)
             with torch.no_grad():
@@ -500,7 +497,7 @@ def expanded(candidate: Candidate) -> Iterator[Trial]:
 
 def outputs_apart(candidate: Candidate) -> str:
     """A later call does not change an earlier call's output, and uses the current contents of its tensors."""
-    case, other = candidate.case(), candidate.references.other
+    case, other = candidate.case(), candidate.right("needles")
     with case.grad_mode():
         first = case.output()
         kept = first.detach().clone()
@@ -529,7 +526,7 @@ def backwards_apart(candidate: Candidate) -> str:
 
     if not candidate.is_trained:
         return ""
-    both = (candidate.normal, candidate.references.other)
+    both = (candidate.normal, candidate.right("needles"))
     first = candidate.case()
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
     cases = (first, dataclasses.replace(first, tensors=tensors))
