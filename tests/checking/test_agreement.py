@@ -12,7 +12,7 @@ import torch
 from attnbench.checking import oracle
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
-from attnbench.checking.probes import PROBES, draw_equal
+from attnbench.checking.probes import PROBES, draw_equal, needle_targets
 from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
@@ -229,6 +229,11 @@ def test_the_same_numbers_are_drawn_for_every_dtype_and_others_for_another_seed(
     assert torch.equal(first.tensors["query"], again.tensors["query"])
     assert not torch.equal(first.tensors["query"], draw_normal(Workload(seed=1), 0).tensors["query"])
     assert set(TORCH_DTYPES) == {"float64", "float32", "bfloat16", "float16"}
+
+
+def test_needles_point_at_keys_of_many_kinds():
+    targets = needle_targets(Workload(seq_len=300, kv_len=200), generator(0))
+    assert {0, 63, 64, 127, 128, 199} <= set(targets.tolist())
 
 
 def test_equal_rows_are_equal_and_their_values_are_not():

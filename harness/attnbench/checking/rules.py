@@ -104,17 +104,6 @@ class Candidate:
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
-    def settled(self, output: Tensor, reference: Reference) -> Tensor:
-        """The output with the right answer for queries that see no key, if their answer is a convention."""
-        rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        observed = Observation(output.detach(), {"output": rows})
-        return settle(observed, reference, "" if self.needs_zeros else None)[0].output
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether calls have gradients."""
-        return self.normal.grad_output is not None
-
     @cached_property
     def grad_output(self) -> Tensor | None:
         """The incoming gradient: 0 for queries that may get any answer, so that it reaches no other gradient."""
@@ -198,6 +187,8 @@ class Candidate:
         Only queries that do not see that key count; infinite if only one of the outputs is finite.
         """
         tensor, key = self.normal.inputs.tensors[name].clone(), self.hidden_key
+        if key is None:
+            return 0.0
         tensor[..., key, :] = change(tensor[..., key, :])
         outputs = self.call({name: tensor}), self.output
         rows = (each.transpose(1, 2) if each.dim() == 4 else each for each in outputs)  # noqa: PLR2004 - (B,T,H,V)
@@ -254,7 +245,10 @@ def compared(trials: Callable[[Candidate], Iterable[Trial]]) -> Rule:
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
     """The error of an output, in words; "" if it is right."""
-    found = output_error(candidate.settled(output, reference), reference)[0]
+    rows = output.detach().index_select(-2, reference.rows.to(output.device))
+    observed = Observation(output.detach(), {"output": rows})
+    settled, _ = settle(observed, reference, "" if candidate.needs_zeros else None)
+    found, _ = output_error(settled.output, reference)
     if found.grade is not Grade.wrong:
         return ""
     size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
@@ -329,7 +323,7 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def frozen(candidate: Candidate) -> Iterator[Trial]:
     """Each gradient is the same if no other is requested; in scope `module`, also of only weights or only tokens."""
-    if not candidate.is_trained:
+    if candidate.grad_output is None:
         return
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
@@ -345,7 +339,7 @@ def frozen(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def twice(candidate: Candidate) -> Iterator[Trial]:
     """A second backward pass of one graph gives the gradients of the first."""
-    if candidate.is_trained:
+    if candidate.grad_output is not None:
         case, output = candidate.changed()
         first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
         again = partial(candidate.pulled_back, case, output)
@@ -447,7 +441,7 @@ def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
 def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
     """A learned bias with one row for all queries has the summed gradient of its copies."""
     workload = candidate.workload
-    if candidate.is_trained and workload.scope == "attention" and workload.mask_rule.is_learned:
+    if candidate.grad_output is not None and workload.scope == "attention" and workload.mask_rule.is_learned:
         one = partial(candidate.ask, form=memory.ONE_ROW)
         yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
 
@@ -524,7 +518,7 @@ def backwards_apart(candidate: Candidate) -> str:
     def is_wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
-    if not candidate.is_trained:
+    if candidate.grad_output is None:
         return ""
     both = (candidate.normal, candidate.right("needles"))
     first = candidate.case()
@@ -547,7 +541,7 @@ def hidden_keys(candidate: Candidate) -> str:
     computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
     poison = 1.0 + candidate.workload.kv_len
-    for name in candidate.sources if candidate.hidden_key is not None else ():
+    for name in candidate.sources:
         apart = candidate.moved_by(name, lambda row: poison * row)
         if not apart <= candidate.tolerance:
             return f"the {name} of key {candidate.hidden_key} moves queries that do not see it by {apart:.3g}"
@@ -564,7 +558,7 @@ def hidden_nan(candidate: Candidate) -> str:
     }
     leaks = [
         words.format(name)
-        for name in (candidate.sources if candidate.hidden_key is not None else ())
+        for name in candidate.sources
         for words, change in changes.items()
         if not candidate.moved_by(name, change) <= candidate.tolerance
     ]
