@@ -77,7 +77,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
     Comparisons that other work may have disturbed stay undecided.
     """
     seen = judged(results.plan, session_effects(results))
-    return seen | doubted({key: judgement for key, judgement in seen.items() if is_disturbed(results, key)})
+    return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
 
 
 @lru_cache(maxsize=1)
@@ -226,22 +226,6 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
     return doubts
 
 
-def broken(results: Results) -> list[Warned]:
-    """Reasons why no time of a session counts, one sentence each."""
-    lines = []
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
-        lines.append(Warn.discarded_blocks.says(text))
-    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
-    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
-        text = "The machine changed during this run: times are not comparable."
-        lines.append(Warn.machine_changed.says(text))
-    return lines
-
-
 @lru_cache(maxsize=1)
 def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
@@ -257,7 +241,16 @@ def session_doubts(results: Results) -> list[Warned]:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
         text = f"Other work kept the processors busy: {kept}. Times are too long."
         lines.append(Warn.waiting_threads.says(text))
-    lines += broken(results)
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
+    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
     slowed, is_usual = throttled(results)
     return lines if is_usual or slowed is None else [*lines, slowed]
 
@@ -278,20 +271,19 @@ def doubts(results: Results) -> list[Warned]:
     return lines
 
 
-def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
-    cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
-    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
-
-
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
-    """Whether the times of a cell (without a key: of all cells) are too doubtful for a verdict.
+    """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
 
-    Two sides are measured in the same blocks, so load alone does not make them doubtful.
+    Without a key: of every compared cell, so that the session is not valid. The mean of all cells is doubtful if any
+    cell is.
     """
-    if results.plan.sides is None:
-        return is_disturbed(results, key)
-    return key in results.doubts or bool(broken(results))
+    if session_doubts(results):
+        return True
+    if key is None or key == WHOLE:
+        cells = [is_doubtful(results, each) for each in session_effects(results) if each != WHOLE]
+        return any(cells) if key == WHOLE else bool(cells) and all(cells)
+    workload, arm = key
+    return not cell_doubts(results).keys().isdisjoint({key, (workload, results.plan.reference(arm))})
 
 
 def throttled(results: Results) -> tuple[Warned | None, bool]:

@@ -74,7 +74,7 @@ def of_sides(results: Results) -> Conclusion:
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
     together, lead, counted = whole(results), "", dict(by_name)
     if together is not None:
-        kind = mark(CheckVerdict.right, together.verdict, is_doubtful=is_doubtful(results))
+        kind = mark(CheckVerdict.right, together.verdict, is_doubtful=together.is_doubtful)
         if together.detectable is not None:
             more.insert(0, f"a slowdown of {percent(together.detectable)} would have shown")
         if len(compared) > 1:

@@ -236,7 +236,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
         crossings=_crossings(results) if is_searching else (),
         policy=msgspec.convert(policy, Policy) if policy else None,
-        together=None if whole_of_sides is None else _together(results, whole_of_sides),
+        together=None if whole_of_sides is None else _together(whole_of_sides),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
@@ -276,16 +276,15 @@ def _speed(found: Comparison, *, doubtful: bool) -> Speed:
     )
 
 
-def _together(results: Results, judged: Judged) -> Speed:
-    doubtful = is_doubtful(results)
+def _together(judged: Judged) -> Speed:
     return Speed(
         baseline="base",
         speedup=1 / judged.ratio,
         low=None if judged.high is None else 1 / judged.high,
         high=None if judged.low is None else 1 / judged.low,
         verdict=judged.verdict,
-        is_decided=judged.verdict is not Verdict.undecided and not doubtful,
-        is_doubtful=doubtful,
+        is_decided=judged.verdict is not Verdict.undecided,
+        is_doubtful=judged.is_doubtful,
         reason=str(judged.reason or ""),
         num_processes=judged.effect.num_processes,
         detectable_slowdown=judged.detectable,
