@@ -8,6 +8,7 @@ import math
 import operator
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +24,6 @@ from attnbench.storage.records import (
     CONTROL_LATENCY,
     LATENCY,
     Arm,
-    Comparison,
     Flag,
     Key,
     Operators,
@@ -35,6 +35,7 @@ from attnbench.storage.records import (
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent
+from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
 """If a session can only detect more than a factor of two, it supports no statement about sizes."""
@@ -43,6 +44,26 @@ CONTENTION = 0.1
 MOST_WAITING = 0.25
 """Largest share of samples with waiting threads. A larger share moves the median: with a quarter of the samples
 waiting, it is the upper third of the others; with half of them, it is the waiting time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Judgement):
+    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
+
+    The interval is the one behind the verdict: in 95 % of runs all intervals of all comparisons hold at every look.
+    """
+
+    workload: Workload
+    implementation: str
+    side: str = ""  # as in Arm
+    baseline: str  # the compared implementation; for two sides, the same one on the base
+    more_s: float | None = None  # estimated seconds until a decision; None: decided, or unknown
+    is_same_kernel: bool = False  # the same operators ran as for the baseline
+
+    @property
+    def key(self) -> Key:
+        """The compared cell."""
+        return self.workload.id, Arm(implementation=self.implementation, side=self.side)
 
 
 @lru_cache(maxsize=2)
@@ -83,13 +104,32 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
-    pass_s, records = _pass_s(results), {record.key: record for record in results.records}
+    records = {record.key: record for record in results.records}
     compared = []
-    for key, judgement in judgements(results).items():
-        if key != WHOLE:
-            baseline = records[key[0], results.plan.reference(key[1])]
-            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+    for (workload, arm), judgement in judgements(results).items():
+        if (workload, arm) == WHOLE:
+            continue
+        record, baseline = records[workload, arm], records[workload, results.plan.reference(arm)]
+        compared.append(
+            Comparison(
+                **vars(judgement),
+                workload=record.workload,
+                implementation=arm.implementation,
+                side=arm.side,
+                baseline=baseline.implementation,
+                more_s=_more_s(judgement, results),
+                is_same_kernel=not arm.side and runs_the_same(record.operators, baseline.operators),
+            )
+        )
     return compared
+
+
+def _more_s(judged: Judgement, results: Results) -> float | None:
+    """Estimate the seconds until a decision, in which fresh processes visit the open comparisons."""
+    needed, most = judged.processes_needed, max(results.num_visits.values(), default=0)
+    if judged.verdict is not Verdict.undecided or needed is None or results.elapsed_s is None or not most:
+        return None
+    return max(1, needed - judged.effect.num_measured) * max(0.0, results.elapsed_s - results.check_s) / most
 
 
 @lru_cache(maxsize=1)
@@ -108,29 +148,6 @@ def paired_times(results: Results) -> dict[Key, float]:
     return times_s
 
 
-def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
-    """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
-    more_s = None
-    if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:
-        more_s = max(1, judged.processes_needed - judged.effect.num_measured) * pass_s
-    return Comparison(
-        workload=record.workload,
-        implementation=record.implementation,
-        side=record.side,
-        baseline=baseline.implementation,
-        ratio=judged.ratio,
-        low=judged.low,
-        high=judged.high,
-        verdict=judged.verdict,
-        margin=judged.margin,
-        num_processes=judged.effect.num_processes,
-        reason="" if judged.reason is None else str(judged.reason),
-        minimum_detectable_effect=judged.detectable,
-        more_s=more_s,
-        is_same_kernel=record.side == "" and runs_the_same(record.operators, baseline.operators),
-    )
-
-
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
     """Whether both ran the same operators and kernels, each equally often."""
     first, second = (
@@ -138,14 +155,6 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
         for seen in (one, other)
     )
     return bool(first) and first == second
-
-
-def _pass_s(results: Results) -> float | None:
-    """Estimate the seconds that a fresh process takes to visit the open comparisons."""
-    most = max(results.num_visits.values(), default=0)
-    if results.elapsed_s is None or not most:
-        return None
-    return max(0.0, results.elapsed_s - results.check_s) / most
 
 
 def control_effects(results: Results) -> dict[Key, Effect]:
@@ -291,7 +300,7 @@ def throttled(results: Results) -> tuple[Warned | None, bool]:
 
     A power cap is harmless: it is the usual state of a busy GPU.
     """
-    active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
+    active = {workload: why for workload, why in results.throttled.items() if why}
     workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:

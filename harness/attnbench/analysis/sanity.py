@@ -268,35 +268,9 @@ def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterat
         yield Warn.kernels_longer.says(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceSummary:
-    """The state of a device while a workload was timed, as its driver reports it; None is unknown."""
-
-    clock_mhz: float | None  # of the multiprocessors: the median, and the lowest
-    lowest_clock_mhz: float | None
-    temperature_c: float | None  # the highest
-    power_w: float | None  # the median
-    throttled_share: float  # share of queries that found a throttle reason
-    throttled_by: int  # union of all reasons, as the bits of CLOCK_EVENTS in devices/nvml.py
-
-
-def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
-    """Summarize the device states of a workload's visits; needs at least one visit."""
-    states = [state for visit in visits for state in visit]
-
-    def known(name: str) -> list[float]:
-        return [value for state in states if (value := getattr(state, name)) > 0]
-
-    clocks, powers = known("clock_mhz"), known("power_w")
-    slow = [state for state in states if state.slowed_by & SLOWING]
-    return DeviceSummary(
-        clock_mhz=median(clocks) if clocks else None,
-        lowest_clock_mhz=min(clocks, default=None),
-        temperature_c=max(known("temperature_c"), default=None),
-        power_w=median(powers) if powers else None,
-        throttled_share=len(slow) / len(states),
-        throttled_by=_union(slow) & SLOWING,
-    )
+def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
+    """All reasons that slowed the device, as the bits of CLOCK_EVENTS in devices/nvml.py; 0 for none."""
+    return _union(state for visit in visits for state in visit) & SLOWING
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:

@@ -33,25 +33,28 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
 
 
+def part(plan: Plan, place: int, number: int) -> Plan:
+    """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
+    workloads = plan.workloads[place::number]
+    false_share = plan.false_share * len(workloads) / len(plan.workloads)
+    return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
+
+
 def split(plan: Plan, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
-    The shares and their names depend only on the plan. The budget applies to each host. Each share has its part of the
-    probability of a false verdict.
+    The shares and their names depend only on the plan. The budget applies to each host.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
     specs = {spec: absolute(spec) for spec in plan.implementations}
     shares = []
     for place in range(number):
-        workloads = plan.workloads[place::number]
-        part = len(workloads) / len(plan.workloads)
+        smaller = part(plan, place, number)
         smaller = msgspec.structs.replace(
-            plan,
-            workloads=workloads,
+            smaller,
             implementations=tuple(specs.values()),
             digests={specs.get(spec, spec): digest for spec, digest in plan.digests.items()},
-            false_share=plan.false_share * part,
-            budget_s=plan.budget_s * part * num_hosts,
+            budget_s=plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts,
         )
         shares.append(Share(name=f"{place:02}", attnbench=version("attnbench"), plan=smaller))
     return shares

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.changed import changed
-from attnbench.analysis.comparisons import comparisons, doubts, is_doubtful, num_processes, paired_times, whole
+from attnbench.analysis.comparisons import comparisons, doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.recommendation import Recommendation
@@ -21,7 +21,7 @@ from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, LATENCY, Comparison, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Record, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warned
 from attnbench.units import plain
@@ -236,7 +236,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
         crossings=_crossings(results) if is_searching else (),
         policy=msgspec.convert(policy, Policy) if policy else None,
-        together=None if whole_of_sides is None else _together(whole_of_sides),
+        together=None if whole_of_sides is None else _speed(whole_of_sides, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
@@ -261,24 +261,9 @@ def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
     return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
 
 
-def _speed(found: Comparison, *, doubtful: bool) -> Speed:
+def _speed(judged: Judged, baseline: str) -> Speed:
     return Speed(
-        baseline=found.baseline,
-        speedup=1 / found.ratio,
-        low=None if found.high is None else 1 / found.high,
-        high=None if found.low is None else 1 / found.low,
-        verdict=found.verdict,
-        is_decided=found.verdict is not Verdict.undecided and not doubtful,
-        is_doubtful=doubtful,
-        reason=found.reason,
-        num_processes=found.num_processes,
-        detectable_slowdown=found.minimum_detectable_effect,
-    )
-
-
-def _together(judged: Judged) -> Speed:
-    return Speed(
-        baseline="base",
+        baseline=baseline,
         speedup=1 / judged.ratio,
         low=None if judged.high is None else 1 / judged.high,
         high=None if judged.low is None else 1 / judged.low,
@@ -318,7 +303,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             broken_rules=() if agreement is None else tuple(rule.rule for rule in agreement.broken_rules),
             error_ratio=None if agreement is None else agreement.error_ratio,
             seconds=None if record.is_wrong else seconds.get(record.key),
-            speed=None if speed is None else _speed(speed, doubtful=is_doubtful(results, record.key)),
+            speed=None if speed is None else _speed(speed, speed.baseline),
             peak_memory_bytes=metrics.pop(PEAK_MEMORY, None),
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
