@@ -249,7 +249,7 @@ def operators(name: str, call_s: float) -> Operators:
     calls = tuple(
         Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s) for op, (kind, n, share) in shares.items()
     )
-    return Operators(calls=calls, fault_s=1e-6)
+    return Operators(calls=calls)
 
 
 def _visit(

@@ -54,10 +54,9 @@ Warnings = dict[Key, tuple[Warned, ...]]
 
 FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
-"""Least cost of a minor page fault, for runs that did not measure it."""
+"""Least cost of a minor page fault."""
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
-"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate, as in
-analysis/breakdown.py."""
+"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate."""
 
 
 MOST = 0.5
@@ -300,10 +299,9 @@ def _union(states: Iterable[DeviceState]) -> int:
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
-    """Describe the page faults of a call and their share of its time, by the cost measured in this run."""
+    """Describe the page faults of a call and their estimated share of its time."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
-    cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
-    share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)
+    share = min(num_faults * FAULT_S / time.point, LARGEST_FAULTS)
     if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings

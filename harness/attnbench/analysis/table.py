@@ -164,8 +164,6 @@ class Panel:
     axis: str  # seq_len or kv_len
     other: str  # the other length if it differs: "T=1"
     cells: "pd.DataFrame"
-    mark: str = ""  # letter that identifies the panel in the note of a picture, if there are several
-    title: str = ""  # the axes that distinguish the panel from others of a picture
 
     @property
     def letter(self) -> str:

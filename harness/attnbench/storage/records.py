@@ -251,7 +251,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     predicted: str = ""  # the backend that PyTorch announced; empty: unknown
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
     reason: str = ""  # PyTorch's reason for another backend
-    fault_s: float = 0.0  # estimated cost of one fault on this machine; 0: unknown
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
     elsewhere: tuple[str, ...] = ()  # kernels on another stream than most of the work, by name
