@@ -106,21 +106,10 @@ def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
     records = {record.key: record for record in results.records}
     compared = []
-    for (workload, arm), judgement in judgements(results).items():
-        if (workload, arm) == WHOLE:
-            continue
-        record, baseline = records[workload, arm], records[workload, results.plan.reference(arm)]
-        compared.append(
-            Comparison(
-                **vars(judgement),
-                workload=record.workload,
-                implementation=arm.implementation,
-                side=arm.side,
-                baseline=baseline.implementation,
-                more_s=_more_s(judgement, results),
-                is_same_kernel=not arm.side and runs_the_same(record.operators, baseline.operators),
-            )
-        )
+    for key, judgement in judgements(results).items():
+        if key != WHOLE:
+            baseline = records[key[0], results.plan.reference(key[1])]
+            compared.append(comparison(judgement, records[key], baseline, _more_s(judgement, results)))
     return compared
 
 
@@ -146,6 +135,19 @@ def paired_times(results: Results) -> dict[Key, float]:
         workload, arm = compared.key
         times_s[compared.key] = compared.ratio * median_s[workload, results.plan.reference(arm)]
     return times_s
+
+
+def comparison(judged: Judgement, record: Record, baseline: Record, more_s: float | None = None) -> Comparison:
+    """A judgement of a cell, with the cells that it compares."""
+    return Comparison(
+        **vars(judged),
+        workload=record.workload,
+        implementation=record.implementation,
+        side=record.side,
+        baseline=baseline.implementation,
+        more_s=more_s,
+        is_same_kernel=not record.side and runs_the_same(record.operators, baseline.operators),
+    )
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
