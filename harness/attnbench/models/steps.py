@@ -32,7 +32,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
     configs = {
         id(each): each for module in model.model.modules() if (each := getattr(module, "config", None)) is not None
     }
-    step = functools.partial(_step, model.model, configs.values())
+    take = functools.partial(_step, model.model, configs.values())
     calls: dict[str, Callable[[], object]] = {}
     spent: dict[str, list[float]] = {}
     for place, attention in enumerate(attentions):
@@ -41,7 +41,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
             name = f"{NAME}_{place}"
             AttentionInterface.register(name, _timed(Candidate(attention), spent.setdefault(attention, [])))
             AttentionMaskInterface.register(name, sdpa_mask)
-        calls[attention] = functools.partial(step, name, words, model.spec.has_gradients)
+        calls[attention] = functools.partial(take, name, words, model.spec.has_gradients)
     for call in calls.values():
         call()
     shares = {}
