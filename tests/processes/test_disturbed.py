@@ -20,8 +20,7 @@ from attnbench.analysis.recommendation import changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.api import outcome
-from attnbench.commands import running
-from attnbench.commands.gate import EXIT_CODES
+from attnbench.commands import ExitCode, running
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
 from attnbench.statistics.verdict import Reason
@@ -98,7 +97,7 @@ def test_compare_and_gate_end_alike_on_a_session_whose_samples_waited(tmp_path, 
     found = whole(results)
     assert found is not None
     assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
-    assert exit_code(conclusion) == EXIT_CODES.get(decision.outcome) == code
+    assert exit_code(conclusion) == ExitCode[decision.outcome] == code
     assert str(conclusion.ending) == outputs.HEADINGS[decision.outcome]
     kinds = {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
     assert kinds == {Kind.slower if code == 1 else Kind.undecided}
