@@ -100,7 +100,12 @@ class Judgement:
     @property
     def is_enough(self) -> bool:
         """Whether enough cells were compared for an unqualified verdict."""
-        return len(self.compared) >= max(1, math.ceil(LEAST_SHARE * len(self.planned))) and not self.failed
+        return len(self.compared) >= self.least and not self.failed
+
+    @property
+    def least(self) -> int:
+        """The number of compared cells that an unqualified verdict needs."""
+        return max(1, math.ceil(LEAST_SHARE * len(self.planned)))
 
     @property
     def is_unsupported(self) -> bool:
@@ -145,9 +150,13 @@ class Judgement:
         """The distance from attention on normal inputs, in words: median cell and worst cell."""
         shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
-        if len(finite) < len(shares) or not finite:
-            return f"its output is not finite on {len(shares) - len(finite)} of these"
-        return f"off by {percent(statistics.median(finite))} of the largest value, at worst {percent(max(finite))},"
+        parts = []
+        if finite:
+            parts = [f"off by {percent(statistics.median(finite))} of the largest value, at worst {percent(max(finite))}"]
+        if len(finite) < len(shares):
+            dtypes = sorted({record.workload.dtype for record in self.compared if _is_not_finite(record)})
+            parts.append(f"not finite on {len(shares) - len(finite)} ({', '.join(dtypes)})")
+        return ", ".join(parts)
 
     @property
     def word(self) -> str:
@@ -165,7 +174,7 @@ class Judgement:
         if self.is_unsupported:
             return f"{self.verdict}: {self.records[0].message or 'unsupported'}"
         if self.verdict is CheckVerdict.approximate:
-            return f"{self.verdict}, neither judged nor timed: {self.error} on {compared} of {cells}"
+            return f"{self.verdict}, neither judged nor timed: {compared} of {cells}: {self.error}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
         if self.failed:
@@ -173,7 +182,14 @@ class Judgement:
             parts.append(f"{len(self.failed)} not judged ({', '.join(statuses)})")
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
+        if compared and not self.is_enough and not self.failed:
+            masks = ",".join(dict.fromkeys(record.workload.mask for record in self.compared))
+            parts.append(f"a verdict needs {self.least} cells, or only what it takes: --set mask={masks}")
         return "; ".join(parts)
+
+
+def _is_not_finite(record: Record) -> bool:
+    return record.agreement is not None and record.agreement.error_share is None
 
 
 def judgements(results: Results) -> list[Judgement]:

@@ -42,7 +42,8 @@ LONGEST_MESSAGE = 600
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message if a call uses a graph that an earlier call has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
-OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
+OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
+INSTALLED = TORCH.parent
 """Folders whose frames in a traceback are not the user's."""
 
 Cost = tuple[float, float | None]
@@ -100,15 +101,24 @@ def describe(error: BaseException) -> tuple[Status, str]:
         message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
-    for frame in reversed(frames):  # of the first exception, if the message repeats it
-        path = Path(frame.filename)
-        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
-            message += f" ({path.name}, line {frame.lineno})"
-            break
+    message += _places(frames)
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
     return Status.unsupported if isinstance(error, NotImplementedError) else Status.error, message
+
+
+def _places(frames: list[traceback.FrameSummary]) -> str:
+    """The last line in the user's file, and the last one below it in a package other than torch."""
+    below = ""
+    for frame in reversed(frames):  # of the first exception, if the message repeats it
+        path = Path(frame.filename)
+        if not path.exists() or OURS in path.parents or TORCH in path.parents:
+            continue
+        if INSTALLED not in path.parents:
+            return f" ({path.name}, line {frame.lineno}{below})"
+        below = below or f"; {path.relative_to(INSTALLED)}, line {frame.lineno}"
+    return ""
 
 
 def load_error(spec: str, error: Exception) -> Exception:
