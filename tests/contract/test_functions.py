@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from attnbench import plugins
 from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place, reason_against
+from attnbench.contract.adapters import adapt
 from attnbench.contract.functions import from_function, keywords
 from attnbench.contract.loading import compiled, from_value, implementation
 from attnbench.processes.worker import attempts
@@ -425,7 +426,7 @@ def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(ax
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale, or declare one"),
+        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale"),
         ({"sinks": "learned"}, "it takes no sinks: name a parameter sinks"),
         ({"mask": "relative_buckets"}, "the function has no parameter bias"),
     ],
@@ -447,6 +448,7 @@ class Core(nn.Module):
 def test_a_module_of_query_key_and_value_is_a_function(value):
     made = from_value(value, "core")
     assert check(references(Workload(**SIZES, mask="causal"), is_brief=True), made).agrees
+    assert isinstance(value, type) or adapt(value, masks=("none",)).built_in() == {"mask": "none"}
 
 
 @torch.no_grad()

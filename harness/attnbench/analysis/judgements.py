@@ -183,8 +183,9 @@ class Judgement:
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
         if compared and not self.is_enough and not self.failed:
-            masks = ",".join(dict.fromkeys(record.workload.mask for record in self.compared))
-            parts.append(f"a verdict needs {self.least} cells, or only what it takes: --set mask={masks}")
+            masks = dict.fromkeys(record.workload.mask for record in self.compared if record.workload.seq_len > 1)
+            only = f", or only what it takes: --set mask={','.join(masks)}" if masks else ""
+            parts.append(f"a verdict needs {self.least} cells{only}")
         return "; ".join(parts)
 
 
