@@ -12,7 +12,6 @@ from attnbench.analysis.comparisons import doubts, session_effects
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Status
 from attnbench.workloads.policy import (
-    ITSELF,
     OTHERWISE,
     Evidence,
     Kind,
@@ -165,4 +164,4 @@ def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
 def is_named(spec: str) -> bool:
     """Whether a spec is a plain name, valid in other processes too, and not the policy's own."""
     base, _ = plugins.variant(spec)
-    return base in plugins.implementation_names() and base != ITSELF
+    return base in plugins.implementation_names()
