@@ -59,7 +59,9 @@ def answer(name: str, *, anew: bool) -> dict[str, Any]:
     part = TABLE.parent / "parts" / f"{name}.{digest}.json"
     if anew or not part.exists():
         command = [sys.executable, *COMMAND, str(file.relative_to(ROOT))]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(  # noqa: S603 - of our own files
+            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
         if not done.stdout:
             raise ValueError(f"the check of {file.name} gives no answer: {done.stderr}")
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +101,9 @@ def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
     first = next(iter(answers.values()))
     yield INTRODUCTION
     yield (
-        f"{len(answers)} implementations of {len(packages)} packages: {statistics.median(lines):g} lines in the median, "
-        f"at most {max(lines)}; {statistics.median(tries):g} try in the median, at most {max(tries)}. With torch "
-        f"{first['versions']['torch']} on {escaped(first['machine'])}."
+        f"{len(answers)} implementations of {len(packages)} packages: {statistics.median(lines):g} lines in the "
+        f"median, at most {max(lines)}; {statistics.median(tries):g} try in the median, at most {max(tries)}. "
+        f"With torch {first['versions']['torch']} on {escaped(first['machine'])}."
     )
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"

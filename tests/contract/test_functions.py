@@ -4,6 +4,7 @@ import re
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -301,6 +302,13 @@ def test_a_function_that_does_not_expect_none_is_told_of_it_with_its_place():
     assert judged(needs_a_mask, mask="causal").agrees
 
 
+def test_a_failure_inside_a_package_names_its_line_there_and_the_line_that_called_it():
+    with pytest.raises(ValueError, match="Improper number of dimensions") as raised:
+        np.linalg.norm(np.ones(3), axis=(0, 1, 2))
+    places = r" \(test_functions\.py, line \d+; numpy/linalg/\w+\.py, line \d+\)$"
+    assert re.search(places, attempts.describe(raised.value)[1])
+
+
 def test_every_way_to_take_parameters_is_understood():
     assert keywords(lambda *tensors, mask=None: None, "f") == {"mask": "mask"}
     assert keywords(lambda query, key, value, **others: None, "f") == {"mask": "mask"}
@@ -329,6 +337,7 @@ from attnbench.contract import CanonicalAttention
 
 def mine(query, key, value, *, mask=None, scale=None): ...
 def short(q, k, v, is_causal=False): ...
+def wrapped(q, k, v): ...
 def _helper(query, key, value): ...
 def other(x): ...
 
@@ -341,7 +350,7 @@ class Bound(CanonicalAttention):
 class Nothing: ...
 
 split_layers = adapt(make, split("q", "k", "v", out="o"))
-one, (two, _hidden) = adapt(short), (adapt(mine), 3)
+one, (two, _hidden) = adapt(wrapped), (adapt(WRAPPED), 3)
 many, few = (adapt(each) for each in (mine, short))
 bound = partial(F.scaled_dot_product_attention, is_causal=True)
 other_bound = partial(other, 3)
@@ -353,7 +362,7 @@ core = Core()
 def quick(quantity, kernel, variance): ...
 def banded(q, k, v, left, right): ...
 def by_band(q, k, v): return banded(q, k, v, 8, right=0)
-a, b, c = adapt(short), adapt(mine), adapt(by_band)
+a, b, c = (adapt(number, call=lambda f, q, k, v, mask: wrapped(q, k, v)), adapt(number), adapt(number))
 number = 3
 """
 HELD = ["mine", "short", "Attends", "Bound", "split_layers", "one", "two", "many", "few"]

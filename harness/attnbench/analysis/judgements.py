@@ -147,16 +147,20 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """The distance from attention on normal inputs, in words: median cell and worst cell."""
-        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
-        finite = [share for share in shares if share is not None]
-        parts = []
-        if finite:
-            parts = [f"off by {percent(statistics.median(finite))} of the largest value, at worst {percent(max(finite))}"]
-        if len(finite) < len(shares):
-            dtypes = sorted({record.workload.dtype for record in self.compared if _is_not_finite(record)})
-            parts.append(f"not finite on {len(shares) - len(finite)} ({', '.join(dtypes)})")
-        return ", ".join(parts)
+        """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
+        shares = [
+            (record.workload.dtype, record.agreement.error_share)
+            for record in self.compared
+            if record.agreement is not None
+        ]
+        finite = [share for _, share in shares if share is not None]
+        dtypes = [dtype for dtype, share in shares if share is None]
+        cells = f"on {len(shares)} of {len(self.planned)} cells"
+        if not finite:
+            return f"not finite {cells}"
+        median, worst = percent(statistics.median(finite)), percent(max(finite))
+        off = f"off by {median} of the largest value, at worst {worst}, {cells}"
+        return f"{off}; not finite on {len(dtypes)} of them ({', '.join(sorted({*dtypes}))})" if dtypes else off
 
     @property
     def word(self) -> str:
@@ -174,7 +178,7 @@ class Judgement:
         if self.is_unsupported:
             return f"{self.verdict}: {self.records[0].message or 'unsupported'}"
         if self.verdict is CheckVerdict.approximate:
-            return f"{self.verdict}, neither judged nor timed: {compared} of {cells}: {self.error}"
+            return f"{self.verdict}, neither judged nor timed: {self.error}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
         if self.failed:
@@ -187,10 +191,6 @@ class Judgement:
             only = f", or only what it takes: --set mask={','.join(masks)}" if masks else ""
             parts.append(f"a verdict needs {self.least} cells{only}")
         return "; ".join(parts)
-
-
-def _is_not_finite(record: Record) -> bool:
-    return record.agreement is not None and record.agreement.error_share is None
 
 
 def judgements(results: Results) -> list[Judgement]:

@@ -17,7 +17,7 @@ from attnbench.workloads.workload import Workload
 
 END = "_bottom_right"
 WITHOUT = {
-    "scale": "it takes no scale of the scores: name a parameter scale; if another than 1 / sqrt(K) is built in, declare it",
+    "scale": "it takes no scale of the scores: name a parameter scale, or declare one other than 1 / sqrt(K)",
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
