@@ -2,7 +2,7 @@
 
 Each file of this folder that field.toml names is given to `attnbench check FILE --seed 7 --json`. An answer is kept in
 results/gallery/field/parts, and used again as long as the file is the same; `python examples/field/check.py NAME ...`
-checks these anew.
+checks these again.
 """
 
 import ast
@@ -52,12 +52,12 @@ def num_lines(text: str) -> int:
     return len(lines - imported)
 
 
-def answer(name: str, *, anew: bool) -> dict[str, Any]:
+def answer(name: str, *, again: bool) -> dict[str, Any]:
     """The answer of the check of one file, as --json gives it."""
     file = HERE / f"{name}.py"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     part = TABLE.parent / "parts" / f"{name}.{digest}.json"
-    if anew or not part.exists():
+    if again or not part.exists():
         command = [sys.executable, *COMMAND, str(file.relative_to(ROOT))]
         done = subprocess.run(  # noqa: S603 - of our own files
             command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -114,7 +114,7 @@ def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     """Check what has no answer, and write the page."""
-    answers = {name: answer(name, anew=name in sys.argv[1:]) for name in ENTRIES}
+    answers = {name: answer(name, again=name in sys.argv[1:]) for name in ENTRIES}
     TABLE.write_text("\n".join(page(answers)) + "\n", encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ import torch
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
+from attnbench.contract.functions import words
 from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import LimitedRequest
 from attnbench.processes.remote import CandidateError
@@ -43,7 +44,6 @@ FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message if a call uses a graph that an earlier call has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
-INSTALLED = TORCH.parent
 """Folders whose frames in a traceback are not the user's."""
 
 Cost = tuple[float, float | None]
@@ -94,10 +94,8 @@ def describe(error: BaseException) -> tuple[Status, str]:
     for kind, status in STATUSES.items():
         if isinstance(error, kind):
             return status, str(error)
-    lines = str(error).strip().splitlines()
-    first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
-    message = f"{type(error).__name__}: {first}"
-    if FREED_GRAPH in first:
+    message = words(error)[:LONGEST_MESSAGE]
+    if FREED_GRAPH in message:
         message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
@@ -113,11 +111,11 @@ def _places(frames: list[traceback.FrameSummary]) -> str:
     below = ""
     for frame in reversed(frames):  # of the first exception, if the message repeats it
         path = Path(frame.filename)
-        if not path.exists() or OURS in path.parents or TORCH in path.parents:
-            continue
-        if INSTALLED not in path.parents:
+        is_foreign = path.exists() and not {OURS, TORCH} & {*path.parents}
+        if is_foreign and TORCH.parent not in path.parents:
             return f" ({path.name}, line {frame.lineno}{below})"
-        below = below or f"; {path.relative_to(INSTALLED)}, line {frame.lineno}"
+        if is_foreign and not below:
+            below = f"; {path.relative_to(TORCH.parent)}, line {frame.lineno}"
     return ""
 
 
