@@ -137,5 +137,5 @@ def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_fini
         for some in (records[:1], records, records[1:])
     )
     assert "off by 10 % of the largest value, at worst 10 %, on 1 of 12 cells" in first
-    assert "on 2 of 12 cells; not finite on 1 of them (float32)" in both
+    assert "on 2 of 12 cells; not finite on 1 of them" in both
     assert "not finite on 1 of 12 cells" in last

@@ -148,19 +148,14 @@ class Judgement:
     @property
     def error(self) -> str:
         """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
-        shares = [
-            (record.workload.dtype, record.agreement.error_share)
-            for record in self.compared
-            if record.agreement is not None
-        ]
-        finite = [share for _, share in shares if share is not None]
-        dtypes = [dtype for dtype, share in shares if share is None]
+        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
+        finite = [share for share in shares if share is not None]
         cells = f"on {len(shares)} of {len(self.planned)} cells"
         if not finite:
             return f"not finite {cells}"
+        lost = f"; not finite on {len(shares) - len(finite)} of them" if len(finite) < len(shares) else ""
         median, worst = percent(statistics.median(finite)), percent(max(finite))
-        off = f"off by {median} of the largest value, at worst {worst}, {cells}"
-        return f"{off}; not finite on {len(dtypes)} of them ({', '.join(sorted({*dtypes}))})" if dtypes else off
+        return f"off by {median} of the largest value, at worst {worst}, {cells}{lost}"
 
     @property
     def word(self) -> str:
@@ -182,14 +177,13 @@ class Judgement:
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
         if self.failed:
-            statuses = sorted({str(record.status) for record in self.failed})
-            parts.append(f"{len(self.failed)} not judged ({', '.join(statuses)})")
+            statuses = ", ".join(sorted({record.status for record in self.failed}))
+            parts.append(f"{len(self.failed)} not judged ({statuses})")
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
-        if compared and not self.is_enough and not self.failed:
-            masks = dict.fromkeys(record.workload.mask for record in self.compared if record.workload.seq_len > 1)
-            only = f", or only what it takes: --set mask={','.join(masks)}" if masks else ""
-            parts.append(f"a verdict needs {self.least} cells{only}")
+        if 0 < compared < self.least:
+            masks = ",".join(dict.fromkeys(each.workload.mask for each in self.compared if each.workload.seq_len > 1))
+            parts.append(f"a verdict needs {self.least} cells, or only what it takes: --set mask={masks}")
         return "; ".join(parts)
 
 

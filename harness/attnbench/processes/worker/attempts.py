@@ -62,14 +62,11 @@ class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
     def __init__(self, spec: str, error: BaseException) -> None:
-        causes, descriptions = [error], list[str]()
+        causes = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)
-        for each in causes:
-            lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
-            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
-        first = describe(error)[1]
-        place = re.search(r" \([^()]+, line \d+\)$", first)
+        descriptions = [f"{type(each).__name__}: {' '.join(str(each).split())}"[:LONGEST_MESSAGE] for each in causes]
+        place = re.search(r" \([^()]+, line \d+\)$", describe(error)[1])
         super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
