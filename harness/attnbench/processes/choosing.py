@@ -29,7 +29,7 @@ Steps = Iterator[Step]
 
 
 class ShortlistStage(Stage):
-    """For each workload, leave out implementations predicted to be too slow, and all beyond the plan's number.
+    """For each workload, leave out implementations predicted to be too slow, and those beyond the plan's limit.
 
     The baseline stays, and so do calls too short to predict. A workload with a status already has its shortlist.
     """

@@ -406,7 +406,7 @@ class CeilingsStage(Stage):
 
 
 class TimingStage(Stage):
-    """Carries out the visits of a strategy, which `strategy` creates."""
+    """Times the visits that a strategy selects; `strategy` creates it for a session."""
 
     def __init__(self, name: str, strategy: Callable[[Session], Strategy]) -> None:
         self.name, self.strategy = name, strategy
