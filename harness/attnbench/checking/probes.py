@@ -142,7 +142,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Larger scores, beyond common clamps: as large as leaves digits that separate keys.
+    """Scores beyond common clamps, as large as possible as long as the dtype separates keys.
 
     In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
     an honest form have lost their digits.
@@ -205,10 +205,11 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 
 
 def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator) -> Inputs:
-    """The inputs with all scores of a query shifted up or down by `shift`, at random.
+    """Shift all scores of each query up or down by `shift`, with a random sign.
 
-    The first column of all keys is the same, and that of a query is the shift. In scope `module` the first number of a
-    query's token gives the sign, the second of a key's token is the same for all, and the projections read them.
+    Column 0 of all keys becomes the same number, and that of a query the shift. In scope `module` feature 0 of a query's
+    token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query projection reads the
+    former, and one of the key projection the latter, so that their product is the shift.
     """
     scale = workload.score_scale
     if workload.scope == "attention":
