@@ -207,9 +207,9 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator) -> Inputs:
     """Shift all scores of each query up or down by `shift`, with a random sign.
 
-    Column 0 of all keys becomes the same number, and that of a query the shift. In scope `module` feature 0 of a query's
-    token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query projection reads the
-    former, and one of the key projection the latter, so that their product is the shift.
+    Column 0 of all keys becomes the same number, and that of a query the shift. In scope `module` feature 0 of a
+    query's token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query projection reads
+    the former, and one of the key projection the latter, so that their product is the shift.
     """
     scale = workload.score_scale
     if workload.scope == "attention":
