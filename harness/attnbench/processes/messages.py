@@ -204,12 +204,11 @@ class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
 class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
     """Prepare `num_calls` calls, each on its own inputs drawn from `seed` (checking/witness.py).
 
-    The implementation is first called `num_before` times, or for `before_s` seconds, to detect code that computes
-    honestly only for a while.
+    The implementation is first called `num_before` times, if there is time, to detect code that computes honestly only
+    for a while.
     """
 
     num_before: int
-    before_s: float
     num_calls: int
     seed: int
 
