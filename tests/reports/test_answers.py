@@ -93,6 +93,7 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
         ("chunked", False),
     ]
     assert causal["time of sdpa"] in story.page(found)
+    assert re.search(r"\| bmm .* 1\.\d\dx slower than chunked ", story.summary(found))
     answered = recommended.answer(recommend(found)[-1])
     assert answered.startswith("Take chunked: it is the fastest, 1.")
 

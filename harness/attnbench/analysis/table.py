@@ -265,7 +265,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "is_baseline": is_baseline,
             **_times(record, time, times_s.get(record.key), results),
             "ratio": 1.0 if is_baseline and samples else None,
-            **_verdict(compared.get(record.key)),
+            **verdict_columns(compared.get(record.key)),
             "allocator": results.plan.allocator,
             "ran": None if operators is None else ran(operators),
             "num_operators": None if operators is None else num_operators(operators),
@@ -320,7 +320,8 @@ def _device(state: DeviceSummary | None) -> Row:
     return asdict(state) | {"throttled_by": nvml.reasons(state.throttled_by) or None}
 
 
-def _verdict(compared: Comparison | None) -> Row:
+def verdict_columns(compared: Comparison | None) -> Row:
+    """The columns of a row that a comparison fills."""
     if compared is None:
         return {"is_same_kernel": False}
     names = ("ratio", "margin", "minimum_detectable_effect", "more_s", "is_same_kernel")

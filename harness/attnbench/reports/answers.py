@@ -10,20 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import (
-    comparison,
-    comparisons,
-    is_doubtful,
-    paired_times,
-    samples_of,
-    session_effects,
-)
+from attnbench.analysis.comparisons import comparisons, is_doubtful, paired_times
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
-from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Arm, Comparison, Record
 from attnbench.storage.samples import Samples
@@ -145,35 +137,13 @@ class Shape:
 
 
 @lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
-    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
-
-    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it. A session with two sides has none.
-    """
-    firsts, logs = dict[str, Arm](), Numbers()
-    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
-        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-        if timed and not any(map(results.plan.is_reference, timed)):
-            first = firsts[workload] = timed[0]
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
-    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
-    records = {record.key: record for record in results.records}
-    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
-    for workload, arm in logs:
-        first, compared = found[workload]
-        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
-    return found
-
-
-@lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
     has_sides, hidden = results.plan.sides is not None, cells.absent(results)
     shown = [record for record in results.records if record.implementation not in hidden]
     by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
     labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
-    replaced = substitutes(results)
+    replaced = cells.substitutes(results)
     compared = [*comparisons(results), *(each for _, others in replaced.values() for each in others)]
     by_key = {each.key: each for each in compared}
     unsorted = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.comparisons import comparison, is_doubtful, paired_times, samples_of, session_effects
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
@@ -24,9 +24,12 @@ from attnbench.analysis.table import (
     metric_columns,
     rows,
     table,
+    verdict_columns,
 )
+from attnbench.reports import grouped
+from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.storage.events import Plan
-from attnbench.storage.records import BASE, Status, Verdict
+from attnbench.storage.records import BASE, Arm, Comparison, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
 from attnbench.workloads.workload import Workload, following
 
@@ -140,7 +143,47 @@ def shown(results: Results) -> "pd.DataFrame":
 @lru_cache(maxsize=1)
 def groups(results: Results) -> dict[str, list[Row]]:
     """Rows of cells by the title of their group, in the order of the plan."""
-    return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
+    return grouped(shown_rows(results), lambda row: str(row["title"]))
+
+
+@lru_cache(maxsize=1)
+def shown_rows(results: Results) -> list[Row]:
+    """The rows of `shown`; those of a workload without a time of the baseline are compared with its substitute."""
+    replaced, times_s = substitutes(results), paired_times(results)
+    compared = {each.key: each for _, others in replaced.values() for each in others}
+    found = []
+    for row in rows(shown(results)):
+        found.append(row)
+        workload, arm = row["workload"], arm_of(row)
+        if workload not in replaced:
+            continue
+        first, judgement = replaced[workload][0], compared.get((workload, arm))
+        row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
+        if judgement is not None:
+            row.update(verdict_columns(judgement), paired_latency_s=judgement.ratio * times_s[workload, first])
+    return found
+
+
+@lru_cache(maxsize=1)
+def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
+    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
+
+    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
+    and the others compared with it. A session with two sides has none.
+    """
+    firsts, logs = dict[str, Arm](), Numbers()
+    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
+        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
+        if timed and not any(map(results.plan.is_reference, timed)):
+            first = firsts[workload] = timed[0]
+            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
+    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
+    records = {record.key: record for record in results.records}
+    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
+    for workload, arm in logs:
+        first, compared = found[workload]
+        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+    return found
 
 
 def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
@@ -261,7 +304,7 @@ def verdict(row: Row) -> str:
             more = "" if more_s is None else f"; about {duration(more_s)} more needed"
             return f"undecided ({seen or row['reason']}{more}){kernel}"
         case _:
-            return f"{factor(row['ratio'])}{kernel}"
+            return f"{factor(row['ratio'], than=row.get('than', ''))}{kernel}"
 
 
 def error(row: Row) -> str:
