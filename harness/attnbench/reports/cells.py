@@ -3,6 +3,7 @@
 Titles are derived from the axes of workloads, so that new axes appear automatically.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
-    LENGTHS,
     MetricColumn,
     Row,
     arm_of,
@@ -122,46 +122,42 @@ def absent(results: Results) -> dict[str, str]:
     return {name: reasons[name] for name in names if name not in supported}
 
 
-@lru_cache(maxsize=1)
 def shown(results: Results) -> "pd.DataFrame":
-    """Cells for tables and pictures, with titles; implementations that are absent from this run are left out.
-
-    Groups are in the order of the plan; inside a group rows are sorted by length, then by ratio, not by time: cells
-    that were decided early saw the machine in another state.
-    """
+    """The table of cells without the implementations that are absent from this run."""
     cells = table(results)
-    kept = cells[~cells["implementation"].isin(list(absent(results)))]
-    kept = kept.assign(
-        title=kept["workload"].map(titles(results)),
-        group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
-        is_doubtful=is_doubtful(results),
-    )
-    assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
-    return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
-
-
-@lru_cache(maxsize=1)
-def groups(results: Results) -> dict[str, list[Row]]:
-    """Rows of cells by the title of their group, in the order of the plan."""
-    return grouped(shown_rows(results), lambda row: str(row["title"]))
+    return cells[~cells["implementation"].isin(list(absent(results)))]
 
 
 @lru_cache(maxsize=1)
 def shown_rows(results: Results) -> list[Row]:
-    """The rows of `shown`; those of a workload without a time of the baseline are compared with its substitute."""
-    replaced, times_s = substitutes(results), paired_times(results)
+    """Rows for tables and charts, with titles; where the baseline has no time, they are compared with its substitute.
+
+    Groups are in the order of the plan; inside a group rows are sorted by length, then by ratio, not by time: cells
+    that were decided early saw the machine in another state.
+    """
+    replaced, times_s, names = substitutes(results), paired_times(results), titles(results)
     compared = {each.key: each for _, others in replaced.values() for each in others}
-    found = []
-    for row in rows(shown(results)):
-        found.append(row)
+    found = rows(shown(results))
+    for row in found:
         workload, arm = row["workload"], arm_of(row)
-        if workload not in replaced:
-            continue
-        first, judgement = replaced[workload][0], compared.get((workload, arm))
-        row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
-        if judgement is not None:
-            row.update(verdict_columns(judgement), paired_latency_s=judgement.ratio * times_s[workload, first])
-    return found
+        row.update(title=names[workload], is_doubtful=is_doubtful(results))
+        if workload in replaced:
+            first, judgement = replaced[workload][0], compared.get((workload, arm))
+            row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
+            if judgement is not None:
+                row.update(verdict_columns(judgement), paired_latency_s=judgement.ratio * times_s[workload, first])
+    members = grouped(found, lambda row: tuple(row[axis] for axis in GROUP_AXES)).values()
+    assert len(members) == len({row["title"] for row in found}), "two groups of workloads have one title"
+    return [row for group in members for row in sorted(group, key=_by_length_and_ratio)]
+
+
+def _by_length_and_ratio(row: Row) -> tuple[float, ...]:
+    return row["seq_len"], row["kv_len"], row["paired_latency_s"] or row["latency_s"] or math.inf
+
+
+def groups(results: Results) -> dict[str, list[Row]]:
+    """Rows of cells by the title of their group."""
+    return grouped(shown_rows(results), lambda row: str(row["title"]))
 
 
 @lru_cache(maxsize=1)

@@ -136,8 +136,3 @@ def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
         else:
             by_name[name] = Mark.wrong if each.differences else Mark.right
     return conclude(by_name, Question.measurement, details={"timing": trouble})
-
-
-def of_growth(results: Results) -> Conclusion:
-    """Conclude the growth of memory: wrong answers and failures."""
-    return conclude(marks(results), Question.measurement)
