@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import comparisons, is_doubtful, paired_times
+from attnbench.analysis.comparisons import is_doubtful, paired_times
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
@@ -144,8 +144,7 @@ def shapes(results: Results) -> list[Shape]:
     by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
     labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
     replaced = cells.substitutes(results)
-    compared = [*comparisons(results), *(each for _, others in replaced.values() for each in others)]
-    by_key = {each.key: each for each in compared}
+    by_key = {each.key: each for each in cells.compared(results)}
     unsorted = []
     for (name, implementation), records in by_shape.items():
         workload = records[0].workload

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import comparison, is_doubtful, paired_times, samples_of, session_effects
+from attnbench.analysis.comparisons import (
+    comparison,
+    comparisons,
+    is_doubtful,
+    paired_times,
+    samples_of,
+    session_effects,
+)
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
@@ -136,13 +143,13 @@ def shown_rows(results: Results) -> list[Row]:
     that were decided early saw the machine in another state.
     """
     replaced, times_s, names = substitutes(results), paired_times(results), titles(results)
-    compared = {each.key: each for _, others in replaced.values() for each in others}
+    by_key = {each.key: each for each in compared(results)}
     found = rows(shown(results))
     for row in found:
         workload, arm = row["workload"], arm_of(row)
         row.update(title=names[workload], is_doubtful=is_doubtful(results))
         if workload in replaced:
-            first, judgement = replaced[workload][0], compared.get((workload, arm))
+            first, judgement = replaced[workload][0], by_key.get((workload, arm))
             row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
             if judgement is not None:
                 row.update(verdict_columns(judgement), paired_latency_s=judgement.ratio * times_s[workload, first])
@@ -158,6 +165,11 @@ def _by_length_and_ratio(row: Row) -> tuple[float, ...]:
 def groups(results: Results) -> dict[str, list[Row]]:
     """Rows of cells by the title of their group."""
     return grouped(shown_rows(results), lambda row: str(row["title"]))
+
+
+def compared(results: Results) -> list[Comparison]:
+    """All comparisons of a run, with the baseline or with its substitute."""
+    return [*comparisons(results), *(each for _, others in substitutes(results).values() for each in others)]
 
 
 @lru_cache(maxsize=1)
@@ -177,8 +189,8 @@ def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
     records = {record.key: record for record in results.records}
     found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
     for workload, arm in logs:
-        first, compared = found[workload]
-        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+        first, others = found[workload]
+        others.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
     return found
 
 

@@ -33,7 +33,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not comparisons(results) and not any(compared for _, compared in cells.substitutes(results).values()):
+    if not cells.compared(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
