@@ -189,7 +189,7 @@ def _captured(replay: Path, options: SelectionOptions, specs: list[str]) -> Sele
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & typed(options.context):
         raise ValueError("--replay FILE goes with implementations alone: name them, and leave out other selections")
-    return replace(options, settings=settings(load(replay)))
+    return replace(options, settings=[f"{name}={value}" for name, value in settings(load(replay)).items()])
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import is_doubtful, paired_times
+from attnbench.analysis.comparisons import Comparison, paired_times
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Arm, Comparison, Record
+from attnbench.storage.records import Arm, Record
 from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
@@ -33,7 +33,6 @@ class Cell:
     record: Record
     seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
     comparison: Comparison | None  # with the baseline of the shape
-    is_doubtful: bool  # other work may have changed its time
 
     @property
     def name(self) -> str:
@@ -43,8 +42,9 @@ class Cell:
     @cached_property
     def mark(self) -> Mark | None:
         """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
-        speed = None if self.comparison is None else self.comparison.verdict
-        return mark_of(self.record, speed, is_doubtful=self.is_doubtful)
+        if self.comparison is None:
+            return mark_of(self.record)
+        return mark_of(self.record, self.comparison.verdict, is_doubtful=self.comparison.is_doubtful)
 
     @property
     def ratio(self) -> float | None:
@@ -132,7 +132,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Label and length."""
+        """The name of the shape in a table: its label, then its length."""
         return f"{self.label} {self.length}".strip()
 
 
@@ -172,9 +172,7 @@ def _cell(results: Results, record: Record, compared: Comparison | None, first: 
         seconds = times_s.get(record.key)
     if first is not None and compared is not None:
         seconds = compared.ratio * times_s[record.workload.id, first]
-    is_in_doubt = is_doubtful(results, record.key)
-    is_in_doubt |= first is not None and is_doubtful(results, (record.workload.id, first))
-    return Cell(record=record, seconds=seconds, comparison=compared, is_doubtful=is_in_doubt)
+    return Cell(record=record, seconds=seconds, comparison=compared)
 
 
 def shared(members: Sequence[Shape]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attnbench.analysis.comparisons import (
+    Comparison,
     comparison,
     comparisons,
     is_doubtful,
@@ -35,8 +36,9 @@ from attnbench.analysis.table import (
 )
 from attnbench.reports import grouped
 from attnbench.statistics.effects import Numbers, effects, judged, numbers
+from attnbench.statistics.verdict import Reason, doubted
 from attnbench.storage.events import Plan
-from attnbench.storage.records import BASE, Arm, Comparison, Status, Verdict
+from attnbench.storage.records import BASE, Arm, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
 from attnbench.workloads.workload import Workload, following
 
@@ -147,7 +149,7 @@ def shown_rows(results: Results) -> list[Row]:
     found = rows(shown(results))
     for row in found:
         workload, arm = row["workload"], arm_of(row)
-        row.update(title=names[workload], is_doubtful=is_doubtful(results))
+        row["title"] = names[workload]
         if workload in replaced:
             first, judgement = replaced[workload][0], by_key.get((workload, arm))
             row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
@@ -186,6 +188,9 @@ def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
             first = firsts[workload] = timed[0]
             logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
     known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
+    known |= doubted(
+        {key: known[key] for key in logs if is_doubtful(results, key) or is_doubtful(results, (key[0], firsts[key[0]]))}
+    )
     records = {record.key: record for record in results.records}
     found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
     for workload, arm in logs:
@@ -297,8 +302,8 @@ def ratio(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """The verdict with its factor, or the detectable difference; only "doubtful" if the session is."""
-    if row.get("is_doubtful") and row["verdict"] is not None:
+    """The verdict with its factor, or the detectable difference; only "doubtful" if its times are."""
+    if row["reason"] == Reason.doubtful:
         return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"
