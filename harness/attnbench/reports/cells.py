@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import (
-    Comparison,
-    comparison,
-    comparisons,
-    is_doubtful,
-    paired_times,
-    samples_of,
-    session_effects,
-)
+from attnbench.analysis import comparisons as pairs
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
@@ -144,7 +136,7 @@ def shown_rows(results: Results) -> list[Row]:
     Groups are in the order of the plan; inside a group rows are sorted by length, then by ratio, not by time: cells
     that were decided early saw the machine in another state.
     """
-    replaced, times_s, names = substitutes(results), paired_times(results), titles(results)
+    replaced, times_s, names = substitutes(results), pairs.paired_times(results), titles(results)
     by_key = {each.key: each for each in compared(results)}
     found = rows(shown(results))
     for row in found:
@@ -169,33 +161,34 @@ def groups(results: Results) -> dict[str, list[Row]]:
     return grouped(shown_rows(results), lambda row: str(row["title"]))
 
 
-def compared(results: Results) -> list[Comparison]:
+def compared(results: Results) -> list[pairs.Comparison]:
     """All comparisons of a run, with the baseline or with its substitute."""
-    return [*comparisons(results), *(each for _, others in substitutes(results).values() for each in others)]
+    return [*pairs.comparisons(results), *(each for _, others in substitutes(results).values() for each in others)]
 
 
 @lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
+def substitutes(results: Results) -> dict[str, tuple[Arm, list[pairs.Comparison]]]:
     """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
 
     By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
     and the others compared with it. A session with two sides has none.
     """
     firsts, logs = dict[str, Arm](), Numbers()
-    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
+    for workload, taken in pairs.samples_of(results).items() if results.plan.sides is None else ():
         timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
         if timed and not any(map(results.plan.is_reference, timed)):
             first = firsts[workload] = timed[0]
             logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
-    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
-    known |= doubted(
-        {key: known[key] for key in logs if is_doubtful(results, key) or is_doubtful(results, (key[0], firsts[key[0]]))}
-    )
+    known = judged(results.plan, pairs.session_effects(results) | effects(results.plan, logs)) if firsts else {}
+    disturbed = [
+        key for key in logs if pairs.is_doubtful(results, key) or pairs.is_doubtful(results, (key[0], firsts[key[0]]))
+    ]
+    known |= doubted({key: known[key] for key in disturbed})
     records = {record.key: record for record in results.records}
-    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
+    found: dict[str, tuple[Arm, list[pairs.Comparison]]] = {name: (first, []) for name, first in firsts.items()}
     for workload, arm in logs:
         first, others = found[workload]
-        others.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+        others.append(pairs.comparison(known[workload, arm], records[workload, arm], records[workload, first]))
     return found
 
 
