@@ -6,7 +6,7 @@ Titles are derived from the axes of workloads, so that new axes appear automatic
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from attnbench.analysis.table import (
 )
 from attnbench.reports import grouped
 from attnbench.statistics.effects import Numbers, effects, judged, numbers
-from attnbench.statistics.verdict import Reason, doubted
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE, Arm, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
@@ -173,22 +173,19 @@ def substitutes(results: Results) -> dict[str, tuple[Arm, list[pairs.Comparison]
     By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
     and the others compared with it. A session with two sides has none.
     """
-    firsts, logs = dict[str, Arm](), Numbers()
+    found, logs = dict[str, tuple[Arm, list[pairs.Comparison]]](), Numbers()
     for workload, taken in pairs.samples_of(results).items() if results.plan.sides is None else ():
         timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
         if timed and not any(map(results.plan.is_reference, timed)):
-            first = firsts[workload] = timed[0]
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
-    known = judged(results.plan, pairs.session_effects(results) | effects(results.plan, logs)) if firsts else {}
-    disturbed = [
-        key for key in logs if pairs.is_doubtful(results, key) or pairs.is_doubtful(results, (key[0], firsts[key[0]]))
-    ]
-    known |= doubted({key: known[key] for key in disturbed})
+            found[workload] = timed[0], []
+            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, timed[0]))}
+    known = judged(results.plan, pairs.session_effects(results) | effects(results.plan, logs)) if logs else {}
     records = {record.key: record for record in results.records}
-    found: dict[str, tuple[Arm, list[pairs.Comparison]]] = {name: (first, []) for name, first in firsts.items()}
     for workload, arm in logs:
         first, others = found[workload]
-        others.append(pairs.comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+        is_doubtful = any(pairs.is_doubtful(results, (workload, each)) for each in (arm, first))
+        judgement = replace(known[workload, arm], is_doubtful=is_doubtful)
+        others.append(pairs.comparison(judgement, records[workload, arm], records[workload, first]))
     return found
 
 
