@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.table import DEVICE_COLUMNS, rows, table
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import story
 from attnbench.reports.story import facts, troubles
@@ -78,10 +77,9 @@ def test_a_sustained_visit_begins_hot_and_the_report_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("slowed_by", "why"), [(0x4 | 0x1, "power cap"), (0x4 | 0x20, "power cap, thermal slowdown")])
-def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttled_it(slowed_by, why, tmp_path):
+def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path):
     results = run_in("calm", tmp_path)
     first = results.plan.workloads[0].id
-    assert not set(DEVICE_COLUMNS) & set(table(results).columns)  # as in any run on the processor
     assert not any("throttled" in line for line in troubles(results))
     states = (
         DeviceState(clock_mhz=1980.0, temperature_c=50.0, power_w=640.0),
@@ -94,15 +92,6 @@ def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttl
         return msgspec.structs.replace(event, states=states) if is_there else event
 
     found = rewrite(tmp_path, stated)
-    cells = table(found)
-    own, others = cells[cells["workload"] == first], cells[cells["workload"] != first]
-    expected = {"clock_mhz": 1840.0, "lowest_clock_mhz": 1700.0, "temperature_c": 61.0, "power_w": 660.0}
-    for name, value in expected.items():
-        assert set(own[name]) == {value}
-    assert own["throttled_share"].tolist() == pytest.approx([1 / 3] * len(own))
-    assert set(own["throttled_by"]) == {why}
-    assert others[list(DEVICE_COLUMNS)].isna().all(axis=None)
-    assert {row["throttled_by"] for row in rows(others)} == {None}
     notes = {row["workload"]: row.texts["notes"] for row in tables.every(found)}
     assert {workload for workload, text in notes.items() if "clock fell" in text} == {first}
     assert why.split(", ")[0] in notes[first]
