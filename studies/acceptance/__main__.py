@@ -29,8 +29,6 @@ FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
 """Limits: false verdicts (share), error of a time, width of "the same time" (both relative), and the share of equal
 comparisons that must be called equal."""
 BUDGET_S, OURS = 10.0, "attnbench"
-UNNAMED = {"undecided", "none", "not compared"}
-"""No verdict on a time."""
 WITH_OLD, OLD = ("V1", "V4", "V6", "V8"), ", older"
 """Tests that `--old` runs with an older attnbench, too, and the suffix of their names."""
 Take = Callable[..., Sequence[Row]]
@@ -90,7 +88,7 @@ def _covered(rows: Sequence[Row]) -> tuple[str, bool]:
 
 def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
     near = [abs(row["off"]) <= NEAR for row in rows]
-    warned = [row["is_warned"] == 1.0 and row["verdict"] in UNNAMED for row in rows]
+    warned = [row["is_warned"] == 1.0 and row["verdict"] not in {"slower", "faster", "equivalent"} for row in rows]
     neither = sum(not one and not other for one, other in zip(near, warned, strict=True))
     words = f"within {NEAR:.0%} {sum(near)}, a warning and no verdict {sum(warned)}"
     return f"{words}; neither in {at_most(neither, len(rows))}", neither == 0
