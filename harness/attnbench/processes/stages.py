@@ -129,12 +129,14 @@ class Session:
     def ask(self, request: messages.Work) -> messages.Reply:
         """Send a request to the worker, starting one if necessary; return the reply.
 
-        If its process ended meanwhile, the request is repeated once before an arm is held responsible: the cause may be
-        gone.
+        If its process ended meanwhile, or memory ran out, the request is repeated once in a fresh process before an arm
+        is held responsible: the cause may be gone.
         """
         self.require_worker()
         reply = self.client.ask(request)
-        if isinstance(reply, messages.Failed) and reply.is_lost:
+        if isinstance(reply, messages.Failed) and (reply.is_lost or reply.is_full):
+            if reply.is_full:  # other workers hold memory, too
+                self.client.stop()
             self.require_worker()
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
