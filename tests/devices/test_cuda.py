@@ -20,7 +20,10 @@ from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
 from tests.pairwise import pairwise
 
+INSIDE_TORCH = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+"""Inductor imports parts of torch that torch itself calls deprecated."""
 pytestmark = [
+    INSIDE_TORCH,
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
     # torch warns of these in the first call of a process; none says anything of the code under test

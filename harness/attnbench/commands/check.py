@@ -111,6 +111,8 @@ def check(
         if replay is not None:
             options = _captured(replay, options, specs)
         more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
+        if options.sweep != STOCK:  # budgets of other sweeps are for timing
+            more["budget_s"] = 0.0
         if is_invariance:
             from attnbench.commands import invariance  # slow to import
 
