@@ -91,7 +91,7 @@ def run(folder: Path, tests: str, *, has_device: bool = True, limit_s: float = 6
     return done.stdout + done.stderr
 
 
-def test_each_marked_test_has_a_process_and_one_that_dies_costs_itself_alone(tmp_path):
+def test_a_test_that_loses_the_context_or_dies_costs_itself_alone(tmp_path):
     said = run(tmp_path, TESTS)
     assert "2 failed, 4 passed, 1 skipped" in said, said
     assert "FAILED test_it.py::test_first_loses_the_context" in said

@@ -201,10 +201,6 @@ class Device(Protocol):
         """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
 
-    def is_capturing(self) -> bool:
-        """Whether launches are being recorded for a graph, and cannot be waited for."""
-        return False
-
     def is_crowded(self) -> bool:
         """Whether this process holds so large a share of the memory that it should free its caches."""
 

@@ -47,6 +47,12 @@ SETTINGS = (
     "NVTE_*",
     "XFORMERS_*",
 )
+BUSY = "busy or unavailable"
+"""Part of CUDA's message if a device lets no further process in."""
+EXCLUSIVE = (
+    "{} lets no further process in. In the compute mode EXCLUSIVE_PROCESS it has one, and code from files runs next to "
+    "its judge: set the mode by nvidia-smi --compute-mode=DEFAULT"
+)
 NUM_WARM_UPS = 3
 """Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
@@ -73,6 +79,7 @@ class Cuda(Accelerator):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.clock = QueuedClock(CudaRuntime(name))
+        self._is_refused = False  # its driver lets no further process in
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
@@ -91,6 +98,19 @@ class Cuda(Accelerator):
     def seems_present(self) -> bool:
         """Whether a driver is loaded."""
         return DRIVER.exists() or AMD_DRIVER.exists()
+
+    def missing(self) -> str | None:
+        """Report a missing driver, fewer devices than N, or a device that has refused this process."""
+        return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
+
+    def use(self, number: int) -> None:
+        """Make the device with this number the current one; the driver may refuse, since that makes a context."""
+        try:
+            super().use(number)
+        except RuntimeError as error:
+            if BUSY not in str(error):
+                raise
+            self._is_refused = True
 
     def missing_compiler(self) -> str | None:
         """Report a missing triton."""
@@ -134,7 +154,7 @@ class Cuda(Accelerator):
         """
         import torch
 
-        if not torch.cuda.is_initialized():
+        if self._is_refused or not torch.cuda.is_initialized():
             return False
         try:
             self.synchronize()
@@ -227,12 +247,6 @@ class Cuda(Accelerator):
         self.synchronize()
         free, whole = self._free_and_whole()
         return whole - free - torch.cuda.memory_reserved(self.name)
-
-    def is_capturing(self) -> bool:
-        """Whether the current stream is being captured."""
-        import torch
-
-        return torch.cuda.is_current_stream_capturing()
 
 
 DEVICE = Cuda

@@ -141,9 +141,10 @@ def takes_infinity(candidate: Implementation) -> bool:
 def _settle(name: str) -> Callable[[], None]:
     """Prepare a device at its first use; return a function that makes it the current device."""
     place = device(name)
-    if place.missing() is not None:  # the request fails, and says why
+    if place.missing() is None:
+        place.select()
+    if place.missing() is not None:  # also one that lets no further process in: the request fails, and says why
         return lambda: None
-    place.select()
     place.settle()
     return place.select
 
