@@ -32,7 +32,7 @@ ANSWERS = {
     "cudaPeekAtLastError": "int cudaPeekAtLastError() { return 0; }",
     "cuDevicePrimaryCtxGetState": "int cuDevicePrimaryCtxGetState(int d, int *f, int *a) { *f = *a = 0; return 0; }",
 }
-"""Functions of the runtime, and one of the driver, with answers; all others answer 0, or 46 where the device is busy."""
+"""Functions of the runtime, and one of the driver, with answers; others answer 0, or 46 where the device is busy."""
 HEAD = """#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

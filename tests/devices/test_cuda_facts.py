@@ -71,7 +71,8 @@ def test_a_device_that_lets_no_further_process_in_is_missing(message, monkeypatc
     monkeypatch.setattr(torch, "get_device_module", lambda _: torch.cuda)
     assert here.missing() is None
     if cuda.BUSY not in message:
-        pytest.raises(RuntimeError, here.select)
+        with pytest.raises(RuntimeError):
+            here.select()
         return
     here.select()
     assert "EXCLUSIVE_PROCESS" in here.missing()
