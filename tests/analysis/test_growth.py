@@ -126,14 +126,11 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     assert few.reach is None
 
 
-def test_json_and_picture_say_the_same(fused, found):
+def test_json_says_the_same(fused, found):
     checked = [fused, found["sdpa"]]
     read = json.loads(json.dumps([growth_report.facts(each) for each in checked]))
     assert read[0]["exponent"] == checked[0].fit.exponent
     assert read[0]["reached_at"] == checked[0].reach.point
-    drawn = growth_report.curves(checked)
-    assert "limit" in drawn.title
-    assert drawn.svg.startswith("<svg ")
 
 
 @pytest.mark.long
@@ -176,13 +173,12 @@ def command(*arguments: str, cwd: Path):
     )
 
 
-def test_the_command_says_where_the_limit_is_and_draws(written):
+def test_the_command_says_where_the_limit_is(written):
     folder, done = written
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached}," in done.stdout
     assert "inference" in done.stdout
     (run,) = (folder / "results" / "runs").iterdir()
-    assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import attnbench
 from attnbench.cli import app
-from attnbench.reports import recommended
 from attnbench.storage.journal import find_runs
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -100,15 +98,6 @@ def test_a_crossover_that_is_none_says_who_is_faster() -> None:
     (folder,) = find_runs(Path("results"))
     again = invoke("fastest", "--resume", folder.name, "-i", "mine.py:slow", "--json")
     assert json.loads(again.stdout)["crossings"][0]["implementations"] == ["slow", "sdpa"]
-
-
-@pytest.mark.long
-def test_from_python_the_same_is_given() -> None:
-    found = attnbench.fastest("fused", "sdpa", budget=1.0, seq_len=16, num_heads=2, head_dim=8, num_threads=1)
-    assert found.choice in {"fused", "sdpa"}
-    assert recommended.answer(found.recommendations[0]) in found.answer
-    assert repr(found) == "\n".join(found.answer)
-    assert found.facts()["recommendations"][0]["choice"] == found.choice
 
 
 def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def comparisons(results: Results) -> list[Comparison]:
     for key, judgement in judgements(results).items():
         if key != WHOLE:
             baseline = records[key[0], results.plan.reference(key[1])]
-            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+            compared.append(comparison(judgement, records[key], baseline, pass_s))
     return compared
 
 
@@ -108,7 +108,7 @@ def paired_times(results: Results) -> dict[Key, float]:
     return times_s
 
 
-def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
+def comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None = None) -> Comparison:
     """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
     more_s = None
     if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:

@@ -9,8 +9,8 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 OPTIONS = TimingOptions(sweep="fastest")
-AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
-"""Arguments and options that --resume allows."""
+AGAIN = {"--memory", "--deterministic", "--policy"}
+"""Options that --resume allows."""
 
 
 def fastest(
@@ -53,10 +53,7 @@ def fastest(
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
-        folder, planned = running.to_resume(options.context, resume, results, AGAIN)
-        if planned.command != "fastest":
-            raise ValueError(f"{resume} does not look for the fastest: go on with {planned.resume_command(resume)}")
-        running.require_named(planned, planned.implementations, options.named)
+        folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
         if along:
             others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}

@@ -49,7 +49,7 @@ class SelectionOptions:
             "--set",
             metavar="AXIS=V,V",
             help="Values of an axis (attnbench list axes); may be repeated. Alone: exactly these. With --sweep: only "
-            "its workloads with these values.",
+            "its workloads with these values. device alone: the usual workloads there.",
         ),
     ] = None
     model: Annotated[
@@ -103,6 +103,11 @@ class SelectionOptions:
             ValueError: a file cannot be read, or has no implementation.
         """
         return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in held(name)]
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether --set or --model chooses shapes; a device alone does not."""
+        return bool(self.model) or any(each.partition("=")[0].strip() != "device" for each in self.settings or ())
 
     def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
         """The plan of these options.

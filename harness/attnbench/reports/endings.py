@@ -9,7 +9,7 @@ from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, co
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, recommended
+from attnbench.reports import answers, cells, recommended
 from attnbench.storage.records import LATENCY, Arm, Verdict
 from attnbench.units import percent, plain
 
@@ -33,7 +33,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not comparisons(results):
+    if not comparisons(results) and not any(compared for _, compared in answers.substitutes(results).values()):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
