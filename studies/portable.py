@@ -9,9 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attnbench.units import markdown_table
 from studies import frame
 from studies.frame import Piece, Row
 
@@ -33,36 +35,25 @@ def checked(name: str, way: str) -> dict[str, Any]:
     return {"exit_code": done.returncode, "implementations": implementations, "message": message}
 
 
-def compare(name: str) -> list[Row]:
+def compare(name: str, _: int) -> list[Row]:
     """Check one file or implementation both ways; one row for each implementation in it."""
     ends = {way: checked(name, way) for way in WAYS}
-    implementations = sorted({each for end in ends.values() for each in end["implementations"]}) or [""]
     rows = []
-    for implementation in implementations:
+    for implementation in sorted({each for end in ends.values() for each in end["implementations"]}) or [""]:
         row: Row = {"name": Path(name).stem, "implementation": implementation}
-        facts = []
         for way, end in ends.items():
             answer = end["implementations"].get(implementation, {})
-            facts.append((end["exit_code"], end["message"], *(str(answer.get(key)) for key in COMPARED)))
-            row[way] = answer.get("verdict") or f"exit code {end['exit_code']}: {end['message']}"
-            row[f"{way}_cells"] = answer.get("num_compared", 0)
-        rows.append(row | {"is_same": facts[0] == facts[1], "facts": facts})
+            facts = [str(answer[key]) for key in COMPARED if key in answer] or [end["message"]]
+            row[way] = ", ".join([*facts, f"exit code {end['exit_code']}"])
+            row[f"{way} cells"] = str(answer.get("num_compared", 0))
+        rows.append(row)
     return rows
 
 
 def table(rows: list[Row]) -> str:
     """Format the counts first, then a line for each implementation."""
-    num_same = sum(row["is_same"] for row in rows)
-    lines = [f"{num_same} of {len(rows)} judged alike by forked and by spawned workers.", ""]
-    lines += ["| file | implementation | forked | spawned | cells compared | alike |"]
-    lines += ["| --- | --- | --- | --- | --- | --- |"]
-    for row in rows:
-        cells = f"{row['forked_cells']} and {row['spawned_cells']}"
-        names = f"{row['name']} | {row['implementation']}"
-        lines.append(
-            f"| {names} | {row['forked']} | {row['spawned']} | {cells} | {'yes' if row['is_same'] else 'NO'} |"
-        )
-    return "\n".join([*lines, ""])
+    num_same = sum(row["forked"] == row["spawned"] for row in rows)
+    return f"{num_same} of {len(rows)} judged alike by forked and spawned workers.\n\n{markdown_table(rows)}\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,10 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     names = options.names or sorted(file.stem for file in Path("implementations").glob("[a-z]*.py"))
-    frame.complete([Piece(name=name, make=lambda _, it=name: compare(it)) for name in names], options.out)
+    frame.complete([Piece(name=name, make=partial(compare, name)) for name in names], options.out)
     rows = [row for name in names for row in frame.rows(options.out, name)]
     sys.stdout.write(table(rows))
-    return 0 if all(row["is_same"] for row in rows) else 1
+    return 0 if all(row["forked"] == row["spawned"] for row in rows) else 1
 
 
 if __name__ == "__main__":

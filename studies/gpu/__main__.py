@@ -24,16 +24,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the remaining steps, print the table, and write the archive; the exit code shows whether all succeeded."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
-    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; three steps fail on purpose")
+    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; two steps fail on purpose")
     parser.add_argument(
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin nothing that ends later"
     )
     options = parser.parse_args(arguments)
     out, size = options.out.resolve(), plan.rehearsal() if options.rehearse else plan.full()
-    groups = plan.groups(size)
-    before = len(list(steps.ended(groups, out)))
-    is_complete = steps.run_all(groups, out, options.stop_after)
-    ended = dict(steps.ended(groups, out))
+    planned = plan.steps(size)
+    before = len(list(steps.ended(planned, out)))
+    is_complete = steps.run_all(planned, out, options.stop_after)
+    ended = dict(steps.ended(planned, out))
     text = table(ended, is_complete=is_complete)
     frame.save(out / "table.md", text)
     sys.stdout.write(text)

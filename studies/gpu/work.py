@@ -13,16 +13,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from studies.frame import Row
-from studies.gpu.steps import FAILED, LEFT_OUT, OK, POISONED, ROOT
+from studies.gpu.steps import FAILED, LEFT_OUT, OK, ROOT
 
 PACKAGES = (
     *("torch", "triton", "numpy", "msgspec", "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
@@ -63,36 +61,6 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
         """Store the rows."""
         super().__init__(reason)
         self.rows = rows
-
-
-class Lost(Wrong):
-    """The context of this process is lost: none of its further answers counts."""
-
-
-@contextmanager
-def _blaming(here: Any) -> Iterator[None]:  # noqa: ANN401 - a Device, or a simulated one
-    """Turn exceptions raised after the device has become unusable into `Lost`.
-
-    Raises:
-        Lost: every call fails from now on in this process.
-    """
-    try:
-        yield
-    except Exception as error:
-        if here.is_broken():
-            first = (str(error).splitlines() or [""])[0]
-            rows = error.rows if isinstance(error, Wrong) else []
-            raise Lost(f"{type(error).__name__}: {first}; the context is lost", rows) from error
-        raise
-    if here.is_broken():  # by a queued kernel that failed after its call returned
-        raise Lost("the context is lost", [])
-
-
-def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """List the kernels that run, by their names."""
-    case = _case(where, name, "inference", "causal", 64, 512, heads)
-    rows = _kernels(case.call(), _here(where))
-    return ", ".join(row["kernel"] for row in rows[:3]), rows
 
 
 def tests() -> tuple[str, list[Row]]:
@@ -201,17 +169,6 @@ def die() -> tuple[str, list[Row]]:
     return "", []
 
 
-def poison() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: a simulated device loses its context, and each later call fails."""
-    from studies.simulated.gpu import SimulatedGpu
-
-    gpu = SimulatedGpu()
-    gpu.is_poisoned = True
-    with _blaming(gpu):
-        gpu.kernel(1e-3)
-    return "", []
-
-
 def _require(name: str) -> None:
     from importlib.util import find_spec
 
@@ -298,24 +255,8 @@ def _beside(row: Row) -> str:
     return f" ({', '.join(shares)})" * bool(shares)
 
 
-def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[str, list[Row]]]:
-    """Wrap a step on a device so that the device is tested afterwards."""
-
-    @wraps(work)
-    def watched(where: str, *given: str) -> tuple[str, list[Row]]:
-        with _blaming(_here(where)):
-            return work(where, *given)
-
-    return watched
-
-
-ON_DEVICE = (kernels, gauge, times)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
-    each.__name__: _watched(each) if each in ON_DEVICE else each
-    for each in (
-        *(versions, kernels, tests, gauge, check, run, times),
-        *(hang, die, poison),
-    )
+    each.__name__: each for each in (versions, tests, gauge, check, run, times, hang, die)
 }
 
 
@@ -329,9 +270,6 @@ def main(name: str, file: Path, *given: str) -> None:
         outcome, reason = LEFT_OUT, str(left)
     except ModuleNotFoundError as error:
         outcome, reason = LEFT_OUT, f"{error.name} is not installed"
-    except Lost as lost:
-        traceback.print_exc()
-        outcome, reason, rows = POISONED, str(lost), lost.rows
     except Wrong as wrong:
         outcome, reason, rows = FAILED, str(wrong), wrong.rows
     except Exception as error:  # noqa: BLE001 - a step that fails says so, and ends

@@ -77,6 +77,7 @@ def test_a_device_that_lets_no_further_process_in_is_missing(message, monkeypatc
     here.select()
     assert "EXCLUSIVE_PROCESS" in here.missing()
     assert not here.is_broken()
+    here.settle()  # does nothing
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -158,10 +159,7 @@ def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_
     assert device("cuda:1").facts().clocks == {
         "gpu SM clock limit": "1000 MHz",
         "gpu memory clock limit": "2000 MHz",
-        "gpu SM clock": "1501 MHz",
         "gpu power limit": "700 W",
-        "gpu temperature": "41 C",
-        "gpu throttle reasons": "0x4",
         "gpu ECC": "on",
     }
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails

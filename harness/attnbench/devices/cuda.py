@@ -130,7 +130,7 @@ class Cuda(Accelerator):
             others = (torch.device("cuda", number) for number in numbers)
             accelerator = "; ".join(dict.fromkeys(map(_description, [first, *others])))
             if (library := nvml.library()) is not None:
-                clocks = nvml.state(str(torch.cuda.get_device_properties(first).uuid), library)
+                clocks = nvml.limits(str(torch.cuda.get_device_properties(first).uuid), library)
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         if torch.version.hip:
@@ -170,6 +170,8 @@ class Cuda(Accelerator):
         """
         import torch
 
+        if self._is_refused:
+            return
         query = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device=self.name)
         torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - a call would build cuDNN's plan, too
 

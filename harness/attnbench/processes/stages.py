@@ -26,7 +26,6 @@ from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Count
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.units import duration
 from attnbench.workloads import covering, policy
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
@@ -46,7 +45,6 @@ VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 UNLOADABLE = "it cannot be loaded: see its first cell"
-NOT_REACHED = "Stopped after {}: {} of {} cells were not reached. --all checks every cell."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +224,7 @@ class CheckStage(Stage):
         for number, (workload, arm) in enumerate(cells):
             is_dropped = self.stops_when_wrong and arm in wrong
             if self.stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s:
-                return NOT_REACHED.format(duration(plan.budget_s), len(cells) - number, len(cells))
+                return f"{len(cells) - number} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
             if (workload.id, arm) not in status and not is_dropped:
                 session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
                 is_brief = is_brief_allowed and (arm, _kind(workload)) in passed

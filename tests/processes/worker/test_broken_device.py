@@ -11,7 +11,6 @@ import torch
 from attnbench.analysis.results import read
 from attnbench.contract.memory import LAYOUTS
 from attnbench.devices import device
-from attnbench.devices.cpu import Cpu
 from attnbench.processes.messages import Check, Failed, Heartbeat, Prepare, SampleBlocks
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ROOT as HARNESS
@@ -208,27 +207,3 @@ def test_a_run_goes_on_with_the_next_cell(tmp_path):
     assert statuses == {(name, length): "error" if "breaking" in name else "ok" for name, length in found}, done.stderr
     assert len(found) == 6
 
-
-class Refusing(Cpu):
-    """A device in the compute mode EXCLUSIVE_PROCESS, which has a process already."""
-
-    is_refused = False
-
-    def select(self) -> None:
-        self.is_refused = True
-
-    def missing(self) -> str | None:
-        return "it lets no further process in" if self.is_refused else None
-
-    def settle(self) -> None:
-        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
-
-
-def test_a_device_that_lets_no_further_process_in_is_the_reason_and_no_crash():
-    with elsewhere.installed(Refusing):
-        workload = Workload(device=elsewhere.NAME, seq_len=16, direction="inference")
-        arm = Arm(implementation="sdpa")
-        reply = Worker(Heartbeat()).answer(
-            Prepare(workload=workload, arm=arm, spec="sdpa", call_limit_s=9, memory_limit_bytes=0)
-        )
-    assert (reply.status, reply.message) == (Status.unsupported, "it lets no further process in")
