@@ -157,7 +157,7 @@ def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
         f"{numbers.min()} to {numbers.max()} of {seeds} seeds for each instruction set and number of threads: "
-        "`python -m studies.margins`. Shares of what is allowed (checking/tolerance.py); "
+        "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
         "[every implementation](margins.csv).\n"
     )
     lines = [

@@ -413,7 +413,7 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Query rows (B, H, R, K) and key (B, G, S, K) rotated by their places, or back, if the workload rotates them."""
+    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload does; `sign` -1 rotates back."""
     query, key, value = heads
     if workload.rotary == "none":
         return heads

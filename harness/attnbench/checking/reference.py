@@ -343,8 +343,8 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
     """The size of intermediate sums in the gradient of a value that several query heads read; 0 if only one does.
 
-    With few keys such sums may cancel in every number, and their roundings remain. At least one of a query's weights on
-    S keys is at least 1/S, so its term is at least that share of the output's gradient.
+    With few keys these sums may cancel in every element and leave only rounding errors. At least one of a query's
+    weights on S keys is at least 1/S, so its term is at least that share of the output's gradient.
     """
     readers = workload.num_heads // workload.num_kv_heads
     return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0

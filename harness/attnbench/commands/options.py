@@ -174,7 +174,7 @@ class TimingOptions(SelectionOptions):
         str,
         typer.Option(
             metavar="WORD,WORD",
-            help="Conditions of timed calls: cold or rotating caches, graph (a CUDA graph), sustained (until clocks "
+            help="Conditions of timed calls: cold (empty caches), graph (a CUDA graph), sustained (until clocks "
             "settle), an allocator (system, steady or retain), and process or shared (one process for all code, if "
             "you trust it).",
         ),
@@ -190,7 +190,7 @@ class TimingOptions(SelectionOptions):
 
 
 CONDITIONS = {
-    "cache": ("warm", "cold", "rotating"),
+    "cache": ("warm", "cold"),
     "launch": ("eager", "graph"),
     "pace": ("burst", "sustained"),
     "allocator": ("system", "steady", "retain"),

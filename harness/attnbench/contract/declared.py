@@ -82,7 +82,7 @@ class Declared:
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """Fixed values of axes; a single mask is one."""
+        """The only allowed values of some axes by name, such as a single declared mask."""
         fixed: dict[str, int | float | str] = {}
         if self.masks is not None and len(self.masks) == 1:
             try:

@@ -140,7 +140,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Label and length."""
+        """The name of the shape in a table: its label, then its length."""
         return f"{self.label} {self.length}".strip()
 
 

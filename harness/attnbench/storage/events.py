@@ -118,7 +118,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
     false_share: float = FALSE_SHARE  # largest expected share of false verdicts among faster and slower
     seed: int = 0
-    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: new inputs for each call
+    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
     pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls without a pause
     allocator: str = "system"  # one of ALLOCATORS: the treatment of freed memory
