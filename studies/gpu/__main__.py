@@ -45,12 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table(ended: dict[str, Row], *, is_complete: bool) -> str:
-    """Format the answer first, then failures, then each step with its figure."""
+    """Format the answer first, then each step with its figure."""
     counts = Counter(row["outcome"] for row in ended.values())
     numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
     lines = [f"{len(ended)} steps: {numbers or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
-    bad = [(name, row) for name, row in ended.items() if row["outcome"] not in {OK, LEFT_OUT}]
-    lines += [f"- {name} {row['outcome']}: {row['reason']}" for name, row in bad] + [""] * bool(bad)
     lines += ["| step | outcome | seconds | found |", "| --- | --- | --- | --- |"]
     for name, row in ended.items():
         answer = row.get("answer", "") if row["outcome"] in {OK, FAILED} else ""
@@ -60,13 +58,11 @@ def table(ended: dict[str, Row], *, is_complete: bool) -> str:
 
 
 def archive(out: Path) -> None:
-    """Pack all results into one file, whole or not at all."""
-    draft = out / f"{ARCHIVE}.draft"
-    with tarfile.open(draft, "w:gz") as packed:
+    """Pack all results into one file."""
+    with tarfile.open(out / ARCHIVE, "w:gz") as packed:
         for file in sorted(out.rglob("*")):
-            if file.is_file() and file.name not in {ARCHIVE, draft.name}:
+            if file.is_file() and file.name != ARCHIVE:
                 packed.add(file, arcname=str(Path("gpu") / file.relative_to(out)))
-    draft.rename(out / ARCHIVE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ CHECKS = {
     "check": (),
     "check-tf32": ("--set", "float32_matmul_precision=high", "--set", "direction=forward_backward"),
     "check-compiled": ("-i", "fused+compile"),
-    "check-flex": ("-i", "flex"),
 }
 BACKENDS = ("sdpa", "sdpa_cudnn", "sdpa_flash", "flex")
 GAUGES = ("kernel_sum", "cold_caches", "heat_up", "flush", "graph_mode")
@@ -67,21 +66,20 @@ def steps(size: Size) -> list[Step]:
     where, heads = size.device, size.heads
     lengths, backends = ",".join(map(str, size.lengths)), ",".join(size.backends)
 
-    def step(name: str, work: str, *given: str, limit_s: float, group: str) -> Step:
-        return Step(name=name, work=work, given=given, limit_s=limit_s, group=group)
+    def step(name: str, work: str, *given: str, limit_s: float) -> Step:
+        return Step(name=name, work=work, given=given, limit_s=limit_s)
 
     planted_limits_s = {"hang": 1.5, "die": 60.0}
-    planted = [step(f"planted-{each}", each, limit_s=planted_limits_s[each], group="planted") for each in size.planted]
-    gauges = [step(f"gauge-{name}", "gauge", where, name, limit_s=180, group="gauges") for name in GAUGES]
-    checks = [step(name, "check", *size.check_sets, *CHECKS[name], limit_s=240, group="checks") for name in size.checks]
-    checks.append(step("run", "run", "run", *size.run_options, limit_s=300, group="run"))
+    planted = [step(f"planted-{each}", each, limit_s=planted_limits_s[each]) for each in size.planted]
+    gauges = [step(f"gauge-{name}", "gauge", where, name, limit_s=180) for name in GAUGES]
+    checks = [step(name, "check", *size.check_sets, *CHECKS[name], limit_s=240) for name in size.checks]
+    checks.append(step("run", "run", "run", *size.run_options, limit_s=300))
     times = [
         step(
             f"{direction}-{width}-{mask}",
             "times",
             *(where, direction, mask, str(width), lengths, heads, backends),
             limit_s=240,
-            group="times",
         )
         for direction in ("inference", "backward")
         for width in size.widths
@@ -91,15 +89,13 @@ def steps(size: Size) -> list[Step]:
     axes = ["scope=attention", f"batch_size={batch}", f"num_heads={num_heads}", f"num_kv_heads={groups}", "mask=causal"]
     axes += [f"device={where}", "head_dim=64", "direction=forward_backward"]
     shape = [word for axis in axes for word in ("--set", axis)]
-    names = [word for name in size.backends for word in ("-i", name)]
-    growth = step("growth", "run", "growth", *names, *shape, "--set", f"seq_len={lengths}", limit_s=240, group="memory")
     traces = [
-        step(f"trace-{name}", "run", "profile", "-i", name, *shape, "--set", "seq_len=256", limit_s=120, group="traces")
+        step(f"trace-{name}", "run", "profile", "-i", name, *shape, "--set", "seq_len=256", limit_s=120)
         for name in size.backends
     ]
     return [
-        step("versions", "versions", limit_s=60, group="machine"),
+        step("versions", "versions", limit_s=60),
         *planted,
-        step("tests", "tests", limit_s=900, group="tests"),
-        *(*gauges, *checks, *times, growth, *traces),
+        step("tests", "tests", limit_s=900),
+        *(*gauges, *checks, *times, *traces),
     ]

@@ -19,8 +19,6 @@ from studies.frame import Piece, Row
 
 ROOT = Path(__file__).parents[2]
 OK, LEFT_OUT, FAILED, HUNG, DIED = "ok", "left out", "failed", "hung", "died"
-MOST_STARTS = 2
-"""A step interrupted by a crash is started once more; not again if it takes the machine down."""
 CLOSING_S = 5.0
 
 
@@ -32,7 +30,6 @@ class Step:
     work: str
     given: tuple[str, ...] = ()
     limit_s: float
-    group: str = ""
 
 
 def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
@@ -60,17 +57,11 @@ def ended(steps: Sequence[Step], out: Path) -> Iterator[tuple[str, Row]]:
 
 def run(step: Step, out: Path) -> Row:
     """Run one step to its end or its limit: outcome, reason and duration, with the answer and rows that it found."""
-    for folder in ("starts", "logs", "found"):
+    for folder in ("logs", "found"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    with (out / "starts" / step.name).open("ab") as starts:
-        if starts.tell() >= MOST_STARTS:
-            reason = f"{MOST_STARTS} times all stopped with it"
-            return {"group": step.group, "outcome": DIED, "reason": reason, "took_s": 0.0}
-        starts.write(b".")
-        os.fsync(starts.fileno())
     start = time.monotonic()
     end = _outcome(step, out)
-    return {"group": step.group, "took_s": round(time.monotonic() - start, 3), **end}
+    return {"took_s": round(time.monotonic() - start, 3), **end}
 
 
 def _outcome(step: Step, out: Path) -> Row:

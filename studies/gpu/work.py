@@ -22,11 +22,6 @@ from typing import Any
 from studies.frame import Row
 from studies.gpu.steps import FAILED, LEFT_OUT, OK, ROOT
 
-PACKAGES = (
-    *("torch", "triton", "numpy", "msgspec", "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-    *("nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "flashinfer-python", "sageattention", "xformers"),
-    *("transformer-engine", "transformers", "pytest", "nox", "attnbench"),
-)
 NUM_REPEATS = 9
 TARGET_S = 0.02
 """Approximate duration of a sample."""
@@ -38,20 +33,14 @@ class Left(Exception):  # noqa: N818 - it is no error
 
 
 def versions() -> tuple[str, list[Row]]:
-    """Write Python, packages, and the output of nvidia-smi to a file."""
-    rows: list[Row] = [{"name": "python", "version": platform.python_version()}]
+    """List the system and all packages, and write the output of nvidia-smi to a file."""
+    rows: list[Row] = [{"name": each.name, "version": each.version} for each in metadata.distributions()]
     rows.append({"name": "system", "version": platform.platform(terse=True)})
-    for name in PACKAGES:
-        try:
-            rows.append({"name": name, "version": metadata.version(name)})
-        except metadata.PackageNotFoundError:
-            rows.append({"name": name, "version": None})
     tool = shutil.which("nvidia-smi")
     if tool is not None:
         printed = subprocess.run([tool, "-q"], capture_output=True, check=False).stdout  # noqa: S603 - of the driver
         Path("nvidia-smi-q.txt").write_bytes(printed)
-    missing = [row["name"] for row in rows if row["version"] is None]
-    return f"{'' if tool else 'no nvidia-smi; '}missing: {', '.join(missing) or 'nothing'}", rows
+    return f"python {platform.python_version()}{'' if tool else ', no nvidia-smi'}", rows
 
 
 class Wrong(Exception):  # noqa: N818 - it is a finding
@@ -65,7 +54,6 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
 
 def tests() -> tuple[str, list[Row]]:
     """Run the tests that need a device, each in its own process (tests/apart.py), with a JUnit XML report."""
-    _require("pytest")
     report = Path("tests.xml").resolve()
     done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", str(TESTS), cwd=ROOT)
     last = (done.stdout.decode().strip().splitlines() or [""])[-1]
@@ -143,15 +131,13 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
             except Exception as error:  # noqa: BLE001 - one cell costs itself alone
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}"
-                if here.is_broken():
-                    raise Wrong(f"{name} at {length}: {row['error']}; the context is lost", rows) from None
     timed = [row for row in rows if "time_s" in row]
     if errors := [row for row in rows if "error" in row]:
         raise Wrong(f"{len(errors)} of {len(rows)} fail: {errors[0]['implementation']}: {errors[0]['error']}", rows)
     if not timed:
         raise Left(rows[0].get("reason", "nothing was timed"))
     last = max(row["seq_len"] for row in timed)
-    shown = [f"{row['implementation']} {_rate(row)}{_beside(row)}" for row in timed if row["seq_len"] == last]
+    shown = [f"{row['implementation']} {_beside(row)}" for row in timed if row["seq_len"] == last]
     return f"at {last}: {', '.join(shown)}", rows
 
 
@@ -167,13 +153,6 @@ def die() -> tuple[str, list[Row]]:
     """Planted in a rehearsal: kills its own process, as a lost context may."""
     os.kill(os.getpid(), signal.SIGABRT)
     return "", []
-
-
-def _require(name: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(name) is None:
-        raise Left(f"{name} is not installed")
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
@@ -244,15 +223,11 @@ def _flops(case: Any) -> float:  # noqa: ANN401 - a Case
     return float(useful_flops(case.workload))
 
 
-def _rate(row: Row) -> str:
-    return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s"
-
-
 def _beside(row: Row) -> str:
-    """Format the difference of the other clocks from ours."""
+    """Format the rate by our clock, and the differences of the other clocks from it."""
     others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
     shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
-    return f" ({', '.join(shares)})" * bool(shares)
+    return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s" + f" ({', '.join(shares)})" * bool(shares)
 
 
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {

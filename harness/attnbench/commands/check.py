@@ -111,8 +111,6 @@ def check(
         if replay is not None:
             options = _captured(replay, options, specs)
         more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
-        if options.sweep != STOCK:  # budgets of other sweeps are for timing
-            more["budget_s"] = 0.0
         if is_invariance:
             from attnbench.commands import invariance  # slow to import
 
@@ -175,8 +173,7 @@ def _checked(
 
         return captured.checked(planned, planned.implementations, replay, folder), None
     try:
-        stages, stops = ("check",), not goes_on
-        return running.execute(planned, folder, stages=stages, stops_when_wrong=stops, template=template), None
+        return running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template), None
     except typer.Exit as interrupted:
         return read(folder), interrupted
 

@@ -60,7 +60,8 @@ class Clock(Protocol):
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds of `num_calls` calls, back to back."""
+        """Seconds of `num_calls` calls, back to back. A clock defines this or `read`."""
+        return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
         """Time the calls of a sample; `flush` empties the caches before each call, outside of the measured time."""

@@ -49,10 +49,7 @@ SETTINGS = (
 )
 BUSY = "busy or unavailable"
 """Part of CUDA's message if a device lets no further process in."""
-EXCLUSIVE = (
-    "{} lets no further process in. In the compute mode EXCLUSIVE_PROCESS it has one, and code from files runs next to "
-    "its judge: set the mode by nvidia-smi --compute-mode=DEFAULT"
-)
+EXCLUSIVE = "{} lets no further process in: if its mode is EXCLUSIVE_PROCESS, nvidia-smi --compute-mode=DEFAULT"
 NUM_WARM_UPS = 3
 """Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""

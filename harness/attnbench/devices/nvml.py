@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
+from attnbench.devices import T
 from attnbench.storage.records import DeviceState
 
-T = TypeVar("T")
 POWER_CAP = 0x4
 """The throttle reason that most GPUs have whenever they work hard; all others are unusual."""
 CLOCK_EVENTS = {

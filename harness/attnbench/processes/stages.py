@@ -106,9 +106,7 @@ class Session:
         """
         for spec, digest in self.plan.digests.items():
             if policy.digest(spec) != digest:
-                raise ValueError(
-                    f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
-                )
+                raise ValueError(f"{spec} has changed since the run began, and its check is void: start a new run")
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)
         started = events.WorkerStarted(
@@ -209,10 +207,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
     for number, (workload, arm) in enumerate(cells):
-        is_dropped = stops_when_wrong and arm in wrong
         if stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s:
             return f"{len(cells) - number} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
-        if (workload.id, arm) not in status and not is_dropped:
+        if (workload.id, arm) not in status and not (stops_when_wrong and arm in wrong):
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
             is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
             check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))

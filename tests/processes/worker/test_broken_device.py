@@ -206,4 +206,3 @@ def test_a_run_goes_on_with_the_next_cell(tmp_path):
     statuses = {key: str(each.status) for key, each in found.items()}
     assert statuses == {(name, length): "error" if "breaking" in name else "ok" for name, length in found}, done.stderr
     assert len(found) == 6
-
