@@ -42,7 +42,7 @@ def fastest(
     """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
 
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
-    --policy, a sweep's answers are learned as a policy (attnbench.attention).
+    --policy, a sweep's answers are learned as a policy: a table of winners.
     """
     from attnbench.analysis.policy import learn
     from attnbench.analysis.recommendation import Limits, recommend

@@ -15,7 +15,7 @@ from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
-from attnbench.workloads import huggingface, models, policy
+from attnbench.workloads import huggingface, models
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -97,7 +97,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
     without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
-    without |= set() if policy.default_path() else {policy.ITSELF}
     usual = [name for name in plugins.implementation_names() if name not in without]
     typed = list(dict.fromkeys(implementations or chosen.implementations or usual))
     specs = plugins.labelled(typed)
@@ -132,7 +131,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         metrics=metrics,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        digests={spec: policy.digest(spec) for spec in specs},
+        digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,
         mixes=mixes,

@@ -25,7 +25,7 @@ from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Count
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.workloads import covering, policy
+from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
@@ -105,7 +105,7 @@ class Session:
             ValueError: it cannot start, or the code or the environment has changed.
         """
         for spec, digest in self.plan.digests.items():
-            if policy.digest(spec) != digest:
+            if plugins.digest(spec) != digest:
                 raise ValueError(f"{spec} has changed since the run began, and its check is void: start a new run")
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)

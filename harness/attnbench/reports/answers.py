@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from attnbench.analysis.comparisons import (
+    Comparison,
     comparison,
     comparisons,
     is_doubtful,
@@ -25,7 +26,7 @@ from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
 from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Arm, Comparison, Record
+from attnbench.storage.records import Arm, Record
 from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
