@@ -31,14 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out, size = options.out.resolve(), plan.rehearsal() if options.rehearse else plan.full()
     planned = plan.steps(size)
-    before = len(list(steps.ended(planned, out)))
     is_complete = steps.run_all(planned, out, options.stop_after)
     ended = dict(steps.ended(planned, out))
     text = table(ended, is_complete=is_complete)
     frame.save(out / "table.md", text)
     sys.stdout.write(text)
-    if len(ended) > before or not (out / ARCHIVE).exists():
-        archive(out)
+    archive(out)
     planted = {f"planted-{each}" for each in size.planted}
     is_good = all(row["outcome"] in {OK, LEFT_OUT} for name, row in ended.items() if name not in planted)
     return 0 if is_good and is_complete else FINDING if not is_good else INCOMPLETE

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from studies import frame
@@ -44,7 +45,7 @@ def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
         if time.monotonic() - start + step.limit_s > stop_after_s:
             is_complete = False
             continue
-        frame.complete([Piece(name=step.name, make=lambda _, it=step: [run(it, out)])], out)
+        frame.complete([Piece(name=step.name, make=partial(run, step, out))], out)
     return is_complete
 
 
@@ -55,13 +56,13 @@ def ended(steps: Sequence[Step], out: Path) -> Iterator[tuple[str, Row]]:
             yield step.name, row
 
 
-def run(step: Step, out: Path) -> Row:
-    """Run one step to its end or its limit: outcome, reason and duration, with the answer and rows that it found."""
+def run(step: Step, out: Path, _: int) -> list[Row]:
+    """Run one step to its end or its limit: one row with outcome, reason, duration and answer."""
     for folder in ("logs", "found"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     end = _outcome(step, out)
-    return {"took_s": round(time.monotonic() - start, 3), **end}
+    return [{"took_s": round(time.monotonic() - start, 3), **end}]
 
 
 def _outcome(step: Step, out: Path) -> Row:
