@@ -143,10 +143,9 @@ class Session:
         """Attribute the reply to the cell of the request, or return Failed if the journal could not accept it."""
         if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **request.names)
-        if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
-            problem = self.state.problem(reply)
-            message = f"its process answered what cannot be: {problem}"
-            reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
+        accepted = events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished
+        if isinstance(reply, accepted) and (problem := self.state.problem(reply)):
+            return messages.Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
     @property
