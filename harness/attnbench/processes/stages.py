@@ -106,7 +106,7 @@ class Session:
         """
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
-                raise ValueError(f"{spec} has changed since the run began, and its check is void: start a new run")
+                raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)
         started = events.WorkerStarted(
