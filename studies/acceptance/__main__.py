@@ -154,7 +154,7 @@ def _tests() -> Iterator[Test]:
                 title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
                 limit="settings equal in all; false verdicts in 5 % at most",
                 number=75,
-                seconds=15,
+                seconds=11,
                 take=partial(
                     _one, sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
                 ),
@@ -194,7 +194,7 @@ def _tests() -> Iterator[Test]:
             title=f"coverage of the printed interval in real sessions, a planted slowdown of {share:.0%}, 8 s",
             limit=f"{low:.0%} at least",
             number=40,
-            seconds=14,
+            seconds=10,
             take=partial(_one, sessions.compare, share=share, budget_s=8.0, num_threads=1),
             judge=_covered,
         )
@@ -208,7 +208,7 @@ def _tests() -> Iterator[Test]:
                 title=f"{what}, one thread, next to {busy} busy processes, 30 s",
                 limit=limit,
                 number=40,
-                seconds=40,
+                seconds=33,
                 take=partial(_one, sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
                 judge=judge,
             )
@@ -239,7 +239,7 @@ def _tests() -> Iterator[Test]:
             title=f"{f'a planted slowdown of {share:.0%}' if share else 'identical files'}, margin 0.5 %, 60 s",
             limit=limit,
             number=20 if share else 100,
-            seconds=68,
+            seconds=62,
             take=partial(_one, sessions.compare, share=share, budget_s=60.0, smallest_effect=0.005),
             judge=judge,
         )
@@ -249,7 +249,7 @@ def _tests() -> Iterator[Test]:
             title=f"{f'a slowdown of {share:.0%}' if share else 'identical code'} by every tool, {BUDGET_S:g} s each",
             limit="found in 95 %" if share else "nearer to equal than every rival's best statistic; 5 % alarm",
             number=20,
-            seconds=50,
+            seconds=47,
             take=partial(sessions.rivals, share=share, budget_s=BUDGET_S),
             judge=partial(_against_rivals, is_planted=bool(share)),
         )
@@ -260,7 +260,7 @@ def _tests() -> Iterator[Test]:
                 title=f"sdpa, fused and a function by attnbench and by a plain loop, {threads} threads, T={length}",
                 limit=f"within {absolute.MEDIAN_LIMIT:.0%} in the median, no reading beyond {absolute.LIMIT:.0%}",
                 number=5,
-                seconds=60,
+                seconds=45,
                 take=partial(absolute.session, num_threads=threads, seq_len=length),
                 judge=absolute.judge,
             )
@@ -273,7 +273,7 @@ def _tests() -> Iterator[Test]:
                     title=f"the time by {how} next to {busy} busy processes, {threads} threads",
                     limit="within 10 % of the quiet one, or a warning and no verdict",
                     number=5,
-                    seconds=25,
+                    seconds=15,
                     take=partial(_one, sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
                     judge=_neighbours,
                 )
@@ -282,7 +282,7 @@ def _tests() -> Iterator[Test]:
         title="an honest function next to 3 busy processes, 1.5 s",
         limit="a time in all, doubtful or not",
         number=40,
-        seconds=10,
+        seconds=7,
         take=partial(_one, sessions.honest, num_busy=3),
         judge=_honest,
     )
