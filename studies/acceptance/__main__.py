@@ -373,7 +373,9 @@ def accept(
     old: Annotated[
         Path | None, typer.Option(metavar="TREE", help=f"A checkout of an older commit: {', '.join(WITH_OLD)} use it.")
     ] = None,
-    only_list: Annotated[bool, typer.Option("--list", help="Print the missing sessions and their minutes.")] = False,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="Print the table, and the minutes of missing sessions; run nothing.")
+    ] = False,
 ) -> None:
     """Run sessions with a known truth, and print the table of all tests so far. Exit code 1 if one of these misses.
 
@@ -382,7 +384,7 @@ def accept(
     """
     asked = chosen(tests or [])
     if only_list:
-        typer.echo(costs(asked, to, number, old))
+        typer.echo(f"{table(to)}\n\n{costs(asked, to, number, old)}")
         return
     for test in asked:
         frame.complete(pieces(test, old), to, number)
