@@ -166,7 +166,7 @@ def _tests() -> Iterator[Test]:
         title="simulated sessions without any difference",
         limit=f"99 % limit of sessions with a false verdict at most {method.LARGEST_FALSE:.0%}",
         number=20,
-        seconds=20,
+        seconds=2,
         take=partial(method.rows, method.NULLS),
         judge=method.judge_alarms,
     )
@@ -175,7 +175,7 @@ def _tests() -> Iterator[Test]:
         title="simulated slowdowns of 3 %",
         limit=f"found in {method.POWER:.0%} at least, called equal in {method.LARGEST_EQUAL:.0%} at most (99 % limit)",
         number=10,
-        seconds=1,
+        seconds=0.1,
         take=partial(method.rows, method.SLOWDOWNS),
         judge=method.judge_power,
     )
@@ -184,7 +184,7 @@ def _tests() -> Iterator[Test]:
         title="coverage of one watched comparison by its intervals at all looks",
         limit=f"{low:.0%} to {high:.0%} in each world",
         number=2,
-        seconds=20,
+        seconds=1,
         take=partial(method.rows, method.ONE_CELL, num_runs=5000),
         judge=method.judge_coverage,
     )
@@ -226,7 +226,7 @@ def _tests() -> Iterator[Test]:
         title=f"simulated tables of 120 comparisons, 16 processes, margin {method.MARGIN:.1%}",
         limit=f"99 % limit of false differences among the named at most {FALSE:.0%}",
         number=20,
-        seconds=5,
+        seconds=0.1,
         take=method.tables,
         judge=method.judge_tables,
     )
