@@ -17,14 +17,14 @@ from attnbench.analysis.changed import changed
 from attnbench.analysis.comparisons import doubts, is_doubtful, num_processes, paired_times
 from attnbench.analysis.comparisons import judgements as verdicts_on_times
 from attnbench.analysis.conclusion import Conclusion, Ending
-from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
 from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.intervals import median, median_estimate
-from attnbench.storage.records import BASE, LATENCY, Key, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Key, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warned
 from attnbench.units import plain
@@ -296,7 +296,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             side=record.side,
             host=record.host,
             status=record.status,
-            verdict=_verdict(record),
+            verdict=verdict_of(record),
             is_predicted=record.is_predicted,
             message=record.message,
             mistakes=() if agreement is None else agreement.mistakes,
@@ -308,16 +308,6 @@ def _cells(results: Results) -> Iterator[Cell]:
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
         )
-
-
-def _verdict(record: Record) -> CheckVerdict:
-    if record.is_wrong:
-        return CheckVerdict.wrong
-    if record.status is Status.approximate:
-        return CheckVerdict.approximate
-    if record.agreement is None:
-        return CheckVerdict.not_judged
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
