@@ -19,7 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
@@ -34,7 +34,7 @@ from attnbench.processes.planning import build_plan, plan_to_choose, rejected
 from attnbench.reports import Picture, answers, cells, recommended, screen, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, Comparison, Verdict
+from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def check(
     hidden_nan: str = "note",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Compare outputs and gradients with the float64 oracle; without axes, on the shapes of the sweep `check`.
+    """Compare outputs and gradients with the float64 oracle; without axes but `device`, on the sweep `check`.
 
     `timeout` is in seconds, for a single step. With empty_rows="zero" a query that sees no key must get 0, and with
     hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis is a value or a list

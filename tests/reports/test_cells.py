@@ -65,7 +65,7 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     notes = {(row["dtype"], row["implementation"]): row.texts["notes"] for row in tables.every(short)}
     few = "8 samples only"
     assert notes["float32", "sdpa"] == few
-    faults = "page faults dominate (16,384 a call, about 51 % of the time): --conditions retain"
+    faults = "page faults dominate (65,536 a call, about 51 % of the time): --conditions retain"
     assert notes["float32", "fused"] == f"{few}; {faults}"
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 has no hardware here and may run reference loops"
 

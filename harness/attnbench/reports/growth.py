@@ -14,15 +14,14 @@ def sentence(growth: Growth) -> str:
     name, limit = plain(growth.implementation), show(growth.limit_bytes, "bytes")
     if fit is None:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
-    text = f"memory grows with {letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f}) over {letter}="
-    text += f"{fit.lengths[0]} to {fit.lengths[-1]}"
+    fitted = f"fitted over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
+    text = f"memory grows with {letter}^{growth.exponent:.2f}"
     if growth.limit_bytes <= 0:
-        return f"{name}: {text}"
+        return f"{name}: {text}, {fitted}"
     if reach is None:
-        return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}"
+        return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
     between = "" if reach.is_exact else f" ({number(reach.low)} to {number(reach.high)})"
-    there = f"growing with {letter}^{fit.slope(reach.point):.2f}"
-    return f"{name}: {limit} are reached at {letter}={number(reach.point)}{between}, {there}; {text}"
+    return f"{name}: {limit} are reached at {letter}={number(reach.point)}{between}; there {text}, {fitted}"
 
 
 def number(value: float) -> str:
@@ -47,9 +46,7 @@ def facts(growth: Growth) -> dict[str, object]:
         "lengths": [length for length, _ in growth.points],
         "peak_bytes": [value for _, value in growth.points],
         "fitted_lengths": fit and list(fit.lengths),
-        "exponent": fit and fit.exponent,
-        "exponent_low": fit and fit.low,
-        "exponent_high": fit and fit.high,
+        "exponent": growth.exponent,
         "curve_bytes": fit and list(fit.parts),
         "limit_bytes": growth.limit_bytes or None,
         "reached_at": reach and reach.point,
