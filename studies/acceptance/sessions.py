@@ -121,7 +121,6 @@ def compare(  # noqa: PLR0913 - what makes a session
         row: Row = {
             "session": float(number),
             "share": share,
-            "exit_code": float(done.returncode),
             "elapsed_s": time.monotonic() - start,
             "load": os.getloadavg()[0],
         }
