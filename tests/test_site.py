@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import plugins
-from attnbench.explained import explanations
+from attnbench.explained import KINDS, explanations
 from attnbench.storage.records import Status
 
 ROOT = Path(__file__).parents[1]
@@ -57,5 +57,17 @@ def test_the_reference_has_every_command_and_every_part_of_a_journal(pages):
     report = (pages / "reference" / "verdict.md").read_text(encoding="utf-8")
     for part in ("Report", "Implementation", "Cell", "Speed", "Choice", "Next"):
         assert f"## {part}\n" in report
-    words = (pages / "reference" / "words.md").read_text(encoding="utf-8")
-    assert [each.name for each in explanations() if f"### {each.name}\n" not in words] == []
+
+
+def test_each_word_has_a_place_of_its_own_with_four_parts(pages):
+    listed = (pages / "reference" / "words.md").read_text(encoding="utf-8")
+    for kind in KINDS:
+        entries = (pages / "reference" / "words" / f"{kind}.md").read_text(encoding="utf-8").split("\n## ")[1:]
+        expected = [each for each in explanations() if each.kind == kind]
+        places = [re.match(r"`(.+)` \{#(.+)\}\n", entry).groups() for entry in entries]
+        assert [name for name, _ in places] == [each.name for each in expected]
+        assert len({place for _, place in places}) == len(places)
+        for (name, place), entry, each in zip(places, entries, expected, strict=True):
+            assert f"[{name}](words/{kind}.md#{place})" in listed
+            parts = {"means": "\n\n", "why": "**Why it matters**: ", "example": "**Example**: `` ", "do": "**What to do**: "}
+            assert [part for part, before in parts.items() if f"{before}{getattr(each, part)}" not in entry] == []

@@ -1,7 +1,11 @@
 """A wrong answer is shown by a script that needs torch alone, and that passes when the code is mended."""
 
+import re
 import subprocess
 import sys
+from importlib import metadata
+
+import pytest
 
 from attnbench.checking.agreement import ask_oracle, compare
 from attnbench.checking.repro import Request, write
@@ -39,9 +43,10 @@ MISTAKES = {
     "half": ("scores.softmax(-1)", "scores.half().softmax(-1).to(scores)", {}),
 }
 ALL = """
-import contextlib, io, runpy, sys
-sys.modules["attnbench"] = None  # importing it raises
-for script in sys.argv[1:]:
+import contextlib, importlib.util, io, runpy, sys
+sys.path.append(sys.argv[1])
+assert not [name for name in ("attnbench", "numpy", "msgspec") if importlib.util.find_spec(name)]
+for script in sys.argv[2:]:
     sys.modules.pop("candidate", None)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -52,8 +57,29 @@ for script in sys.argv[1:]:
 """
 
 
-def codes(scripts) -> list[str]:
-    given = [sys.executable, "-I", "-c", ALL, *map(str, scripts)]
+@pytest.fixture(scope="module")
+def torch_alone(tmp_path_factory):
+    """A folder with torch and the packages that it requires: with `-S`, Python sees no others."""
+    folder, names = tmp_path_factory.mktemp("torch-alone"), ["torch"]
+    for name in names:  # it grows
+        found = metadata.distribution(name)
+        for part in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+            if not (folder / part).exists():
+                (folder / part).symlink_to(found.locate_file(part))
+        needed = [re.match(r"[\w.-]+", each)[0] for each in found.requires or () if "extra ==" not in each]
+        names += [each for each in needed if each not in names and is_installed(each)]
+    return folder
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:  # of another platform
+        return False
+
+
+def codes(torch_alone, scripts) -> list[str]:
+    given = [sys.executable, "-I", "-S", "-c", ALL, str(torch_alone), *map(str, scripts)]
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -73,12 +99,12 @@ def script_of(folder, name: str):
     return write(request)
 
 
-def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path):
+def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path, torch_alone):
     scripts = [script_of(tmp_path, name) for name in MISTAKES]
-    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
+    assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
     for script in scripts:
         (script.parent / "candidate.py").write_text(RIGHT)
-    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
+    assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
 
 
 def test_the_command_writes_a_script_for_what_is_wrong_alone(tmp_path):
@@ -101,7 +127,7 @@ def mine(query, key, value, *, mask=None, scale=None):
 """
 
 
-def test_an_imprecise_answer_has_a_script_too(tmp_path):
+def test_an_imprecise_answer_has_a_script_too(tmp_path, torch_alone):
     (tmp_path / "mine.py").write_text(NOISY)
     spec, point = f"{tmp_path / 'mine.py'}:mine", Workload(seq_len=37, head_dim=16, direction="inference")
     agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
@@ -115,5 +141,5 @@ def test_an_imprecise_answer_has_a_script_too(tmp_path):
         spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(tmp_path / "out")
     )
     script = write(request)
-    assert codes([script]) == ["1"]
+    assert codes(torch_alone, [script]) == ["1"]
     assert "imprecise" in script.read_text()

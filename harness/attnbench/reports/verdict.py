@@ -23,7 +23,7 @@ from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, LATENCY, Comparison, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warned
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
 SCHEMA = 1
@@ -35,7 +35,7 @@ PEAK_MEMORY = "peak_memory"
 class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
     """A reason to distrust a time or an answer; `attnbench explain NAME` says what to do."""
 
-    name: str
+    name: Warn
     text: str
 
 
@@ -258,7 +258,7 @@ def schema() -> dict[str, Any]:
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
-    return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
+    return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
 
 
 def _speed(found: Comparison, *, doubtful: bool) -> Speed:
