@@ -135,6 +135,25 @@ for name in ("tensorboard", "torch_tb_profiler", "pytest", "pytest_benchmark", "
 """
 
 
+PLUGS = """
+from attnbench import plugins
+for folder, constant in (("commands", "COMMAND"), ("reports", "REPORT"), ("metrics", "METRIC")):
+    assert plugins.plugs(f"attnbench.{folder}", constant)
+report = plugins.plugs("attnbench.reports", "REPORT")["pytest-benchmark"]
+try:
+    report.text(None)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_no_command_report_or_metric_imports_an_optional_part(tmp_path):
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT / "harness")}
+    command = [sys.executable, "-P", "-c", HIDDEN + PLUGS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert 'pip install "attnbench[pytest]"' in done.stdout
+
+
 @pytest.mark.long
 def test_check_run_and_compare_work_without_the_optional_parts(installed, tmp_path):
     (tmp_path / "first").mkdir()

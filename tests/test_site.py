@@ -69,5 +69,10 @@ def test_each_word_has_a_place_of_its_own_with_four_parts(pages):
         assert len({place for _, place in places}) == len(places)
         for (name, place), entry, each in zip(places, entries, expected, strict=True):
             assert f"[{name}](words/{kind}.md#{place})" in listed
-            parts = {"means": "\n\n", "why": "**Why it matters**: ", "example": "**Example**: `` ", "do": "**What to do**: "}
-            assert [part for part, before in parts.items() if f"{before}{getattr(each, part)}" not in entry] == []
+            parts = (
+                f"\n\n{each.means}\n",
+                f"matters**: {each.why}\n",
+                f"Example**: `` {each.example} ``\n",
+                f"do**: {each.do}\n",
+            )
+            assert [part for part in parts if part not in entry] == []
